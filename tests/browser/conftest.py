@@ -1,7 +1,7 @@
-"""Fixtures for tests in a real Chromium: `look` opens a file and notes whatever it asks for or complains about.
+"""Fixtures for tests in a real Chromium: `look` opens a file and records its requests and complaints.
 
-Chromium is the one on the PATH, or what QUANTEXP_CHROMIUM names. Where it or Playwright is missing the tests are
-skipped, and with QUANTEXP_REQUIRE_BROWSER=1 they fail.
+Chromium is the one on the PATH, or the one that QUANTEXP_CHROMIUM names. If it or Playwright is missing, the tests are
+skipped; with QUANTEXP_REQUIRE_BROWSER=1 they fail.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Around pytest's own summary, so that this line comes after the long list of what was skipped."""
+    """Wraps pytest's own summary, so that this line comes after the long list of skipped tests."""
     yield
     skipped = terminalreporter.stats.get("skipped", [])
     left_out = sum(NOT_THERE in str(report.longrepr) for report in skipped)
@@ -44,9 +44,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 
 def _chromium() -> str | None:
-    given = os.environ.get("QUANTEXP_CHROMIUM")
-    found = [given] if given else [path for name in _NAMES if (path := shutil.which(name))]
-    return found[0] if found and importlib.util.find_spec("playwright") else None
+    chosen = os.environ.get("QUANTEXP_CHROMIUM")
+    paths = [chosen] if chosen else [path for name in _NAMES if (path := shutil.which(name))]
+    return paths[0] if paths and importlib.util.find_spec("playwright") else None
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip(NOT_THERE)
     from playwright.sync_api import sync_playwright
 
-    # Its sandbox does not start for root; what is opened here are our own files.
+    # Its sandbox does not start for root; the tests open only files of their own.
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=options)
@@ -68,17 +68,17 @@ def browser() -> Iterator[Browser]:
 
 
 @dataclass
-class Seen:
-    """A page, and what happened while it was open."""
+class Visit:
+    """An open page, with its requests and complaints."""
 
     page: Page
-    #: Other addresses than the file that it asked for.
-    asked: list[str] = field(default_factory=list)
-    #: Warnings and errors of the console, and errors that no script caught.
+    #: The requested addresses, without the file itself.
+    requests: list[str] = field(default_factory=list)
+    #: Warnings and errors of the console, and uncaught errors of scripts.
     complaints: list[str] = field(default_factory=list)
 
 
-Look = Callable[..., Seen]
+Look = Callable[..., Visit]
 
 
 @pytest.fixture
@@ -86,26 +86,28 @@ def look_at_all(browser: Browser) -> Iterator[Look]:
     """Open a file in a window of a width (CSS pixels), light or dark, with or without scripts."""
     contexts = []
 
-    def look(file: Path, width: int = 1280, scheme: Any = "light", *, scripts: bool = True) -> Seen:
+    def look(
+        file: Path, width: int = 1280, scheme: Any = "light", *, scripts: bool = True
+    ) -> Visit:
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,
             java_script_enabled=scripts,
         )
         contexts.append(context)
-        seen = Seen(context.new_page())
-        page, address = seen.page, file.as_uri()
-        page.on("request", lambda r: seen.asked.append(r.url) if r.url != address else None)
-        page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+        visit = Visit(context.new_page())
+        page, address = visit.page, file.as_uri()
+        page.on("request", lambda r: visit.requests.append(r.url) if r.url != address else None)
+        page.on("pageerror", lambda error: visit.complaints.append(str(error)))
         page.on(
             "console",
-            lambda m: seen.complaints.append(m.text) if m.type in ("error", "warning") else None,
+            lambda m: visit.complaints.append(m.text) if m.type in ("error", "warning") else None,
         )
         context.route(
             lambda url: not url.startswith(("file:", "data:")), lambda route: route.abort()
         )
         page.goto(address)
-        return seen
+        return visit
 
     yield look
     for context in contexts:
@@ -114,14 +116,14 @@ def look_at_all(browser: Browser) -> Iterator[Look]:
 
 @pytest.fixture
 def look(look_at_all: Look) -> Iterator[Look]:
-    """The same, for pages that must ask for nothing and complain about nothing."""
-    opened: list[Seen] = []
+    """The same, for pages that must have no requests and no complaints."""
+    opened: list[Visit] = []
 
-    def look(*args: Any, **options: Any) -> Seen:
+    def look(*args: Any, **options: Any) -> Visit:
         opened.append(look_at_all(*args, **options))
         return opened[-1]
 
     yield look
-    for seen in opened:
-        assert not [url for url in seen.asked if not url.startswith("data:")]
-        assert seen.complaints == []
+    for visit in opened:
+        assert not [url for url in visit.requests if not url.startswith("data:")]
+        assert visit.complaints == []

@@ -1,4 +1,4 @@
-"""report.html of real (tiny) runs, as a person meets it."""
+"""report.html of real (tiny) runs in a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantexp.analysis.report.write import write_report
 from quantexp.config.compose import compose
 from quantexp.runs.paths import RunDir
 
-from .conftest import Look, Seen
+from .conftest import Look, Visit
 
 SCHEMES = ("bf16", "FA_linear_mxfp8")
 SCRIPT = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
@@ -28,19 +28,19 @@ SCRIPT = "<script>document.title = 'taken'</script><img src=x onerror=\"document
 def runs(
     browser: object, tiny_words: Sequence[str], tmp_path_factory: pytest.TempPathFactory
 ) -> list[RunDir]:
-    """A run of each scheme with the tensors of two iterations; made only where there is a browser."""
+    """A run of each scheme with the tensors of two iterations; runs only if there is a browser."""
     from quantexp.launch.attempt import open_run
     from quantexp.training.worker import Worker
 
     root = tmp_path_factory.mktemp("browser") / "runs"
     words = [*tiny_words, f"paths.root={root}", "capture.iterations=[1,2]", "capture.format=mxfp8"]
-    made = []
+    folders = []
     for scheme in SCHEMES:
         experiment = compose([*words, f"quant={scheme}"])
         with open_run(experiment, "cpu", ["test"]) as (folder, _):
             assert Worker(folder.run, experiment).run() == 0
-        made.append(folder.run)
-    return made
+        folders.append(folder.run)
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ def sweep(runs: list[RunDir]) -> Path:
     return write_report([run.root for run in runs], runs[0].root.parent)
 
 
-def colours(seen: Seen) -> np.ndarray:
+def colours(visit: Visit) -> np.ndarray:
     """The picture's distinct colours, with how often each occurs."""
-    picture = matplotlib.image.imread(io.BytesIO(seen.page.screenshot(full_page=True)))
+    picture = matplotlib.image.imread(io.BytesIO(visit.page.screenshot(full_page=True)))
     pixels = np.round(picture[..., :3] * 255).astype(np.uint32)
     codes = pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
     _, counts = np.unique(codes, return_counts=True)
@@ -60,7 +60,7 @@ def colours(seen: Seen) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def described(runs: list[RunDir]) -> RunDir:
-    """The quantised run with 32 layers, as capture=stats would have left it: statistics alone, judged by no format."""
+    """The quantised run with 32 layers, as after capture=stats: only statistics, without quality by format."""
     run = RunDir(runs[1].root.with_name("described-1"))
     shutil.copytree(runs[1].root, run.root, ignore=shutil.ignore_patterns("*.pt"))
     lines = [json.loads(line) for line in (run.tensors / "manifest.jsonl").read_text().splitlines()]
@@ -95,7 +95,7 @@ def test_nothing_is_wider_than_the_page(
             )
 
 
-def test_the_maps_of_both_passes_fill_the_page_and_nothing_of_them_is_hidden(
+def test_the_maps_of_both_passes_fill_the_page_and_are_fully_visible(
     look: Look, runs: list[RunDir], described: RunDir, tmp_path: Path
 ) -> None:
     for run, beside in ((runs[1], True), (described, False)):
@@ -125,7 +125,7 @@ def test_many_layers_have_narrow_cells_whose_numbers_are_in_their_titles(
     assert cell.evaluate("e => e.scrollWidth <= e.clientWidth"), "the number has room"
 
 
-def test_statistics_alone_are_shown_with_the_reason_why_there_is_no_sqnr(
+def test_statistics_alone_come_with_the_reason_for_the_missing_sqnr(
     look: Look, described: RunDir, tmp_path: Path
 ) -> None:
     page = look(write_report([described.root], tmp_path)).page
@@ -186,7 +186,7 @@ def test_lines_are_named_at_their_ends(look: Look, sweep: Path) -> None:
     assert narrow.locator("#loss-chart .legend li").count() == 2
 
 
-def test_a_figure_is_seen_at_its_full_size_and_fitted_again(
+def test_a_figure_is_enlarged_to_its_full_size_and_fitted_again(
     look: Look, runs: list[RunDir], tmp_path: Path
 ) -> None:
     from PIL import Image
@@ -209,11 +209,11 @@ def test_a_figure_is_seen_at_its_full_size_and_fitted_again(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_is_whole_at_every_width(look: Look, sweep: Path, width: int, scheme: str) -> None:
-    seen = look(sweep, width, scheme)
-    page = seen.page
+    visit = look(sweep, width, scheme)
+    page = visit.page
     assert page.title() == "2 runs of llama32-1b - quantexp"
     assert page.evaluate(WIDE) <= width, "nothing but a table's own box may be scrolled sideways"
-    counts = colours(seen)
+    counts = colours(visit)
     assert len(counts) > 100
     assert counts[0] < 0.97 * counts.sum(), "the page is not blank"
     assert page.locator("#loss-chart polyline").count() == 2
@@ -337,14 +337,14 @@ def test_colours_cover_the_range_of_the_run_or_of_all_runs(look: Look, sweep: Pa
     page.evaluate("show(1)")
     article = page.locator("article.run").nth(1)
     article.get_by_role("combobox", name="Measure").select_option(label="amax")
-    shown = set()
+    labels = set()
     for choice in ("range of this run", "range of all runs"):
         article.get_by_role("combobox", name="Colours").select_option(label=choice)
-        shown.add(article.locator(".scale svg").get_attribute("aria-label"))
+        labels.add(article.locator(".scale svg").get_attribute("aria-label"))
     maps = "[DATA.numerics[1]], DATA.numerics"
     one, all_of_them = page.evaluate(f"[{maps}].map(maps => domainOf('abs_max', maps))")
     assert all_of_them[0] <= one[0] < one[1] <= all_of_them[1]
-    assert len(shown) == (1 if one == all_of_them else 2)
+    assert len(labels) == (1 if one == all_of_them else 2)
 
 
 def test_the_cursor_reads_off_all_lines(look: Look, sweep: Path, runs: list[RunDir]) -> None:
@@ -354,8 +354,8 @@ def test_the_cursor_reads_off_all_lines(look: Look, sweep: Path, runs: list[RunD
     page.keyboard.press("ArrowLeft")
     first = [json.loads(run.metrics.read_text().splitlines()[0])["loss"] for run in runs]
     assert "Values at iteration 1" in page.locator("#loss-chart").inner_text()
-    shown = page.locator("#loss-chart .ends text").all_text_contents()
-    assert sorted(shown) == sorted(
+    labels = page.locator("#loss-chart .ends text").all_text_contents()
+    assert sorted(labels) == sorted(
         f"{scheme}{loss:.4f}" for scheme, loss in zip(SCHEMES, first, strict=True)
     )
 
@@ -386,8 +386,8 @@ def test_the_page_can_be_read_without_scripts(look: Look, sweep: Path) -> None:
 
 
 def test_no_other_script_runs_and_nothing_is_loaded(look_at_all: Look, sweep: Path) -> None:
-    seen = look_at_all(sweep)
-    seen.page.evaluate(
+    visit = look_at_all(sweep)
+    visit.page.evaluate(
         """() => {
           const script = document.createElement('script');
           script.textContent = "document.title = 'taken'";
@@ -396,14 +396,14 @@ def test_no_other_script_runs_and_nothing_is_loaded(look_at_all: Look, sweep: Pa
           document.body.append(script, image);
         }"""
     )
-    seen.page.wait_for_timeout(200)
-    assert seen.page.title() != "taken"
-    assert len([words for words in seen.complaints if "Content Security Policy" in words]) == 2
+    visit.page.wait_for_timeout(200)
+    assert visit.page.title() != "taken"
+    assert len([words for words in visit.complaints if "Content Security Policy" in words]) == 2
 
 
-def test_these_tests_notice_a_request_and_an_error(look_at_all: Look, tmp_path: Path) -> None:
+def test_the_fixture_records_a_request_and_an_error(look_at_all: Look, tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text("<img src='http://127.0.0.1:9/image.png'><script>nothing.there()</script>")
-    seen = look_at_all(bad)
-    assert seen.asked == ["http://127.0.0.1:9/image.png"]
-    assert any("nothing is not defined" in words for words in seen.complaints)
+    visit = look_at_all(bad)
+    assert visit.requests == ["http://127.0.0.1:9/image.png"]
+    assert any("nothing is not defined" in words for words in visit.complaints)

@@ -1,3 +1,3 @@
-"""Fixtures of other folders that verbs are tested with."""
+"""Fixtures of other folders for the tests of the verbs."""
 
 from tests.launchers.slurm.conftest import slurm as slurm

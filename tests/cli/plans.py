@@ -1,4 +1,4 @@
-"""Plans of some words, and what is printed of them."""
+"""Plans of command-line words, and their printed text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def planned(*words: str) -> Plan:
     return make_plan(compose(list(words), None, {}))
 
 
-def shown(plan: Plan, width: int = 160) -> str:
+def text_of(plan: Plan, width: int = 160) -> str:
     out = io.StringIO()
     show(plan, Console(file=out, width=width))
     return out.getvalue()

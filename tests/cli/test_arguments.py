@@ -1,4 +1,4 @@
-"""The verb among the words, each verb's help, and what is said of words that cannot be."""
+"""The verb among the words, each verb's help, and the messages for invalid words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Captured = pytest.CaptureFixture[str]
         (["draw", "plan"], "draw", ["plan"]),
     ],
 )
-def test_verb_is_the_first_word_that_is_no_flag_and_no_flags_value(
+def test_verb_is_the_first_word_that_is_neither_a_flag_nor_its_value(
     words: list[str], verb: str | None, rest: list[str]
 ) -> None:
     assert split_verb(words) == (verb, rest)
@@ -63,8 +63,8 @@ def test_help_fits_80_columns_and_has_examples(
     ("verb", "example"), [(v, e) for v, verb in VERBS.items() for e in verb.examples]
 )
 def test_every_example_is_a_command(verb: str, example: str) -> None:
-    found, rest = split_verb(shlex.split(example))
-    assert (found or "train") == verb
+    first, rest = split_verb(shlex.split(example))
+    assert (first or "train") == verb
     arguments = parser_of(verb).parse_intermixed_args(rest)
     if verb in ("train", "plan", "prepare") and arguments.config_dir is None:
         if getattr(arguments, "multirun", False):
@@ -100,16 +100,14 @@ def test_every_example_is_a_command(verb: str, example: str) -> None:
         ("doctor", ["a=1", "b"], "doctor takes no overrides, got a=1 b; see quantexp help doctor"),
     ],
 )
-def test_misuse_is_one_line_in_our_words(
-    capsys: Captured, verb: str, words: list[str], message: str
-) -> None:
+def test_misuse_is_one_line(capsys: Captured, verb: str, words: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as ended:
         parser_of(verb).parse_intermixed_args(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"quantexp: {message}\n"
 
 
-def test_version_is_shown_with_any_verb(capsys: Captured) -> None:
+def test_version_is_printed_with_any_verb(capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         parser_of("plan").parse_args(["--version"])
     assert capsys.readouterr().out.startswith("quantexp 0")

@@ -1,4 +1,4 @@
-"""What shells complete after `quantexp`."""
+"""Shell completion after `quantexp`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = "llama32-1b_wikipedia_bf16-5e6f7a8b"
 
 @pytest.fixture
 def runs(in_tmp: Path) -> Path:
-    """A working directory with two runs, a sweep, and a folder of one's own."""
+    """A working directory with two runs, a sweep, and the user's own folder."""
     for name in (RUN, OTHER):
         (in_tmp / "runs" / name).mkdir(parents=True)
         (in_tmp / "runs" / name / "status.json").write_text("{}")
@@ -80,14 +80,14 @@ def words(line: str) -> list[str]:
         ("export RUN for", ["format=hf"]),
     ],
 )
-def test_words_that_may_stand_at_the_cursor(line: str, expected: list[str]) -> None:
+def test_words_at_the_cursor_are_completed(line: str, expected: list[str]) -> None:
     assert words(line) == expected
 
 
 def test_first_word_is_a_verb_a_group_or_a_section() -> None:
-    found = words("")
-    assert set(VERBS) < set(found)
-    assert {"model=", "training=", "quant/qk=", "training.", "+experiment="} < set(found)
+    candidates = words("")
+    assert set(VERBS) < set(candidates)
+    assert {"model=", "training=", "quant/qk=", "training.", "+experiment="} < set(candidates)
     assert not set(VERBS) & set(words("quant=bf16 "))
 
 
@@ -124,15 +124,15 @@ def test_script_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "__complete" in text
 
 
-@pytest.mark.parametrize(("given", "told"), [([], "nothing"), (["csh"], "csh")])
+@pytest.mark.parametrize(("arguments", "name"), [([], "nothing"), (["csh"], "csh")])
 def test_another_shell_is_misuse(
-    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["completion", *given])
+        main(["completion", *arguments])
     assert ended.value.code == 2
     message = (
-        f"quantexp: completion takes bash, zsh or fish, got {told}; see quantexp help completion"
+        f"quantexp: completion takes bash, zsh or fish, got {name}; see quantexp help completion"
     )
     assert capsys.readouterr().err == f"{message}\n"
 
@@ -142,15 +142,17 @@ def test_no_torch_and_no_hydra_is_imported() -> None:
         "import sys; from quantexp.cli.main import main; main(['__complete', 'quantexp quant=']); "
         "assert not {'torch', 'numpy', 'hydra', 'omegaconf', 'matplotlib'} & set(sys.modules), sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
 
 
 # In the shells themselves.
 
 
 def in_shell(shell: str, code: str, cwd: Path) -> list[str]:
-    """What a shell prints for some code, with this environment's quantexp on its path."""
+    """The lines that a shell prints for some code, with this environment's quantexp on its path."""
     if shutil.which(shell) is None:
         reason = f"{shell} is not installed: tests/shells/setup.sh"
         if os.environ.get("QUANTEXP_REQUIRE_SHELLS") == "1":
@@ -159,12 +161,12 @@ def in_shell(shell: str, code: str, cwd: Path) -> list[str]:
     bin_ = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(cwd)}
     flags = {"bash": ["--norc", "-c"], "zsh": ["-f", "-c"], "fish": ["--no-config", "-c"]}
-    done = subprocess.run(
+    process = subprocess.run(
         [shell, *flags[shell], code], capture_output=True, text=True, env=environment, cwd=cwd
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    return process.stdout.splitlines()
 
 
 BASH = """
@@ -224,4 +226,4 @@ def test_zsh_adds_whole_words(before: str, prefix: str, expected: list[str], run
 )
 def test_fish_completes_words_and_files(line: str, expected: list[str], runs: Path) -> None:
     code = f'quantexp completion fish | source; complete -C "{line}"'
-    assert [found.strip() for found in in_shell("fish", code, runs)] == expected
+    assert [candidate.strip() for candidate in in_shell("fish", code, runs)] == expected

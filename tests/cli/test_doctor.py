@@ -21,8 +21,8 @@ from quantexp.processes.compiled import Compiled
 
 def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "cache"))
-    found = {check.name: check for check in checks()}
-    assert list(found) == [
+    by_name = {check.name: check for check in checks()}
+    assert list(by_name) == [
         "quantexp",
         "torch",
         "device",
@@ -38,21 +38,21 @@ def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "disk",
     ]
     for name in ("quantexp", "torch", "device", "megatron-core", "configuration", "cache"):
-        assert found[name].ok, found[name]
-    assert found["cache"].result == str(in_tmp / "cache" / "quantexp")
-    assert found["numerics"] == Check("numerics", None, "not verified: run quantexp verify")
+        assert by_name[name].ok, by_name[name]
+    assert by_name["cache"].result == str(in_tmp / "cache" / "quantexp")
+    assert by_name["numerics"] == Check("numerics", None, "not verified: run quantexp verify")
 
 
 @pytest.mark.parametrize(("state", "ok"), [("verified", True), ("failed", False)])
-def test_what_the_certificate_says_is_said(
+def test_numerics_line_is_the_standing_of_the_certificate(
     state: str, ok: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Standing(State(state), "in words")
-    monkeypatch.setattr("quantexp.formats.verify.certificate.standing", lambda *_: known)
+    verified = Standing(State(state), "in words")
+    monkeypatch.setattr("quantexp.formats.verify.certificate.standing", lambda *_: verified)
     assert doctor._numerics() == Check("numerics", ok, "in words")
 
 
-def test_cache_that_cannot_be_written_is_said_with_the_remedy(
+def test_cache_that_cannot_be_written_is_reported_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -62,7 +62,9 @@ def test_cache_that_cannot_be_written_is_said_with_the_remedy(
     assert check.result.endswith("set paths.cache=FOLDER")
 
 
-def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_reported_and_stops_no_other_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert doctor._torch().ok is False
     assert "pip install" in doctor._torch().result
@@ -71,7 +73,7 @@ def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatc
     assert doctor._products().result == "not looked at: torch cannot be imported"
 
 
-def test_one_no_makes_the_whole_no() -> None:
+def test_one_failed_check_fails_the_whole() -> None:
     good, taste, bad = Check("a", True, ""), Check("b", None, ""), Check("c", False, "")
     assert record([good, taste])["ok"] is True
     assert record([good, taste, bad]) == {
@@ -91,8 +93,8 @@ def test_checks_are_printed_with_their_marks(capsys: pytest.CaptureFixture[str])
 
 def test_words_and_paths_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     folder = "/" + "folder/" * 12
-    found = [Check("CPU products", True, "bf16 natively, " * 5), Check("cache", False, folder)]
-    show(found, Console(width=80))
+    results = [Check("CPU products", True, "bf16 natively, " * 5), Check("cache", False, folder)]
+    show(results, Console(width=80))
     assert capsys.readouterr().out.splitlines() == [
         "ok  CPU products  bf16 natively, bf16 natively, bf16 natively, bf16 natively,",
         "                  bf16 natively,",
@@ -101,7 +103,7 @@ def test_words_and_paths_are_not_broken(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
-def test_without_a_compiler_it_is_said_what_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_slower_parts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTEXP_COMPILE", "0")
     words = (
         "not compiled, as QUANTEXP_COMPILE=0 says; tensors are quantised by torch, many times slower; "
@@ -110,7 +112,7 @@ def test_without_a_compiler_it_is_said_what_is_slower(monkeypatch: pytest.Monkey
     assert doctor._compiled() == Check("compiled code", None, words)
 
 
-def test_one_file_that_does_not_compile_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_that_does_not_compile_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(source: Path) -> Compiled:
         return Compiled(None, "it is broken") if source.name == "statistics.c" else real(source)
 
@@ -120,13 +122,13 @@ def test_one_file_that_does_not_compile_is_no_other(monkeypatch: pytest.MonkeyPa
     assert doctor._compiled() == Check("compiled code", None, words)
 
 
-def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
-    found = doctor._compiled()
-    assert found.ok
+def test_the_compiled_code_and_its_vectors_are_named() -> None:
+    check = doctor._compiled()
+    assert check.ok
     vectors = "(AVX-512|AVX2|vectors of 128 bits)"
     assert re.search(
         rf": quantisation \({vectors}, torch's threads\), statistics$",
-        found.result,
+        check.result,
     )
 
 
@@ -138,7 +140,7 @@ def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
         ((), "bf16 through fp32, ~; fp16 through fp32, ~"),
     ],
 )
-def test_the_kernels_of_16_bit_products_are_said_with_their_speed(
+def test_the_kernels_of_16_bit_products_are_listed_with_their_speed(
     native: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quantexp.runs.device.multiplies_natively", lambda p: p.value in native)
@@ -152,7 +154,7 @@ def test_the_kernels_of_16_bit_products_are_said_with_their_speed(
     ("obstacle", "how"),
     [(None, "Triton"), ("no Triton", "torch, many times slower: no Triton")],
 )
-def test_a_gpu_is_said_with_what_quantises_on_it(
+def test_a_gpu_is_listed_with_its_quantisation_kernels(
     obstacle: str | None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h200 = SimpleNamespace(name="NVIDIA H200", total_memory=141e9, major=9, minor=0)

@@ -1,4 +1,4 @@
-"""Out again: what a run saved, as transformers loads it."""
+"""Export: transformers loads the weights that a run saved."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("shard_bytes", [40_000, 10**9])
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_loaded_and_saved_is_the_same_to_the_last_bit(
+def test_saved_weights_are_the_loaded_ones_bit_for_bit(
     family: str, precision: Precision, shard_bytes: int, tmp_path: Path
 ) -> None:
     dtype = DTYPES[precision]
     config = FAMILIES[family]
-    given = write(published_model(config).to(dtype), config, tmp_path / "given")
-    model = of_folder(given)
+    published = write(published_model(config).to(dtype), config, tmp_path / "given")
+    model = of_folder(published)
     with session(training(precision)):
         gpt, _ = build_model(model, training(precision), stock_spec(model))
         load_weights(gpt, model, fitting_weights(model))
         save_published(gpt, model, dtype, tmp_path / "saved", shard_bytes)
-    before, after = tensors_of(given), tensors_of(tmp_path / "saved")
+    before, after = tensors_of(published), tensors_of(tmp_path / "saved")
     assert before.keys() == after.keys()
     assert all(before[name].dtype == after[name].dtype == dtype for name in before)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -72,7 +72,7 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> RunD
     return run_of([*words, "checkpoint.every=1", "training.precision=fp32"], tmp_path, cache)
 
 
-def test_transformers_loads_what_is_exported(
+def test_transformers_loads_an_export(
     trained: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -106,11 +106,11 @@ def test_transformers_loads_what_is_exported(
 @pytest.fixture
 def llama(tmp_path: Path, cache: Path) -> RunDir:
     words = [*model_words(folder_of("llama31", tmp_path)), *data_words(tmp_path)]
-    kept = ["checkpoint.at_end=true", "checkpoint.optimizer=true"]
-    return run_of([*words, *kept], tmp_path, cache)
+    checkpoint = ["checkpoint.at_end=true", "checkpoint.optimizer=true"]
+    return run_of([*words, *checkpoint], tmp_path, cache)
 
 
-def test_export_says_what_is_wrong_with_its_words(llama: RunDir, tmp_path: Path) -> None:
+def test_wrong_words_of_export_are_reported(llama: RunDir, tmp_path: Path) -> None:
     root, name = llama.root.parent, str(llama.root)
     for words, message in [
         (["format=hf"], "export takes a run: its folder, or a part of its name"),
@@ -163,13 +163,13 @@ def test_run_without_a_record_of_its_data_is_refused(llama: RunDir) -> None:
 
 
 def test_runs_own_tokenizer_is_exported_and_no_other(llama: RunDir, tmp_path: Path) -> None:
-    given = tmp_path / "tokenizer"
-    given.mkdir()
-    (given / "tokenizer.json").write_text(json.dumps(byte_tokenizer_json()))
-    (given / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer_json()))
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
     experiment = read(llama.config)
     experiment.dataset.tokenizer = TokenizerKind.huggingface
-    experiment.dataset.tokenizer_path = str(given)
+    experiment.dataset.tokenizer_path = str(folder)
     save(experiment, llama.config)
     with pytest.raises(
         DataError, match=r"is another tokenizer than the run had; put that one back to export"
@@ -180,12 +180,12 @@ def test_runs_own_tokenizer_is_exported_and_no_other(llama: RunDir, tmp_path: Pa
     from quantexp.data.tokenizers.load import load_tokenizer
 
     content["identity"]["data"]["tokenizer"] = load_tokenizer(
-        "huggingface", str(given)
+        "huggingface", str(folder)
     ).fingerprint()
     llama.provenance.write_text(json.dumps(content))
     out = export([str(llama.root), "format=hf"], llama.root.parent)
     for name in ("tokenizer.json", "special_tokens_map.json"):
-        assert (out / name).read_bytes() == (given / name).read_bytes()
+        assert (out / name).read_bytes() == (folder / name).read_bytes()
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == 256
 
 

@@ -1,4 +1,4 @@
-"""`quantexp status`, `logs` and `cancel` as they are typed."""
+"""`quantexp status`, `logs` and `cancel` on the command line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_status_takes_the_folder_of_runs_as_list_does(
     assert (row["run"], row["state"]) == ("m_d_bf16-1", "completed")
 
 
-def test_status_writes_down_what_it_finds_ended(capsys: Captured, make_run: MakeRun) -> None:
+def test_status_records_an_end_that_the_run_did_not_record(
+    capsys: Captured, make_run: MakeRun
+) -> None:
     run = make_run("m_d_bf16-1", State.RUNNING, host=platform.node(), pid=2**22 + 1)
     assert main(["status"]) == 0
     assert "died without recording why" in capsys.readouterr().out
@@ -67,7 +69,7 @@ def test_status_writes_down_what_it_finds_ended(capsys: Captured, make_run: Make
     assert status.state is State.PREEMPTED
 
 
-def test_status_of_a_sweep_tells_what_is_missing(
+def test_status_of_a_sweep_counts_missing_runs(
     capsys: Captured, make_run: MakeRun, tmp_path: Path
 ) -> None:
     make_run("m_d_bf16-1", State.COMPLETED)
@@ -78,7 +80,7 @@ def test_status_of_a_sweep_tells_what_is_missing(
     assert "2 runs: 1 completed, 1 missing" in capsys.readouterr().out
 
 
-def test_status_without_runs_says_so(capsys: Captured, tmp_path: Path) -> None:
+def test_status_without_runs_is_one_line(capsys: Captured, tmp_path: Path) -> None:
     assert main(["status"]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path / 'runs'}\n"
     assert main(["status", "--json"]) == 0
@@ -93,7 +95,7 @@ def test_status_of_a_folder_that_is_gone_is_one_line(capsys: Captured) -> None:
     assert err.count("\n") == 1
 
 
-def test_watching_ends_when_all_has_ended(capsys: Captured, make_run: MakeRun) -> None:
+def test_watching_ends_when_all_runs_have_ended(capsys: Captured, make_run: MakeRun) -> None:
     run = make_run("m_d_bf16-1", State.RUNNING, host=platform.node(), pid=os.getpid())
     lock = take_lock(run)
 
@@ -140,7 +142,7 @@ def test_logs_shows_a_run_by_a_part_of_its_name(capsys: Captured, make_run: Make
     assert "RUN must be a part of one run's name, got 'm_d'" in capsys.readouterr().err
 
 
-def test_cancel_says_what_it_ended_and_what_not(
+def test_cancel_lists_cancelled_runs_and_failures(
     capsys: Captured, slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.answer("squeue", queue_line("7_4", "PENDING", reason="Resources"))
@@ -149,9 +151,9 @@ def test_cancel_says_what_it_ended_and_what_not(
     monkeypatch.setattr("quantexp.launch.ledger.cancel.APPEARANCE_S", 0.1)
     real = ledger.cancel  # type: ignore[attr-defined]
 
-    def cancelled(found: list[ledger.Standing]) -> object:  # type: ignore[name-defined]
+    def cancelled(entries: list[ledger.Standing]) -> object:  # type: ignore[name-defined]
         slurm.answer("squeue")
-        return real(found)
+        return real(entries)
 
     monkeypatch.setattr(ledger, "cancel", cancelled)
     assert main(["cancel"]) == 0
@@ -166,7 +168,7 @@ def test_cancel_says_what_it_ended_and_what_not(
     assert captured.err == "quantexp: 1 of 1 runs could not be cancelled\n"
 
 
-def test_cancel_with_nothing_to_end_says_so(
+def test_cancel_with_nothing_to_end_is_one_line(
     capsys: Captured, make_run: MakeRun, tmp_path: Path
 ) -> None:
     make_run("m_d_bf16-1", State.COMPLETED)
@@ -196,13 +198,13 @@ def test_cancel_with_nothing_to_end_says_so(
         (["cancel", "--json"], "cancel has no flag --json; it is one of plan, "),
     ],
 )
-def test_misuse_is_said(capsys: Captured, words: list[str], message: str) -> None:
+def test_misuse_is_reported(capsys: Captured, words: list[str], message: str) -> None:
     assert misuse(*words) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
-def test_help_says_what_the_verb_takes(capsys: Captured, verb: str) -> None:
+def test_help_has_the_arguments_of_the_verb(capsys: Captured, verb: str) -> None:
     assert misuse(verb, "--help") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: quantexp {verb} [")
@@ -218,5 +220,5 @@ def test_status_imports_no_torch(make_run: MakeRun, tmp_path: Path) -> None:
         "heavy = {'torch', 'megatron', 'matplotlib', 'numpy', 'hydra'} & set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr

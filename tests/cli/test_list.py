@@ -51,7 +51,7 @@ def test_schemes_are_the_ten_in_their_order_and_then_the_rest() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, group in KINDS.items() if group])
-def test_every_shipped_choice_says_what_it_is(kind: str) -> None:
+def test_every_shipped_choice_has_a_description(kind: str) -> None:
     assert [choice.name for choice in choices(kind, None) if not choice.about] == []
 
 
@@ -60,7 +60,7 @@ def test_every_group_is_listed() -> None:
     assert set(filter(None, KINDS.values())) == folders
 
 
-def test_formats_say_bits_block_scale_and_range() -> None:
+def test_formats_have_bits_block_scale_and_range() -> None:
     rows = {row["name"]: row for row in format_rows()}
     assert list(rows) == list(FORMATS)
     assert rows["mxfp8_e4m3"] == {
@@ -104,12 +104,12 @@ def test_list_of_a_mistyped_kind_suggests_one() -> None:
         choices("schems", None)
 
 
-def test_a_config_dir_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_config_dir_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config-dir must be a folder, got '.*none'"):
         choices("schemes", tmp_path / "none")
 
 
-#: Made of the ten's own choices.
+#: Combinations of the ten's own choices.
 OWN = {"more/FA_full_hifp8", "more/FA_full_mxfp4", "more/FA_full_mxfp8"}
 
 
@@ -119,7 +119,7 @@ def test_a_scheme_of_other_formats_or_options_cites_its_source() -> None:
         assert "arXiv" in about[name] or "OCP" in about[name], name
 
 
-def test_scheme_says_its_sites_and_a_file_its_comment() -> None:
+def test_description_of_a_scheme_is_its_sites_and_of_a_file_its_comment() -> None:
     about = {choice.name: choice.about for choice in choices("schemes", None)}
     assert about["FA_linear_mxfp8"] == "linear mxfp8, QK mxfp8, PV none"
     assert about["more/FA_full_mxfp8"].startswith("Q and K of the attention scores as in FA_mxfp8")
@@ -133,11 +133,11 @@ def test_own_choices_are_listed_too(tmp_path: Path) -> None:
     (tmp_path / "quant" / "more" / "odd.yaml").write_text("defaults: []\n")
     (tmp_path / "quant" / "april").mkdir()
     (tmp_path / "quant" / "april" / "deep.yaml").write_text("# Deep.\n")
-    found = {choice.name: choice.about for choice in choices("schemes", tmp_path)}
-    assert found["own"] == "My own."
-    assert found["more/odd"] == ""
-    assert found["april/deep"] == "Deep."
-    assert set(SCHEMES) < set(found)
+    about = {choice.name: choice.about for choice in choices("schemes", tmp_path)}
+    assert about["own"] == "My own."
+    assert about["more/odd"] == ""
+    assert about["april/deep"] == "Deep."
+    assert set(SCHEMES) < set(about)
 
 
 @pytest.mark.parametrize("kind", ["widgets", "runs"])
@@ -146,7 +146,7 @@ def test_unknown_kind_lists_the_kinds(kind: str) -> None:
         choices(kind, None)
 
 
-def test_nothing_asked_lists_all_but_the_runs(tmp_path: Path) -> None:
+def test_list_without_a_kind_lists_all_but_the_runs(tmp_path: Path) -> None:
     assert list(record([], None, tmp_path)) == [kind for kind in KINDS if kind != "runs"]
 
 
@@ -158,15 +158,17 @@ def finished_run(root: Path, name: str, status: Status, metrics: str | None = No
         run.metrics.write_text(metrics)
 
 
-def test_runs_are_listed_newest_first_and_damaged_ones_say_why(tmp_path: Path) -> None:
+def test_runs_are_listed_newest_first_and_damaged_ones_have_a_reason(tmp_path: Path) -> None:
     finished_run(
         tmp_path, "m_d_a-1", Status(State.FAILED, "[no] data", created="2026-01-01T00:00:00+00:00")
     )
-    done = Status(State.COMPLETED, created="2026-02-01T00:00:00+00:00", iteration=8, iterations=8)
+    completed = Status(
+        State.COMPLETED, created="2026-02-01T00:00:00+00:00", iteration=8, iterations=8
+    )
     finished_run(
         tmp_path,
         "m_d_b-2",
-        done,
+        completed,
         '{"iteration": 7, "loss": 5.5}\n{"iteration": 8, "loss": 5.25}\n{"lo',
     )
     (tmp_path / "m_d_c-3").mkdir()
@@ -201,7 +203,7 @@ def test_listed_runs_fit_every_width_without_a_broken_word(tmp_path: Path, width
     assert name in out.getvalue() or width == 60
 
 
-def test_a_listed_run_says_what_its_model_is(tmp_path: Path) -> None:
+def test_a_listed_run_has_its_model(tmp_path: Path) -> None:
     finished_run(tmp_path, "m_d_a-1", Status(State.COMPLETED, created="2026-01-01T00:00:00+00:00"))
     shape = (
         (conf_dir() / "model" / "llama32-1b.yaml").read_text().replace("layers: 16", "layers: 2")
@@ -211,7 +213,7 @@ def test_a_listed_run_says_what_its_model_is(tmp_path: Path) -> None:
     assert run_rows(tmp_path)[0]["model"] == "llama32-1b cut to 384M of 1.24B parameters"
 
 
-def test_no_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_no_runs_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(record(["runs"], None, tmp_path), Console())
     assert capsys.readouterr().out == "runs: none\n"
 

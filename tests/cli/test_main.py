@@ -1,4 +1,4 @@
-"""The command line: exit codes, verbs, and what is imported when."""
+"""The command line: exit codes, verbs, and which verbs import what."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def misuse(*words: str) -> int:
     return caught.value.code
 
 
-def test_help_and_version_end_well(capsys: Captured) -> None:
+def test_help_and_version_exit_with_0(capsys: Captured) -> None:
     assert misuse("--help") == 0
     text = capsys.readouterr().out
     for verb in VERBS:
@@ -47,7 +47,7 @@ def test_users_error_is_one_line_on_standard_error_and_1(capsys: Captured) -> No
     assert captured.out == ""
 
 
-def test_without_any_word_the_help_is_shown_and_nothing_runs(capsys: Captured) -> None:
+def test_without_any_word_the_help_is_printed_and_nothing_runs(capsys: Captured) -> None:
     assert misuse() == 0
     assert capsys.readouterr().out.startswith("usage: quantexp [VERB] [flags] group=choice")
     assert not list(Path.cwd().iterdir())
@@ -123,7 +123,7 @@ def test_interruption_is_130(capsys: Captured, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("before", "after"), [(signal.SIG_DFL, "raised"), (signal.SIG_IGN, "ignored")]
 )
-def test_closed_terminal_is_an_interrupt_unless_nohup_has_it_ignored(
+def test_closed_terminal_is_an_interrupt_except_under_nohup(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured, before: signal.Handlers, after: str
 ) -> None:
     def hung_up(*_: object) -> None:
@@ -144,13 +144,13 @@ def test_closed_terminal_is_an_interrupt_unless_nohup_has_it_ignored(
             signal.signal(number, handler)
 
 
-def test_ended_reader_of_the_output_ends_the_command_quietly() -> None:
+def test_closed_pipe_ends_the_command_quietly() -> None:
     script = "import sys\nfrom quantexp.cli.main import main\nsys.exit(main(['list']))\n"
     command = f'{sys.executable} -c "{script}" | true'
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
-    assert done.stderr == ""
+    assert process.stderr == ""
 
 
 def test_completion_never_shows_a_traceback(
@@ -179,8 +179,8 @@ def test_help_and_list_import_no_torch(words: list[str]) -> None:
         "heavy = {'torch', 'megatron', 'matplotlib', 'numpy', 'tensorboard', 'wandb', 'mlflow'} & set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_every_verb_has_a_module_that_runs_it() -> None:

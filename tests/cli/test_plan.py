@@ -1,4 +1,4 @@
-"""`quantexp plan` and `dry_run=true` as they are typed."""
+"""`quantexp plan` and `dry_run=true` on the command line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_plan_of_a_sweep_ends_with_its_sum(capsys: Captured) -> None:
     assert captures.endswith(f" are free in {Path.cwd()}")
 
 
-def test_plan_of_a_sweep_shows_maps_where_asked_for(capsys: Captured) -> None:
+def test_plan_of_a_sweep_shows_maps_on_request(capsys: Captured) -> None:
     words = ["plan", "-m", "quant=bf16,FA_mxfp8", "training=fast", "training.seed=1,2"]
     assert main(words) == 0
     assert "precision map" not in capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_plan_of_a_sweep_shows_maps_where_asked_for(capsys: Captured) -> None:
     assert capsys.readouterr().out.count("precision map") == 2, "one for both seeds"
 
 
-def test_plan_of_a_sweep_says_on_standard_error_what_was_merged(capsys: Captured) -> None:
+def test_plan_of_a_sweep_lists_merged_points_on_standard_error(capsys: Captured) -> None:
     assert main(["plan", "-m", "quant=bf16,bf16", "training=fast", "--json"]) == 0
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 1
@@ -58,10 +58,10 @@ def test_plan_of_a_sweep_says_on_standard_error_what_was_merged(capsys: Captured
     )
 
 
-@pytest.mark.parametrize(("flags", "shown"), [([], "precision map"), (["-m"], "in all  1 run,")])
+@pytest.mark.parametrize(("flags", "text"), [([], "precision map"), (["-m"], "in all  1 run,")])
 def test_dry_run_shows_the_plan_and_runs_nothing(
-    capsys: Captured, flags: list[str], shown: str
+    capsys: Captured, flags: list[str], text: str
 ) -> None:
     assert main([*flags, "training=fast", "quant=FA_mxfp8", "dry_run=true"]) == 0
-    assert shown in capsys.readouterr().out
+    assert text in capsys.readouterr().out
     assert not list(Path.cwd().iterdir())

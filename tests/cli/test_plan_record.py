@@ -1,4 +1,4 @@
-"""What a plan knows, from the configuration alone."""
+"""The values of a plan, from the configuration alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantexp.config.compose import compose
 from quantexp.model.sizes import flops_per_iteration
 from quantexp.schema import Experiment
 
-from .plans import FULL, planned, shown
+from .plans import FULL, planned, text_of
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,9 @@ def test_training_state_is_exact(full: Plan) -> None:
 def test_checkpoints_are_the_published_tensors_in_the_working_dtype(full: Plan) -> None:
     plan = planned("checkpoint.every=400", "checkpoint.at_end=true", *FULL)
     assert (plan.checkpoints, plan.checkpoint_bytes) == (3, 3 * 2 * 1_235_814_400)
-    assert "checkpoints  7.4 GB in 3 of them" in shown(plan)
+    assert "checkpoints  7.4 GB in 3 of them" in text_of(plan)
     assert full.checkpoint_bytes == 0
-    assert "checkpoints" not in shown(full)
+    assert "checkpoints" not in text_of(full)
 
 
 def test_capture_bytes_are_the_tensors_by_hand(full: Plan) -> None:
@@ -84,7 +84,7 @@ def test_work_is_that_of_the_whole_training(full: Plan) -> None:
     assert full.tflop_per_iteration == flop / 1e12
     assert full.tflop == 1000 * flop / 1e12
     assert full.tokens == 1000 * 128 * 4096
-    text = " ".join(shown(full).split())
+    text = " ".join(text_of(full).split())
     assert "TFLOP an iteration; 1,000 iterations: " in text
     assert " PFLOP, 524,288,000 tokens" in text
 
@@ -117,22 +117,22 @@ def test_fp32_keeps_no_second_master_weights() -> None:
     ],
     ids=str,
 )
-def test_quantised_weights_that_are_kept_take_memory(words: list[str], copies: int) -> None:
+def test_cached_quantised_weights_take_memory(words: list[str], copies: int) -> None:
     plan = planned("training=default", *words)
     assert plan.memory_parts_gb["weight_copies"] == round(
         copies * plan.linear_weight_bytes / 1e9, 3
     )
-    told = f"weight copies {plan.memory_parts_gb['weight_copies']:.2f}"
-    assert (told in shown(plan, 400)) == (copies > 0), "nothing is said of what takes nothing"
-    assert (told[:13] in shown(plan, 400)) == (copies > 0)
+    line = f"weight copies {plan.memory_parts_gb['weight_copies']:.2f}"
+    assert (line in text_of(plan, 400)) == (copies > 0), "nothing is said of what takes nothing"
+    assert (line[:13] in text_of(plan, 400)) == (copies > 0)
 
 
 def test_recomputing_takes_less_memory_for_activations() -> None:
-    kept = planned().memory_parts_gb["activations"]
-    assert planned("training.recompute=full").memory_parts_gb["activations"] < kept
+    activations = planned().memory_parts_gb["activations"]
+    assert planned("training.recompute=full").memory_parts_gb["activations"] < activations
 
 
-def test_sample_lacks_nothing_and_the_command_names_the_folder() -> None:
+def test_sample_needs_nothing_else_and_the_command_names_the_folder() -> None:
     plan = planned("training=fast", "paths.root=/somewhere")
     assert plan.missing is None
     assert plan.dataset == "wikipedia (built-in sample)"
@@ -147,8 +147,8 @@ def test_fused_attention_keeps_no_scores() -> None:
     layers, heads, T, sequences = 16, 32, 4096, 2
     scores = layers * heads * T**2 * (4 + 2) * sequences
     operands = layers * T * (3072 + 2048 + 512 + 2048) * 2 * sequences
-    kept = layers * heads * T * (4 * 64 * 2 + 4) * sequences
-    assert plain - fused == pytest.approx((scores + operands - kept) / 1e9, abs=0.002)
+    saved_bytes = layers * heads * T * (4 * 64 * 2 + 4) * sequences
+    assert plain - fused == pytest.approx((scores + operands - saved_bytes) / 1e9, abs=0.002)
 
 
 def test_attention_in_tiles_keeps_no_scores() -> None:
@@ -160,15 +160,15 @@ def test_attention_in_tiles_keeps_no_scores() -> None:
     assert plain - tiled == pytest.approx(16 * 32 * 4096**2 * (4 + 2) * 2 / 1e9, abs=0.002)
 
 
-def test_experts_weights_and_activations_are_counted_where_they_are() -> None:
-    """By hand: all experts are held, and a token passes six of them."""
+def test_experts_count_with_all_weights_and_the_activations_of_the_chosen_ones() -> None:
+    """By hand: all experts are in memory, and a token passes through six of them."""
     words = ("model=deepseek2_lite", "model.num_layers=2", "training.seq_length=1024")
     plan = planned(*words, "quant=linear_mxfp4")
     attention = 3072 * 2048 + 576 * 2048 + 4096 * 512 + 2048 * 2048
     weights = 2 * attention + 3 * 10944 * 2048 + (64 + 2) * 3 * 1408 * 2048
     assert plan.linear_weight_bytes == 2 * weights
     assert plan.packed_weight_bytes == weights * (4 + 8 / 32) / 8
-    heads = 16 * (2 * 192 + 128) + 16 * 128  # q, k and v; what proj multiplies
+    heads = 16 * (2 * 192 + 128) + 16 * 128  # q, k and v; the input of proj
     attention = 2 * (2048 + 512 + heads) + 16 * 1024 * (4 + 2) + 512 * 8
     norms = 2 * 2048 * 8
     dense = 2 * (2048 + 5 * 10944)
@@ -178,7 +178,7 @@ def test_experts_weights_and_activations_are_counted_where_they_are() -> None:
     assert plan.memory_parts_gb["activations"] == round(activations / 1e9, 3)
 
 
-def test_packed_nvfp4_holds_four_bits_and_a_scale_of_eight_for_sixteen() -> None:
+def test_packed_nvfp4_is_four_bits_and_a_scale_of_eight_bits_for_sixteen_values() -> None:
     plan = planned("quant=more/linear_nvfp4")
     assert plan.packed_weight_bytes == plan.linear_weight_bytes * (4 + 8 / 16) / 16
 
@@ -199,22 +199,22 @@ def test_several_processes_share_the_batch_under_torchrun() -> None:
     assert command[1:4] == ["-m", "torch.distributed.run", "--nproc-per-node=2"]
     assert command[-3:-1] == ["-m", "quantexp.training.worker"]
     assert command[-1] != one.commands[0][-1], "another identity, another folder"
-    assert "2, data parallel: each holds the whole model" in shown(two)
-    assert "2 micro-batches of every iteration" in shown(two)
+    assert "2, data parallel: each holds the whole model" in text_of(two)
+    assert "2 micro-batches of every iteration" in text_of(two)
 
 
-def test_runs_at_once_are_told_with_what_each_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_runs_are_listed_with_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "visible_gpus", list)
     monkeypatch.setattr(slots, "allowed_cores", lambda: [0, 1, 2, 3])
     plan = planned("training=fast", "launcher.max_parallel=2")
     assert plan.slots == ["core 0-1", "core 2-3"]
     assert plan.missing is None
-    assert "at once" in shown(plan)
-    assert "2 runs of a sweep: core 0-1; core 2-3" in shown(plan)
-    assert "at once" not in shown(planned("training=fast"))
+    assert "at once" in text_of(plan)
+    assert "2 runs of a sweep: core 0-1; core 2-3" in text_of(plan)
+    assert "at once" not in text_of(planned("training=fast"))
 
 
-def test_machine_that_is_too_small_for_so_many_runs_is_told(
+def test_machine_that_is_too_small_for_the_runs_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slots, "visible_gpus", list)
@@ -224,7 +224,7 @@ def test_machine_that_is_too_small_for_so_many_runs_is_told(
     assert plan.missing == (
         "launcher.max_parallel=2 needs a core for each run, and this process may use 1; lower it"
     )
-    assert "will not start: launcher.max_parallel=2 needs" in shown(plan)
+    assert "will not start: launcher.max_parallel=2 needs" in text_of(plan)
 
 
 def test_slots_of_this_machine_say_nothing_about_slurm() -> None:

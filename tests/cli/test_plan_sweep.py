@@ -1,4 +1,4 @@
-"""The plan of a sweep: a row for each run in 80 columns, and last what keeps runs from starting."""
+"""The plan of a sweep: a row for each run in 80 columns, and last the reasons why runs cannot start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def plans(experiments: list[Experiment]) -> list[Plan]:
     return [replace(make_plan(each), time_s=60.0, product_gflop_per_s=95.0) for each in experiments]
 
 
-def shown(experiments: Sequence[Experiment], plans: Sequence[Plan], width: int = 80) -> list[str]:
+def lines_of(
+    experiments: Sequence[Experiment], plans: Sequence[Plan], width: int = 80
+) -> list[str]:
     out = io.StringIO()
     show_sweep(experiments, plans, Console(file=out, width=width), maps=False)
     return [line.rstrip() for line in out.getvalue().splitlines()]
@@ -36,7 +38,7 @@ def shown(experiments: Sequence[Experiment], plans: Sequence[Plan], width: int =
 def test_every_run_has_a_row_that_fits_80_columns(
     experiments: list[Experiment], plans: list[Plan]
 ) -> None:
-    table = shown(experiments, plans)[:-2]
+    table = lines_of(experiments, plans)[:-2]
     assert max(map(len, table)) <= 80
     rows = [line.split() for line in table if line.endswith("fits")]
     assert [row[0] for row in rows] == ["bf16", "FA_mxfp8", "linear_hifp8"]
@@ -59,27 +61,27 @@ def test_a_long_name_breaks_between_its_words_alone(plans: list[Plan]) -> None:
         ["training.lr=0.00010002", "training.min_lr=0.00000002", "training.weight_decay=0.123457"],
     ]
     two = [compose(["training=fast", "model.num_layers=1", *each], None, {}) for each in words]
-    text = shown(two, plans[:2])
+    text = lines_of(two, plans[:2])
     assert any("lr=0.00010001" in line.split() for line in text)
     assert any("weight_decay=0.123457" in line.split() for line in text)
 
 
-def test_sum_says_the_time_of_all_and_what_was_measured(
+def test_sum_has_the_time_of_all_runs_and_the_measured_rates(
     experiments: list[Experiment], plans: list[Plan]
 ) -> None:
-    *_, total, _ = shown(experiments, plans)
+    *_, total, _ = lines_of(experiments, plans)
     work = sum(plan.tflop for plan in plans)
     assert total == (
         f"in all  3 runs, {work:.1f} TFLOP, about 3 min of training on this machine (measured: 95.0 GFLOP/s in bf16 "
         "products)"
     )
     slower = [*plans[:2], replace(plans[2], product_gflop_per_s=47.5)]
-    *_, total, _ = shown(experiments, slower)
+    *_, total, _ = lines_of(experiments, slower)
     assert total.endswith("(measured: 95.0 GFLOP/s in bf16, 47.5 GFLOP/s in bf16 products)")
 
 
 def test_a_sweep_of_one_point_is_1_run(experiments: list[Experiment], plans: list[Plan]) -> None:
-    title, *_, total, _ = shown(experiments[:1], plans[:1])
+    title, *_, total, _ = lines_of(experiments[:1], plans[:1])
     assert title == "1 run"
     assert total.startswith("in all  1 run, ")
 
@@ -93,7 +95,7 @@ def test_a_sweep_of_one_point_is_1_run(experiments: list[Experiment], plans: lis
         ([None, None, None], "the GPU has no memory free for a measurement"),
     ],
 )
-def test_sum_says_why_the_time_is_not_known(
+def test_sum_has_the_reason_why_the_time_is_unknown(
     experiments: list[Experiment], plans: list[Plan], scripts: list[str | None], why: str
 ) -> None:
     # All on a full GPU, where no run is a job.
@@ -103,11 +105,13 @@ def test_sum_says_why_the_time_is_not_known(
         )
         for plan, script in zip(plans, scripts, strict=True)
     ]
-    *_, total, _ = shown(experiments, unknown)
+    *_, total, _ = lines_of(experiments, unknown)
     assert total.endswith(f"TFLOP, the time is not known: {why}")
 
 
-def test_row_says_what_becomes_of_a_run(experiments: list[Experiment], plans: list[Plan]) -> None:
+def test_row_has_a_mark_if_the_run_does_not_fit_or_start(
+    experiments: list[Experiment], plans: list[Plan]
+) -> None:
     large = replace(plans[0], to_fit="9.0 GB do not fit in 1.0 GB (this machine)")
     ignored = replace(large, memory="ignore")
     out = io.StringIO()
@@ -122,13 +126,13 @@ def test_row_says_what_becomes_of_a_run(experiments: list[Experiment], plans: li
     assert [mark in out.getvalue() for mark in marks] == [True] * 3
 
 
-def test_what_keeps_runs_from_starting_is_last_each_reason_once(
+def test_reasons_why_runs_cannot_start_are_last_each_once(
     experiments: list[Experiment], plans: list[Plan]
 ) -> None:
     large = "9.0 GB do not fit in 1.0 GB (this machine): take another"
     blocked = [replace(plan, missing="no data") for plan in plans]
     blocked[1], blocked[2] = (replace(plan, to_fit=large) for plan in blocked[1:])
-    text = shown(experiments, blocked)
+    text = lines_of(experiments, blocked)
     assert text[-4:] == [
         "will not start: all 3 runs",
         "  no data",
@@ -140,12 +144,12 @@ def test_what_keeps_runs_from_starting_is_last_each_reason_once(
     ] * 3
 
 
-def test_runs_at_once_that_do_not_fit_together_are_named(
+def test_simultaneous_runs_that_do_not_fit_together_are_reported(
     experiments: list[Experiment], plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quantexp.launch.refusal.host_memory_gb", lambda: 3.0)
     for experiment in experiments:
         monkeypatch.setattr(experiment.launcher, "max_parallel", 2)
-    assert shown(experiments, plans)[-1].startswith(
+    assert lines_of(experiments, plans)[-1].startswith(
         "will not start: launcher.max_parallel=2: the 2 largest runs take "
     )

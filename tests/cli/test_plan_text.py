@@ -1,4 +1,4 @@
-"""A plan as it is printed for a person."""
+"""The printed text of a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from quantexp.cli.plan import record
 from quantexp.cli.plan_record import Plan
 
-from .plans import FULL, planned, shown
+from .plans import FULL, planned, text_of
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +22,17 @@ def full() -> Plan:
 @pytest.mark.parametrize(
     ("store", "words"), [("pt", "tensors (.pt files), st"), ("safetensors", "(safetensors shards)")]
 )
-def test_the_plan_says_what_values_are_kept_in(store: str, words: str) -> None:
+def test_the_plan_has_the_storage_of_captured_values(store: str, words: str) -> None:
     plan = planned("capture=tensors", f"capture.store={store}")
-    assert words in shown(plan, 200)
+    assert words in text_of(plan, 200)
     assert record(plan)["capture_store"] == store
 
 
-def test_time_is_said_with_the_rate_it_follows_from(full: Plan) -> None:
+def test_time_is_printed_with_the_measured_rate(full: Plan) -> None:
     plan = replace(full, time_s=11_000.0, product_gflop_per_s=95.2)
     assert (
         "about 3.1 h of training on this machine (measured: 95.2 GFLOP/s in bf16 products)"
-        in shown(plan)
+        in text_of(plan)
     )
     assert full.time_s is not None
     assert set(record(full)) >= {
@@ -44,20 +44,20 @@ def test_time_is_said_with_the_rate_it_follows_from(full: Plan) -> None:
     }
 
 
-def test_time_of_a_job_is_not_known() -> None:
+def test_time_of_a_job_is_unknown() -> None:
     plan = planned("training=fast", "launcher=slurm")
     assert (plan.time_s, plan.product_gflop_per_s) == (None, None)
-    assert "not known: it does not run on this machine" in shown(plan)
+    assert "not known: it does not run on this machine" in text_of(plan)
     on_full_gpu = replace(plan, script=None)
-    assert "not known: the GPU has no memory free for a measurement" in shown(on_full_gpu)
+    assert "not known: the GPU has no memory free for a measurement" in text_of(on_full_gpu)
 
 
-def test_what_keeps_a_run_from_starting_is_said_last(full: Plan) -> None:
+def test_reasons_why_a_run_cannot_start_are_last(full: Plan) -> None:
     plan = replace(full, to_fit="9.0 GB do not fit in 1.0 GB (this machine): take another")
-    *_, data, memory = shown(plan, 400).splitlines()
+    *_, data, memory = text_of(plan, 400).splitlines()
     assert data.startswith("will not start: dataset=wikipedia has no data")
     assert memory == f"will not start: {plan.to_fit}"
-    anyway = shown(replace(plan, memory="ignore"), 400).splitlines()[-1]
+    anyway = text_of(replace(plan, memory="ignore"), 400).splitlines()[-1]
     assert anyway == f"starts although it does not fit (memory=ignore): {plan.to_fit}"
 
 
@@ -65,11 +65,11 @@ def test_map_changes_within_the_run_are_listed() -> None:
     rules = "quant.rules=[{iterations:[1,4],format:bf16},{iterations:[900,null],format:bf16}]"
     plan = planned("quant=linear_mxfp8", "training=fast", rules)
     assert plan.map_changes_at == [1, 5]
-    assert "rules change this map at iterations [5]" in shown(plan)
+    assert "rules change this map at iterations [5]" in text_of(plan)
 
 
 def test_printed_plan_says_that_emulation_saves_nothing(full: Plan) -> None:
-    text = shown(full)
+    text = text_of(full)
     assert "llama32-1b, 1.24B parameters (1,235,814,400)" in text
     assert "emulation: quantised operands are held in the working dtype" in text
     assert "will not start: dataset=wikipedia has no data" in text
@@ -80,7 +80,7 @@ def test_printed_plan_says_that_emulation_saves_nothing(full: Plan) -> None:
 
 def test_layers_that_are_alike_share_a_row() -> None:
     rule = "quant.rules=[{layers:[0,5],sites:[linear],format:bf16}]"
-    text = shown(planned("quant=linear_hifp8", rule))
+    text = text_of(planned("quant=linear_hifp8", rule))
     assert "0,5" in text
     assert "hifp8, one scale a tensor (current), amax to 224" in text
 
@@ -88,7 +88,7 @@ def test_layers_that_are_alike_share_a_row() -> None:
 def test_experts_that_are_alike_share_a_row() -> None:
     rule = "quant.rules=[{modules: ['expert1?-fc2'], format: bf16}]"
     words = ("model=deepseek2_lite", "model.num_layers=3", "quant=linear_mxfp8", rule)
-    text = " ".join(shown(planned(*words), 200).split())
+    text = " ".join(text_of(planned(*words), 200).split())
     assert "shared-fc1 shared-fc2 expert[0-63]-fc1" in text
     assert "expert[0,1,2,3,4,5,6,7,8,9,20," in text
     assert "expert[10-19]-fc2" in text
@@ -98,14 +98,14 @@ def test_experts_that_are_alike_share_a_row() -> None:
     ("path", "words"),
     [("plain", "T x T of scores"), ("fused", "torch's kernel"), ("tiled", "a tile of queries")],
 )
-def test_way_of_attention_is_said(path: str, words: str) -> None:
+def test_attention_path_is_printed(path: str, words: str) -> None:
     plan = planned("training=fast", f"training.attention={path}")
     assert record(plan)["attention"] == path
-    assert words in next(line for line in shown(plan).splitlines() if "attention  " in line)
+    assert words in next(line for line in text_of(plan).splitlines() if "attention  " in line)
 
 
-def test_unscaled_hifp8_says_so() -> None:
-    text = shown(planned("quant=linear_hifp8", "quant.linear.scaling=none"))
+def test_unscaled_hifp8_is_marked() -> None:
+    text = text_of(planned("quant=linear_hifp8", "quant.linear.scaling=none"))
     assert "hifp8, unscaled" in text
 
 
@@ -125,17 +125,17 @@ def test_unscaled_hifp8_says_so() -> None:
         ),
     ],
 )
-def test_other_formats_and_options_are_told_in_full(scheme: str, words: str) -> None:
-    text = shown(planned(f"quant=more/{scheme}")).replace("│", " ")
+def test_other_formats_and_options_are_printed_in_full(scheme: str, words: str) -> None:
+    text = text_of(planned(f"quant=more/{scheme}")).replace("│", " ")
     assert words in " ".join(text.split())
 
 
-def test_plan_says_who_will_be_told_what_where() -> None:
+def test_plan_lists_the_trackers_and_their_destinations() -> None:
     plan = planned("training=fast", "paths.root=/somewhere", "tracking.wandb.enabled=true")
     folder = plan.commands[0][3]
     assert plan.tracking["tensorboard"] == f"{folder}/tensorboard"
     assert plan.tracking["wandb"].startswith(f"project quantexp, run {Path(folder).name}, ")
     assert set(json.loads(json.dumps(record(plan)))["tracking"]) == {"tensorboard", "wandb"}
-    text = shown(plan, 300)
+    text = text_of(plan, 300)
     assert plan.tracking["tensorboard"] in text
     assert plan.tracking["wandb"] in text

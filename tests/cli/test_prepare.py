@@ -29,7 +29,9 @@ def words(source: Path, *more: str) -> list[str]:
     return ["prepare", "dataset=dolma", f"dataset.source={source}", "dataset.tokenizer=byte", *more]
 
 
-def test_the_command_prepares_reports_and_says_how_to_train(in_tmp: Path, capsys: Captured) -> None:
+def test_the_command_prepares_reports_and_prints_how_to_train(
+    in_tmp: Path, capsys: Captured
+) -> None:
     (in_tmp / "a.jsonl").write_bytes(lines([*rows(texts(60)), *rows(texts(9), "books")]) + b"no")
     assert main(words(in_tmp / "a.jsonl", "dataset.split='8,1,1'")) == 0
     text = capsys.readouterr().out
@@ -59,7 +61,7 @@ def test_the_command_prepares_reports_and_says_how_to_train(in_tmp: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ([], "quantexp: dataset=wikipedia has no raw text: give dataset.source=, a file, a folder"),
         (["dataset.source=none"], "quantexp: dataset.source=none: no such file"),
@@ -74,16 +76,16 @@ def test_the_command_prepares_reports_and_says_how_to_train(in_tmp: Path, capsys
     ],
 )
 def test_a_users_error_is_one_line_and_1(
-    in_tmp: Path, capsys: Captured, given: list[str], message: str
+    in_tmp: Path, capsys: Captured, arguments: list[str], message: str
 ) -> None:
-    assert main(["prepare", "dataset.tokenizer=byte", *given]) == 1
+    assert main(["prepare", "dataset.tokenizer=byte", *arguments]) == 1
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
     assert list(in_tmp.iterdir()) == []
 
 
-def test_an_interruption_says_that_it_can_go_on(
+def test_an_interrupted_preparation_resumes(
     in_tmp: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: object) -> None:
@@ -100,7 +102,7 @@ def test_an_interruption_says_that_it_can_go_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(
+def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """A real process with workers, killed without warning while it writes, or interrupted with them by Ctrl-C."""
@@ -144,7 +146,7 @@ def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(
     assert own == expected
 
 
-def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
 
     monkeypatch.setattr(run, "_initialise", _die)
@@ -177,12 +179,12 @@ def test_progress_on_a_terminal_shows_rate_and_time_left(tmp_path: Path) -> None
     with progress.progress(1000, console) as report:
         report(500, 500, 7, 4321)
         time.sleep(0.2)
-    shown = out.getvalue()
+    output = out.getvalue()
     for word in ("preparing", "50%", "7 documents", "tokens/s", "/s"):
-        assert word in shown
+        assert word in output
 
 
-def test_what_was_written_again_is_another_input(tmp_path: Path) -> None:
+def test_rewritten_file_is_another_input(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
     first = inputs_hash(make_job(config(tmp_path, tmp_path / "x")).inputs)
     os.utime(tmp_path / "a.jsonl", ns=(1, 1))
@@ -191,7 +193,7 @@ def test_what_was_written_again_is_another_input(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_megabytes_are_prepared_in_less_than_a_gigabyte(tmp_path: Path) -> None:
-    """All processes together; with duplicates dropped, which sorts hashes of every document."""
+    """The memory of all processes together, including the sorted hashes of every document for deduplication."""
     block = lines(rows(texts(20_000, most=400)))
     with (tmp_path / "a.jsonl").open("wb") as stream:
         while stream.tell() < 100_000_000:
@@ -205,13 +207,13 @@ def test_a_hundred_megabytes_are_prepared_in_less_than_a_gigabyte(tmp_path: Path
     most = 0
     while process.poll() is None:
         own = psutil.Process(process.pid)
-        held = 0
+        total = 0
         for one in (own, *own.children(recursive=True)):
             try:
-                held += one.memory_info().rss
+                total += one.memory_info().rss
             except psutil.NoSuchProcess:
                 continue
-        most = max(most, held)
+        most = max(most, total)
         time.sleep(0.05)
     assert process.returncode == 0
     print(f"\n{most / 1e6:.0f} MB")  # noqa: T201

@@ -1,4 +1,4 @@
-"""resume and retry: which runs start again, and that each is still the run it was."""
+"""resume and retry: which runs start again, and that each is still the same run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experiment, int]]:
-    """What would be run here."""
+    """The points that would run here."""
     points: list[tuple[Experiment, int]] = []
 
-    def run_points(given: list[tuple[Experiment, int]], console: Console) -> int:
-        points.extend(given)
+    def run_points(sweep: list[tuple[Experiment, int]], console: Console) -> int:
+        points.extend(sweep)
         return 0
 
     monkeypatch.setattr("quantexp_launchers.local.submit.run_points", run_points)
@@ -37,7 +37,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experiment, int]]:
 
 @pytest.fixture
 def left(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
-    """A run folder as a run leaves it that came to this state."""
+    """Leaves the folder of a run in this state."""
 
     def leave(state: State, *overrides: str, started: bool = True) -> RunDir:
         with open_run(tiny(*overrides), "cpu", ["test"]) as (folder, _):
@@ -61,13 +61,13 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_of_each(left: Callable[..., RunDir]) -> None:
-    """A run in every state a run can be left in; its seed is the state's number."""
+    """A run in every state; its seed is the state's number."""
     for seed, state in enumerate(State):
         left(state, f"training.seed={seed}", started=state is not State.PENDING)
 
 
 @pytest.mark.usefixtures("one_of_each")
-def test_resume_takes_what_did_not_come_to_its_end(
+def test_resume_takes_unfinished_runs_alone(
     root: Path, launched: list[tuple[Experiment, int]]
 ) -> None:
     assert start_again(None, root, interrupted, [], QUIET) == 0
@@ -76,12 +76,12 @@ def test_resume_takes_what_did_not_come_to_its_end(
 
 
 @pytest.mark.usefixtures("one_of_each")
-def test_retry_takes_what_failed_alone(root: Path, launched: list[tuple[Experiment, int]]) -> None:
+def test_retry_takes_failed_runs_alone(root: Path, launched: list[tuple[Experiment, int]]) -> None:
     assert start_again(None, root, failed, [], QUIET) == 0
     assert [list(State)[seed] for seed in seeds(launched)] == [State.FAILED]
 
 
-def test_run_is_the_same_but_for_how_it_is_launched(
+def test_run_is_the_same_except_for_its_launcher(
     left: Callable[..., RunDir],
     tiny: Callable[..., Experiment],
     root: Path,
@@ -119,7 +119,7 @@ def test_change_that_makes_another_run_is_refused(left: Callable[..., RunDir], r
         start_again(None, root, interrupted, ["launcher.num_processes=2"], QUIET)
 
 
-def test_nothing_to_start_is_said(left: Callable[..., RunDir], root: Path) -> None:
+def test_nothing_to_start_is_an_error(left: Callable[..., RunDir], root: Path) -> None:
     run = left(State.COMPLETED)
     with pytest.raises(
         RunError, match=f"nothing to start again in {run.root}; see quantexp status"
@@ -134,7 +134,7 @@ def sweep_of(root: Path, entries: list[dict[str, object]]) -> Path:
     return file
 
 
-def test_run_that_vanished_from_a_sweep_is_made_again(
+def test_run_that_vanished_from_a_sweep_is_created_again(
     left: Callable[..., RunDir],
     tiny: Callable[..., Experiment],
     root: Path,
@@ -156,7 +156,7 @@ def test_vanished_run_without_a_configuration_is_named(root: Path) -> None:
         start_again(str(file), root, interrupted, [], QUIET)
 
 
-def test_it_is_said_that_runs_begin_at_the_first_iteration(
+def test_message_says_that_runs_begin_at_the_first_iteration(
     left: Callable[..., RunDir],
     root: Path,
     launched: list[tuple[Experiment, int]],

@@ -1,4 +1,4 @@
-"""Runs and sweeps as they are typed."""
+"""Runs and sweeps on the command line."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _in_an_empty_folder(in_tmp: Path) -> None:
     pass
 
 
-def test_detached_run_goes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Experiment] = []
+def test_detached_run_is_started_by_detach_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    detached: list[Experiment] = []
 
     def detach(experiment: Experiment, _: object) -> int:
-        given.append(experiment)
+        detached.append(experiment)
         return 0
 
     monkeypatch.setattr("quantexp_launchers.local.submit.detach_run", detach)
     assert main(["training=fast", "launcher.detach=true"]) == 0
-    assert given[0].launcher.detach
+    assert detached[0].launcher.detach
 
 
 def test_missing_data_without_the_sample_says_what_to_give(capsys: Captured) -> None:
@@ -50,15 +50,15 @@ def test_missing_tokenizer_path_says_what_to_give(capsys: Captured) -> None:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> list[Points]:
-    """What was given to be run as a sweep, instead of running it."""
-    given: list[Points] = []
+    """The points of sweeps, collected instead of run."""
+    sweeps: list[Points] = []
 
     def run_points(points: Points, _: Console) -> int:
-        given.append(points)
+        sweeps.append(points)
         return 0
 
     monkeypatch.setattr("quantexp_launchers.local.submit.run_points", run_points)
-    return given
+    return sweeps
 
 
 def test_every_point_of_a_sweep_is_run_in_order(ran: list[Points]) -> None:
@@ -67,7 +67,7 @@ def test_every_point_of_a_sweep_is_run_in_order(ran: list[Points]) -> None:
     assert [(e.quant.name, stage) for e, stage in points] == [("FA_mxfp8", 0), ("bf16", 1)]
 
 
-def test_bad_last_point_means_that_nothing_ran(ran: list[Points], capsys: Captured) -> None:
+def test_bad_last_point_stops_the_whole_sweep(ran: list[Points], capsys: Captured) -> None:
     assert main(["-m", "training=fast", "training.seed=1,2,-1"]) == 1
     assert "training.seed must be at least 0, got -1" in capsys.readouterr().err
     assert not ran

@@ -15,7 +15,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The user's cache folder; `quantexp list` meets a bug whose words hold a secret, control characters aside."""
+    """The user's cache folder; `quantexp list` raises an exception whose message has a secret and a line break."""
 
     def bug(*_: object) -> int:
         raise ValueError("nobody expects\nthis: s3cret-t0ken " + "9" * 5000)
@@ -56,7 +56,7 @@ def test_without_a_cache_folder_the_traceback_is_in_the_temporary_one(
     assert f"; the traceback is in {tmp_path}/" in capsys.readouterr().err
 
 
-def test_where_nothing_can_be_written_the_line_has_the_place(
+def test_if_no_file_can_be_written_the_line_has_the_place_of_the_bug(
     cache_home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache_home.write_text("a file where a folder should be")
@@ -67,7 +67,7 @@ def test_where_nothing_can_be_written_the_line_has_the_place(
     assert message.endswith("; its traceback cannot be written)\n")
 
 
-def test_word_that_is_no_name_of_a_file_is_the_users_error(
+def test_invalid_file_name_is_the_users_error(
     capsys: Captured, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "cache"))

@@ -22,11 +22,11 @@ WORDS = ["quant=linear_mxfp8", "training=fast", "quant.linear.block=16"]
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are read, as they are read."""
+    """The names of the files, in the order in which they are read."""
     names: list[str] = []
     monkeypatch.setattr(
         "quantexp.config.compose.cache_files", cache_files
-    )  # without what other tests have read
+    )  # without the files that other tests have read
     with configuration(None):
         pass  # Hydra finds its sources when it is first used
     files = SourcesRegistry.instance().resolve("file")
@@ -59,8 +59,8 @@ def test_overrides_of_one_composition_are_not_in_the_next() -> None:
     assert again.quant.linear.block == 32
 
 
-def test_what_is_handed_out_is_what_hydra_reads() -> None:
-    """Types, flags and defaults lists included, each time anew."""
+def test_loaded_file_equals_hydra_s_own() -> None:
+    """Including types, flags and defaults lists, at every load."""
     with configuration(None):
         loader = GlobalHydra.instance().config_loader()
         assert isinstance(loader, ConfigLoaderImpl)
@@ -75,8 +75,8 @@ def test_what_is_handed_out_is_what_hydra_reads() -> None:
 
 
 def _types(node: Any) -> list[tuple[object, object]]:
-    """What OmegaConf knows of a node and of all below it, beside the values."""
-    content = getattr(node, "_content", None)  # a section that is missing has none of its own
+    """OmegaConf's types of a node and of all nodes below it."""
+    content = getattr(node, "_content", None)  # a missing section has none
     below = content.values() if isinstance(content, dict) else content
     below = [] if below is None or isinstance(below, str) else below
     return [(type(node), node._metadata), *(each for one in below for each in _types(one))]
@@ -95,8 +95,8 @@ def test_same_name_in_another_search_path_is_another_file(tmp_path: Path) -> Non
         (tmp_path / folder / "training").mkdir(parents=True)
         (tmp_path / folder / "training" / "own.yaml").write_text(f"name: own\nlr: {lr}\n")
     with configuration(None):
-        found = [
+        configs = [
             hydra_compose("config", [f"hydra.searchpath=[{tmp_path / folder}]", "training=own"])
             for folder in ("one", "two")
         ]
-    assert [config.training.lr for config in found] == [1e-3, 2e-3]
+    assert [config.training.lr for config in configs] == [1e-3, 2e-3]

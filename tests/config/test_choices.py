@@ -1,4 +1,4 @@
-"""Groups and their choices, as the folders have them."""
+"""Groups and their choices, from the folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_choices_of_schemes_are_the_ten_and_those_in_folders() -> None:
     assert set(choice_files("quant/linear", None)) == set(CHOICES)
 
 
-def test_what_a_preset_cuts_is_no_model() -> None:
+def test_cuts_of_presets_are_no_models() -> None:
     assert not [name for name in choice_files("model", None) if "/" in name]
 
 

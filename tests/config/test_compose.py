@@ -32,7 +32,7 @@ def name(*words: str, config_dir: Path | None = None) -> str | None:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A config-dir with the scheme `own`; its path needs every quoting there is."""
+    """A config-dir with the scheme `own`; its path needs every kind of quoting."""
     folder = tmp_path / "it's, a \\ folder"
     (folder / "quant").mkdir(parents=True)
     (folder / "quant" / "own.yaml").write_text(OWN)
@@ -53,7 +53,7 @@ def own(tmp_path: Path) -> Path:
         (["quant=more/FA_full_mxfp8"], "FA_full_mxfp8"),
     ],
 )
-def test_composition_is_named_by_what_it_does(words: list[str], expected: str) -> None:
+def test_composition_is_named_by_its_quantisation(words: list[str], expected: str) -> None:
     assert name(*words) == expected
 
 
@@ -131,11 +131,11 @@ def test_own_scheme_loses_its_name_when_overridden(own: Path) -> None:
     assert changed.startswith("linear_custom+pv_hifp8~")
 
 
-@pytest.mark.parametrize("taken", ["linear_mxfp8", "FA_full_mxfp8"])
-def test_shipped_name_on_another_composition_is_refused(own: Path, taken: str) -> None:
-    (own / "quant" / "own.yaml").write_text(OWN.replace("name: own", f"name: {taken}"))
+@pytest.mark.parametrize("shipped", ["linear_mxfp8", "FA_full_mxfp8"])
+def test_shipped_name_on_another_composition_is_refused(own: Path, shipped: str) -> None:
+    (own / "quant" / "own.yaml").write_text(OWN.replace("name: own", f"name: {shipped}"))
     with pytest.raises(
-        ConfigError, match=rf"quant\.name '{taken}' is a shipped scheme and this composition is "
+        ConfigError, match=rf"quant\.name '{shipped}' is a shipped scheme and this composition is "
     ):
         compose(["quant=own"], own, {})
 
@@ -152,7 +152,7 @@ def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["a b=c", "quant={a", "quant=[bf16"])
-def test_override_that_cannot_be_read_says_what_to_write(word: str) -> None:
+def test_unreadable_override_is_refused_with_a_remedy(word: str) -> None:
     with pytest.raises(
         ConfigError, match=r"^cannot read the override '.*': .*write \S+="
     ) as caught:
@@ -194,7 +194,7 @@ def test_deleted_key_is_refused_in_our_words() -> None:
         ("launcher.kind=slrm", "did you mean slurm?"),
     ],
 )
-def test_mistyped_key_group_or_choice_is_answered_with_what_was_meant(
+def test_mistyped_key_group_or_choice_is_refused_with_a_suggestion(
     word: str, suggestion: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -210,7 +210,7 @@ def test_mistyped_key_group_or_choice_is_answered_with_what_was_meant(
         ("quant=nvfp4", "more/FA_full_nvfp4, more/FA_linear_nvfp4 or more/linear_nvfp4"),
     ],
 )
-def test_format_in_place_of_a_scheme_is_answered_with_the_schemes(word: str, meanings: str) -> None:
+def test_format_in_place_of_a_scheme_is_refused_with_the_schemes(word: str, meanings: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose([word], None, {})
     assert str(caught.value) == f"{word} may mean {meanings}; choose one (quantexp list schemes)"
@@ -226,7 +226,7 @@ def test_format_in_place_of_a_scheme_is_answered_with_the_schemes(word: str, mea
         (["training.iterations=1e9"], "training.iterations must be a whole number, got '1e9'"),
     ],
 )
-def test_number_is_told_as_it_was_typed(words: list[str], message: str) -> None:
+def test_message_has_a_number_as_it_was_typed(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(words, None, {})
     assert str(caught.value) == message
@@ -269,7 +269,7 @@ def test_own_file_that_is_not_utf_8_is_named(own: Path) -> None:
         ),
     ],
 )
-def test_what_makes_a_sweep_is_refused_without_the_flag(word: str, message: str) -> None:
+def test_swept_word_is_refused_without_the_flag(word: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose([word], None, {})
     assert str(caught.value).startswith(message)
@@ -293,13 +293,13 @@ def test_group_without_a_choice_says_how_to_add_one() -> None:
     )
 
 
-def test_resolved_experiment_says_nothing_of_a_sweep() -> None:
+def test_resolved_experiment_has_no_sweep() -> None:
     assert not hasattr(compose([], None, {}), "sweep")
 
 
 # The old scripts' variables.
 
-#: What CUSTOM_QUANT_TYPE=fp16 stands for.
+#: The overrides that CUSTOM_QUANT_TYPE=fp16 stands for.
 _FP16 = "quant=bf16 training.precision=fp16"
 
 
@@ -335,12 +335,12 @@ def test_variables_are_read_from_the_process_by_default(monkeypatch: pytest.Monk
     assert experiment.capture.level is CaptureLevel.tensors
 
 
-def test_tensor_save_enabled_wins_over_what_the_preset_turns_on() -> None:
+def test_tensor_save_enabled_overrides_the_preset() -> None:
     experiment = compose(["training=fast"], None, {"TENSOR_SAVE_ENABLED": "0"})
     assert experiment.capture.level is CaptureLevel.off
 
 
-def test_empty_variables_say_nothing() -> None:
+def test_empty_variables_have_no_effect() -> None:
     empty = dict.fromkeys(("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED"), "")
     assert environment_overrides([], empty) == []
 
@@ -388,7 +388,7 @@ def test_differing_override_is_an_error_that_names_both(
     )
 
 
-def test_bad_quant_type_lists_what_it_may_be() -> None:
+def test_bad_quant_type_lists_the_allowed_values() -> None:
     with pytest.raises(
         ConfigError, match=r"CUSTOM_QUANT_TYPE must be one of mxfp8, mxfp4, .*, got 'fp9'"
     ):
@@ -403,7 +403,7 @@ def test_bad_tensor_save_enabled_is_refused() -> None:
 
 
 @pytest.mark.parametrize("word", ["model.mla.kv_lora_rank=3", "model.moe={num_experts: 4}"])
-def test_keys_of_a_part_that_the_model_has_not_are_refused(word: str) -> None:
+def test_keys_of_a_part_that_the_model_lacks_are_refused(word: str) -> None:
     message = (
         r"the chosen model has no such part: model\.mla, model\.mla\.yarn and model\.moe are null"
     )
@@ -411,7 +411,7 @@ def test_keys_of_a_part_that_the_model_has_not_are_refused(word: str) -> None:
         compose([word], None, {})
 
 
-def test_an_unknown_key_of_a_part_says_what_is_near() -> None:
+def test_an_unknown_key_of_a_part_is_refused_with_a_suggestion() -> None:
     with pytest.raises(
         ConfigError,
         match=r"unknown key model\.mla\.kv_lora_ranx; did you mean kv_lora_rank\? allowed in model\.mla: q_lora_rank, ",
@@ -419,7 +419,7 @@ def test_an_unknown_key_of_a_part_says_what_is_near() -> None:
         compose(["model=deepseek2_lite", "model.mla.kv_lora_ranx=3"], None, {})
 
 
-def test_a_model_of_ones_own_may_have_experts(tmp_path: Path) -> None:
+def test_the_user_s_own_model_may_have_experts(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     text = "defaults: [llama32-1b]\nname: mine\nmoe: {num_experts: 4, top_k: 2, expert_ffn_hidden_size: 512}\n"
     (tmp_path / "model" / "mine.yaml").write_text(text)

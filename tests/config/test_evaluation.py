@@ -1,4 +1,4 @@
-"""Held-out samples: when they are looked at, what their loss is, and that nothing else changes."""
+"""Held-out samples: when they are evaluated, what their loss is, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def captured(run: RunDir) -> set[str]:
 
 
 @pytest.mark.slow
-def test_loss_of_held_out_samples_stands_where_it_was_asked_for_and_the_training_is_the_same(
+def test_loss_of_held_out_samples_is_logged_when_due_and_training_is_unchanged(
     run_tiny: RunTiny,
 ) -> None:
     words = ("quant=FA_linear_mxfp8", "capture.control_iter=0", "training.iterations=5")
@@ -62,7 +62,7 @@ def test_evaluation_is_not_captured(run_tiny: RunTiny) -> None:
 def test_loss_is_that_of_training_on_the_same_samples(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights that do not move, and as held-out samples those that each step trains on: the same mean."""
+    """With constant weights and each step's training samples as held-out samples, both means are equal."""
     from quantexp.training.megatron import data_loader
     from quantexp.training.worker import Worker
 
@@ -90,7 +90,7 @@ def test_loss_is_that_of_training_on_the_same_samples(
 
 
 @pytest.mark.slow
-def test_completed_run_without_the_evaluation_asked_for_runs_again(
+def test_completed_run_without_the_requested_evaluation_runs_again(
     run_tiny: RunTiny, tiny: Tiny
 ) -> None:
     run_tiny("capture=off")
@@ -124,7 +124,7 @@ def test_iterations_and_samples(tiny: Tiny) -> None:
         ),
     ],
 )
-def test_evaluation_that_cannot_be_is_refused(tiny: Tiny, words: list[str], message: str) -> None:
+def test_impossible_evaluation_is_refused(tiny: Tiny, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(*words)
 
@@ -149,7 +149,7 @@ def test_warm_up_stable_decay_is_its_closed_form(run_tiny: RunTiny) -> None:
         (["training.decay_iterations=2"], "is for training.lr_schedule=wsd, got 2 with cosine"),
     ],
 )
-def test_decay_that_cannot_be_is_refused(tiny: Tiny, words: list[str], message: str) -> None:
+def test_impossible_decay_is_refused(tiny: Tiny, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(*words)
 

@@ -1,4 +1,4 @@
-"""Strict loading: what a user may get wrong, row by row, and the round trip of config.yaml."""
+"""Strict loading: every kind of user's mistake, and the round trip of config.yaml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = "defaults:\n  - linear: mxfp8\n  - qk: none\n  - pv: none\n  - _self_\n"
 
 
 def refusal(*words: str, config_dir: Path | None = None) -> str:
-    """The message with which a composition is refused; always one line."""
+    """The message that refuses a composition; always one line."""
     with pytest.raises(ConfigError) as caught:
         compose(list(words), config_dir, {})
     message = str(caught.value)
@@ -30,7 +30,7 @@ def refusal(*words: str, config_dir: Path | None = None) -> str:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a YAML file into a config-dir of the user's own and returns that folder."""
+    """Writes a YAML file into the user's own config-dir and returns that folder."""
 
     def write(name: str, text: str) -> Path:
         file = tmp_path / "mine" / f"{name}.yaml"
@@ -59,7 +59,7 @@ def test_misspelt_key_is_named_with_its_neighbour() -> None:
     assert "quant.linear: format, block, scale_rule" in message
 
 
-def test_misspelt_key_is_refused_where_hydra_was_told_to_add_it() -> None:
+def test_misspelt_key_with_a_plus_is_refused() -> None:
     message = refusal("+quant.linear.formt=x")
     assert message.startswith("unknown key quant.linear.formt; did you mean format?")
 
@@ -75,7 +75,7 @@ def test_typo_in_the_users_own_yaml_names_the_file_and_the_key(mine: Callable[..
     assert message.startswith(f"{folder}/quant/own.yaml: unknown key quant.linear.formt; did you ")
 
 
-def test_value_out_of_range_gives_the_key_the_value_and_what_is_allowed() -> None:
+def test_value_out_of_range_is_refused_with_key_value_and_range() -> None:
     message = refusal("quant=linear_mxfp8", "quant.linear.block=24")
     assert message == "quant.linear.block must be a power of two, got 24"
 
@@ -115,7 +115,7 @@ def test_misspelt_key_of_a_rule_is_named_as_one_of_a_rule() -> None:
         ("quant.rules=3", "quant.rules must be a list, in brackets"),
     ],
 )
-def test_wrong_value_of_a_rule_is_named_with_where_it_stands(override: str, words: str) -> None:
+def test_wrong_value_of_a_rule_is_named_with_its_position(override: str, words: str) -> None:
     assert refusal(override) == words
 
 
@@ -151,7 +151,7 @@ def test_yaml_that_does_not_parse_names_the_file_and_the_line(mine: Callable[...
     assert message.endswith("mend the YAML")
 
 
-def test_value_that_is_missing_is_asked_for(mine: Callable[..., Path]) -> None:
+def test_missing_value_is_reported_with_a_remedy(mine: Callable[..., Path]) -> None:
     folder = mine("model/own", "name: own\nnum_layers: 1\n")
     message = refusal("model=own", config_dir=folder)
     assert message == "model.hidden_size has no value; give model.hidden_size=..."
@@ -173,7 +173,7 @@ def test_sample_brings_label_tokenizer_and_vocabulary() -> None:
     assert experiment.model.vocab_size == 257
 
 
-def test_given_path_wins_over_the_sample() -> None:
+def test_path_takes_precedence_over_the_sample() -> None:
     experiment = compose(["training=fast", "dataset.path=/data/wiki"], None, {})
     assert not experiment.dataset.sample
     assert experiment.dataset.label == "wikipedia"
@@ -184,7 +184,7 @@ def test_given_path_wins_over_the_sample() -> None:
 # config.yaml.
 
 
-def test_config_yaml_gives_the_same_experiment_back(tmp_path: Path) -> None:
+def test_config_yaml_reads_back_as_the_same_experiment(tmp_path: Path) -> None:
     rules = "quant.rules=[{layers:[0,-1],iterations:[1,null],format:bf16}]"
     experiment = compose(["quant=FA_linear_hifp8", "training=fast", rules], None, {})
     save(experiment, tmp_path / "config.yaml")
@@ -202,7 +202,7 @@ def test_words_that_look_like_something_else_stay_words(word: str, tmp_path: Pat
     assert OmegaConf.load(file).dataset.split == word
 
 
-def test_config_yaml_says_the_schemes_name(tmp_path: Path) -> None:
+def test_config_yaml_has_the_schemes_name(tmp_path: Path) -> None:
     save(compose(["quant/pv=hifp8"], None, {}), tmp_path / "config.yaml")
     assert "  name: pv_hifp8\n" in (tmp_path / "config.yaml").read_text()
 
@@ -243,7 +243,7 @@ def test_config_yaml_out_of_range_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "config.yaml")
 
 
-def test_plain_configuration_gives_the_same_experiment_back() -> None:
+def test_plain_configuration_reads_back_as_the_same_experiment() -> None:
     for words in (["quant=more/FA_full_mxfp8", "capture=tensors"], ["launcher=slurm"]):
         experiment = compose(words, None, {})
         container = OmegaConf.to_container(OmegaConf.structured(experiment), enum_to_str=True)
@@ -268,7 +268,7 @@ def test_configuration_of_an_earlier_version_is_read_without_the_keys_that_had_n
         from_plain(content)
 
 
-def test_capture_of_a_run_folder_is_what_reading_all_of_it_says(tmp_path: Path) -> None:
+def test_capture_of_a_run_folder_equals_that_of_its_whole_configuration(tmp_path: Path) -> None:
     save(compose(["training=fast", "capture.control_iter=0"], None, {}), tmp_path / "config.yaml")
     assert read_capture(tmp_path / "config.yaml") == read(tmp_path / "config.yaml").capture
 
@@ -311,7 +311,7 @@ def test_loading_twice_gives_two_experiments_that_share_nothing() -> None:
     ("first", "second"),
     [("training.lr=1", "training.lr=1.5"), ("training.seed=1", "training.seed=1234")],
 )
-def test_sections_that_differ_are_not_taken_for_each_other(first: str, second: str) -> None:
+def test_different_sections_are_not_confused(first: str, second: str) -> None:
     key = first.split("=")[0].split(".")[1]
     values = [getattr(compose([word], None, {}).training, key) for word in (first, second, first)]
     assert values == [float(word.split("=")[1]) for word in (first, second, first)]
@@ -351,7 +351,7 @@ def test_sweep_is_no_key_of_a_run(tmp_path: Path) -> None:
         ("dataset.split='0,1'", "training above 0, got '0,1'"),
     ],
 )
-def test_what_would_do_nothing_or_has_the_wrong_type_is_refused(override: str, words: str) -> None:
+def test_override_without_effect_or_of_the_wrong_type_is_refused(override: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(["training=fast", override])
     assert words in str(caught.value)

@@ -25,7 +25,7 @@ TEXTS = [
     r"\\p{L}+=\\",
     "line\nline",
 ]
-#: What no message may speak of.
+#: Words of Hydra that no message may contain.
 INNER = ("lexer", "token", "antlr", "viable", "mismatched", "extraneous", "hydra", "parse", "EOF")
 
 
@@ -43,7 +43,7 @@ def test_value_that_can_only_be_text_is_that_text(text: str) -> None:
 @pytest.mark.parametrize(
     "word", ["a=1", "a=x y", "a='<x>'", "a=[1,2]", "a=glob(*)", "~a", "a=", "quant@x=b", "a={b: c}"]
 )
-def test_what_can_be_read_stays_as_it_is(word: str) -> None:
+def test_readable_override_is_unchanged(word: str) -> None:
     assert readable([word]) == [word]
 
 
@@ -68,7 +68,7 @@ def test_what_can_be_read_stays_as_it_is(word: str) -> None:
         ("a=range(x)", "range(x) cannot be evaluated; write range(first,end,step); to give it"),
     ],
 )
-def test_what_cannot_be_read_says_why_in_one_line(word: str, reason: str) -> None:
+def test_unreadable_override_is_refused_in_one_line_with_the_reason(word: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         readable(["b=1", word])
     message = str(caught.value)
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_says_why_in_one_line(word: str, reason: str) -> Non
 
 
 @pytest.mark.parametrize("word", ["a=[b", "a='b", "a=<b>,$c", 'a=["<b>]'])
-def test_remedy_can_be_typed_as_it_stands(word: str) -> None:
+def test_remedy_can_be_typed_unchanged(word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         readable([word])
     remedy = str(caught.value).partition(

@@ -1,4 +1,4 @@
-"""Going on from another run's checkpoint."""
+"""Starting from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def numbers_of(run: RunDir) -> list[tuple[object, ...]]:
     ],
     ids=["fp32", "fp16", "delayed"],
 )
-def test_with_its_optimizer_a_run_goes_on_to_the_last_bit(
+def test_run_started_with_the_optimizer_continues_bit_for_bit(
     run_tiny: RunTiny, words: list[str]
 ) -> None:
-    """Weights, padding, moments, loss scale, schedule, amax histories and the place in the data are all there."""
+    """Weights, padding, moments, loss scale, schedule, amax histories and the position in the data are all restored."""
     whole = run_tiny(*FOUR, *words, "checkpoint.every=2", "checkpoint.optimizer=true")
     start = [f"training.start_from={whole.root}@2", "training.start_optimizer=true"]
     again = run_tiny(*FOUR, *words, *start)
@@ -54,7 +54,9 @@ def test_with_its_optimizer_a_run_goes_on_to_the_last_bit(
 
 
 @pytest.mark.slow
-def test_without_it_the_weights_the_schedule_and_the_place_are_taken(run_tiny: RunTiny) -> None:
+def test_without_the_optimizer_weights_schedule_and_position_are_restored(
+    run_tiny: RunTiny,
+) -> None:
     words = [*FOUR, "training.precision=fp32", "training.lr=1e-2"]
     whole = run_tiny(*words, "checkpoint.every=2")
     again = run_tiny(*words, f"training.start_from={whole.root.name}@2")
@@ -67,7 +69,7 @@ def test_without_it_the_weights_the_schedule_and_the_place_are_taken(run_tiny: R
 
 
 @pytest.mark.slow
-def test_another_scheme_is_proved_and_captured_from_its_first_iteration_on(
+def test_another_scheme_is_proved_and_captured_from_its_first_iteration(
     run_tiny: RunTiny,
 ) -> None:
     whole = run_tiny(*FOUR, "checkpoint.every=2")
@@ -103,14 +105,14 @@ def test_identity_has_the_checkpoints_content_and_not_its_path(
 
 def test_path_of_the_run_does_not_depend_on_the_working_directory(tiny: Tiny, in_tmp: Path) -> None:
     (in_tmp / "run").mkdir()
-    given = with_absolute_paths(tiny(*FOUR, "training.start_from=run@2"))
-    assert given.training.start_from == f"{in_tmp / 'run'}@2"
+    experiment = with_absolute_paths(tiny(*FOUR, "training.start_from=run@2"))
+    assert experiment.training.start_from == f"{in_tmp / 'run'}@2"
     assert (
         with_absolute_paths(tiny(*FOUR, "training.start_from=name@2")).training.start_from
         == "name@2"
     )
-    assert first_iteration(given) == 3
-    assert given.capture.first_iteration == 3
+    assert first_iteration(experiment) == 3
+    assert experiment.capture.first_iteration == 3
 
 
 @pytest.mark.parametrize(
@@ -136,15 +138,13 @@ def test_path_of_the_run_does_not_depend_on_the_working_directory(tiny: Tiny, in
         ),
     ],
 )
-def test_words_that_contradict_one_another_are_refused(
-    tiny: Tiny, words: list[str], message: str
-) -> None:
+def test_contradictory_words_are_refused(tiny: Tiny, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(*FOUR, *words)
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_fails_the_run_that_begins_with_it(
+def test_damaged_checkpoint_fails_the_run_that_starts_from_it(
     started: RunDir, run_tiny: RunTiny
 ) -> None:
     weights = folder_of(started, 2) / "model.safetensors"
@@ -160,7 +160,7 @@ def test_damaged_checkpoint_fails_the_run_that_begins_with_it(
 
 
 @pytest.mark.slow
-def test_start_that_cannot_be_is_refused_before_the_run(started: RunDir, tiny: Tiny) -> None:
+def test_impossible_start_is_refused_before_the_run(started: RunDir, tiny: Tiny) -> None:
     name = str(started.root)
     for words, message in [
         ([f"training.start_from={name}@3"], r"no checkpoint of iteration 3; .* has 2, 4"),

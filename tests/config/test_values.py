@@ -1,4 +1,4 @@
-"""Values of a composed configuration that its types accept, and that are refused all the same."""
+"""Values of a composed configuration that are refused although its types accept them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from quantexp.errors import ConfigError
         ),
     ],
 )
-def test_value_that_is_not_what_was_written_is_refused(content: object, words: str) -> None:
+def test_value_of_another_type_is_refused(content: object, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_values(content)
     assert str(caught.value).startswith(words)
@@ -48,7 +48,7 @@ def test_numbers_and_truth_values_of_their_own_keys_pass() -> None:
 
 
 @pytest.mark.parametrize("text", ["1.50", "1e3", "007", "true", "No", "1_000", "0x1f", "'q'"])
-def test_text_is_kept_as_it_is_typed(text: str) -> None:
+def test_text_stays_as_typed(text: str) -> None:
     words = ["launcher=slurm", f"launcher.partition={text}", f"+launcher.environment.A={text}"]
     launcher = compose(words, None, {}).launcher
     assert launcher.partition == text.strip("'")

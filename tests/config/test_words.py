@@ -1,4 +1,4 @@
-"""Overrides that are refused before and after they are parsed, by their words."""
+"""Overrides that are refused before and after parsing, by their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML files that are refused before anything is built of them."""
+"""YAML files that are refused before anything is built from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_file_within_the_limits_passes(tmp_path: Path, text: str) -> None:
     check_yaml(tmp_path / "own.yaml")
 
 
-def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_bytes("a: é".encode("latin-1"))
     assert refusal(file) == " is not UTF-8; save it as UTF-8"

@@ -45,7 +45,7 @@ def opening(experiment: Experiment) -> tuple[RunDir, str | None]:
 
 
 def begin(run: RunDir) -> None:
-    """Leave the folder as a run does that has begun."""
+    """Leave the folder as a started run does."""
     status = read_status(run.status)
     assert status is not None
     write_status(run.status, replace(status, state=State.CANCELLED, started="2026-01-01"))
@@ -78,7 +78,7 @@ def test_new_folder_holds_configuration_provenance_and_status(experiment: Experi
     assert run.logs.is_dir()
 
 
-def test_completed_run_is_skipped_and_says_so(experiment: Experiment) -> None:
+def test_completed_run_is_skipped_with_a_message(experiment: Experiment) -> None:
     complete(opening(experiment)[0])
     run, skipped = opening(experiment)
     assert skipped is not None
@@ -125,7 +125,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
-def test_tensors_put_elsewhere_are_set_aside_with_the_attempt(
+def test_tensors_in_another_folder_are_set_aside_with_the_attempt(
     experiment: Experiment, tmp_path: Path
 ) -> None:
     experiment.capture.dir = str(tmp_path / "big")
@@ -148,19 +148,19 @@ def test_capture_below_the_root_itself_sets_nothing_aside_twice(experiment: Expe
     assert run.config.is_file()
 
 
-def test_more_capture_than_there_is_runs_again(experiment: Experiment) -> None:
+def test_run_with_less_than_the_requested_capture_runs_again(experiment: Experiment) -> None:
     complete(opening(experiment)[0])
     experiment.capture.attn_weights = True
     assert opening(experiment)[1] is None
 
 
-def test_less_capture_than_there_is_is_skipped(experiment: Experiment) -> None:
+def test_run_with_more_than_the_requested_capture_is_skipped(experiment: Experiment) -> None:
     complete(opening(experiment)[0])
     experiment.capture.level = CaptureLevel.stats
     assert opening(experiment)[1] is not None
 
 
-def test_run_that_ended_with_its_capture_is_no_whole_run(experiment: Experiment) -> None:
+def test_run_that_stopped_after_its_capture_is_no_complete_run(experiment: Experiment) -> None:
     experiment.capture.stop_after_capture = True
     complete(opening(experiment)[0], iteration=1)
     assert opening(experiment)[1] is not None
@@ -175,13 +175,13 @@ def test_completed_run_whose_configuration_broke_runs_again(experiment: Experime
     assert opening(experiment)[1] is None
 
 
-# What covers what.
+# Which capture covers which.
 
 FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter=3)
 
 
 @pytest.mark.parametrize(
-    ("earlier", "asked", "covered"),
+    ("earlier", "requested", "covered"),
     [
         ({}, {}, True),
         ({"level": CaptureLevel.stats}, {}, False),
@@ -215,11 +215,11 @@ FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter
         ({"stop_after_capture": True, "name": "a"}, {"name": "b"}, True),
     ],
 )
-def test_capture_covers_what_it_holds(
-    earlier: dict[str, object], asked: dict[str, object], covered: bool
+def test_capture_covers_a_request_for_no_more(
+    earlier: dict[str, object], requested: dict[str, object], covered: bool
 ) -> None:
-    given = replace(FULL, **earlier), replace(FULL, **asked)  # type: ignore[arg-type]
-    assert covers(*given, iterations=10) is covered
+    captures = replace(FULL, **earlier), replace(FULL, **requested)  # type: ignore[arg-type]
+    assert covers(*captures, iterations=10) is covered
 
 
 # The lock, and folders that cannot be written.
@@ -233,7 +233,7 @@ sys.stdin.read()
 """
 
 
-def test_folder_another_process_runs_in_is_refused(experiment: Experiment) -> None:
+def test_folder_in_use_by_another_process_is_refused(experiment: Experiment) -> None:
     run, _ = opening(experiment)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(run.lock)],
@@ -291,7 +291,7 @@ def test_attempt_that_cannot_be_set_aside_is_a_clean_error(experiment: Experimen
 # Provenance.
 
 
-def test_provenance_says_what_ran_and_no_environment(
+def test_provenance_has_what_ran_and_no_environment(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret-of-the-environment")
@@ -309,7 +309,7 @@ def test_provenance_says_what_ran_and_no_environment(
     assert "environment" not in content
 
 
-def test_logs_are_for_the_user_alone_and_the_rest_follows_the_umask(
+def test_logs_are_private_and_the_rest_follows_the_umask(
     experiment: Experiment,
 ) -> None:
     before = os.umask(0o022)
@@ -344,7 +344,7 @@ def test_secret_of_the_environment_in_an_uncommitted_change_is_not_in_the_proven
     assert json.loads(run.provenance.read_text())["source"]["diff"] == "+token = '<SOME_TOKEN>'"
 
 
-# What an earlier attempt left.
+# Earlier attempts.
 
 
 def test_completed_run_whose_tensors_are_gone_runs_again(experiment: Experiment) -> None:
@@ -354,7 +354,7 @@ def test_completed_run_whose_tensors_are_gone_runs_again(experiment: Experiment)
     assert opening(experiment)[1] is None
 
 
-def test_completed_run_of_other_versions_runs_again_and_says_so(experiment: Experiment) -> None:
+def test_completed_run_of_other_versions_runs_again_with_a_message(experiment: Experiment) -> None:
     run, _ = opening(experiment)
     complete(run)
     content = json.loads(run.provenance.read_text())
@@ -370,7 +370,7 @@ def test_completed_run_of_other_versions_runs_again_and_says_so(experiment: Expe
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["status.json", "provenance.json"])
 @pytest.mark.parametrize("force", ["true", "false"])
-def test_damaged_attempt_is_set_aside_and_said_so(
+def test_damaged_attempt_is_set_aside_with_a_message(
     tiny: Callable[..., Experiment], file: str, force: str
 ) -> None:
     run, _ = opening(tiny())
@@ -384,13 +384,13 @@ def test_damaged_attempt_is_set_aside_and_said_so(
     assert (run.attempts / "1" / file).read_text() == "{"
 
 
-def test_space_for_the_last_words_is_reserved(experiment: Experiment) -> None:
+def test_space_for_the_last_messages_is_reserved(experiment: Experiment) -> None:
     run, _ = opening(experiment)
     assert run.reserve.stat().st_size == 1 << 16
 
 
 def test_attempt_that_never_started_is_no_attempt(experiment: Experiment) -> None:
-    """A sweep prepares all its folders first; who starts one prepares it again."""
+    """A sweep prepares all its folders first; the start of a run prepares its folder again."""
     run, _ = opening(experiment)
     experiment.capture.level = CaptureLevel.stats
     assert opening(experiment) == (run, None)
@@ -406,11 +406,11 @@ def test_run_that_waits_in_a_scheduler_is_left_alone(experiment: Experiment) -> 
     before = contents(run.root)
     with open_run(
         experiment, "cpu", [], lambda _, status: f"job {status.job_id} is waiting"
-    ) as found:
-        assert found[0].elsewhere == "job 12_3 is waiting"
+    ) as opened:
+        assert opened[0].elsewhere == "job 12_3 is waiting"
     assert contents(run.root) == before
-    with open_run(experiment, "cpu", [], lambda *_: None) as found:
-        assert found[0].elsewhere is None, "the job is gone: a new attempt is ready"
+    with open_run(experiment, "cpu", [], lambda *_: None) as opened:
+        assert opened[0].elsewhere is None, "the job is gone: a new attempt is ready"
 
 
 HELD_BY_A_JOB = """\
@@ -426,12 +426,12 @@ sys.stdin.read()
 
 @pytest.fixture
 def running_elsewhere(experiment: Experiment) -> Iterator[RunDir]:
-    """A folder in which a job runs, which has the lock."""
+    """A folder in which a job runs that has the lock."""
     run, _ = opening(experiment)
     status = read_status(run.status)
     assert status is not None
-    told = replace(status, state=State.RUNNING, submission="quantexp-1", job_id="12_3")
-    write_status(run.status, told)
+    running = replace(status, state=State.RUNNING, submission="quantexp-1", job_id="12_3")
+    write_status(run.status, running)
     holder = subprocess.Popen(
         [sys.executable, "-c", HELD_BY_A_JOB, str(run.root)],
         stdin=subprocess.PIPE,
@@ -445,7 +445,7 @@ def running_elsewhere(experiment: Experiment) -> Iterator[RunDir]:
         holder.stdin.close()
 
 
-def test_run_that_runs_in_a_job_is_told_at_once_and_left_alone(
+def test_run_in_a_running_job_is_reported_at_once_and_left_alone(
     experiment: Experiment, running_elsewhere: RunDir
 ) -> None:
     before = contents(running_elsewhere.root)
@@ -458,7 +458,7 @@ def test_run_that_runs_in_a_job_is_told_at_once_and_left_alone(
     assert contents(running_elsewhere.root) == before
 
 
-def test_lock_of_a_job_that_is_gone_is_waited_for_and_then_named(
+def test_lock_of_a_vanished_job_is_an_error_after_the_patience(
     experiment: Experiment, running_elsewhere: RunDir
 ) -> None:
     with (
@@ -468,7 +468,7 @@ def test_lock_of_a_job_that_is_gone_is_waited_for_and_then_named(
         pass
 
 
-def test_attempt_that_was_cancelled_before_it_started_is_no_attempt(
+def test_attempt_cancelled_before_its_start_is_no_attempt(
     experiment: Experiment,
 ) -> None:
     run, _ = opening(experiment)
@@ -479,7 +479,7 @@ def test_attempt_that_was_cancelled_before_it_started_is_no_attempt(
     assert not run.attempts.exists()
 
 
-def test_files_that_are_kept_are_copied_into_the_attempt_and_never_missing(
+def test_kept_files_are_copied_into_the_attempt_and_are_never_missing(
     experiment: Experiment,
 ) -> None:
     run, _ = opening(experiment)
@@ -492,7 +492,7 @@ def test_files_that_are_kept_are_copied_into_the_attempt_and_never_missing(
     assert not run.provenance.exists()
 
 
-def test_paths_of_the_saved_configuration_depend_on_no_working_directory(
+def test_paths_of_the_saved_configuration_are_absolute(
     experiment: Experiment, in_tmp: Path
 ) -> None:
     experiment.paths.root, experiment.capture.dir = "runs", "big"
@@ -508,7 +508,7 @@ BEFORE, END, AFTER = (f"2026-01-01T00:00:0{n}.000+00:00" for n in range(3))
 
 
 def ends(experiment: Experiment, state: State, reason: str = "") -> RunDir:
-    """A run that ended so at END."""
+    """Leave a run that ended in this state at END."""
     run, _ = opening(experiment)
     status = read_status(run.status)
     assert status is not None
@@ -530,7 +530,7 @@ def ends(experiment: Experiment, state: State, reason: str = "") -> RunDir:
         (State.RUNNING, "", False),
     ],
 )
-def test_end_of_an_attempt_counts_for_those_who_asked_for_it_before(
+def test_end_of_an_attempt_counts_for_earlier_requests(
     experiment: Experiment, state: State, reason: str, settled: bool
 ) -> None:
     run = ends(experiment, state, reason)
@@ -550,7 +550,7 @@ def test_end_of_an_earlier_attempt_does_not_count(
 
 
 @pytest.mark.parametrize(("since", "skipped"), [(None, False), (BEFORE, True), (AFTER, False)])
-def test_run_that_was_forced_meanwhile_is_not_forced_again(
+def test_run_forced_meanwhile_is_not_forced_again(
     experiment: Experiment, since: str | None, skipped: bool
 ) -> None:
     ends(experiment, State.COMPLETED)
@@ -566,13 +566,13 @@ def test_damaged_attempt_does_not_count(experiment: Experiment) -> None:
         assert folder.ready
 
 
-def test_folder_is_known_without_opening_it(experiment: Experiment) -> None:
+def test_folder_is_determined_without_opening_it(experiment: Experiment) -> None:
     run = run_folder(experiment, "cpu")
     assert not run.root.exists()
     assert opening(experiment)[0] == run
 
 
-def test_source_that_is_known_already_is_not_asked_for(experiment: Experiment) -> None:
+def test_known_source_is_not_determined_again(experiment: Experiment) -> None:
     with open_run(experiment, "cpu", [], source={"commit": "0123", "diff": None}) as (folder, _):
         source = json.loads(folder.run.provenance.read_text())["source"]
         assert source == {"commit": "0123", "diff": None, "snapshot": folder.snapshot.name}

@@ -39,14 +39,14 @@ def test_work_counts_every_iteration_that_the_run_itself_takes() -> None:
     assert work(experiment).iterations == 2
 
 
-def test_time_is_products_and_what_is_done_to_every_parameter() -> None:
+def test_time_is_that_of_products_and_parameter_updates() -> None:
     experiment = composed()
     products = work(experiment).flop / 100e9
     updates = 8 * num_parameters(experiment.model) * module._BYTES_PER_PARAMETER / 10e9
     assert seconds() == pytest.approx(products + updates)
 
 
-def test_recomputation_and_evaluation_take_forward_passes_more() -> None:
+def test_recomputation_and_evaluation_take_additional_forward_passes() -> None:
     experiment = composed()
     products = work(experiment).flop / 100e9
     assert seconds("training.recompute=full") - seconds() == pytest.approx(products / 3)
@@ -60,7 +60,7 @@ def test_processes_share_a_cpu_and_each_updates_all_parameters() -> None:
     assert more == pytest.approx(updates)
 
 
-def test_fewer_threads_than_were_measured_take_longer() -> None:
+def test_fewer_threads_than_measured_take_longer() -> None:
     products = work(composed()).flop / 100e9
     assert seconds("launcher.num_threads=1") - seconds() == pytest.approx(products)
     assert seconds("launcher.num_threads=9") == seconds()
@@ -73,7 +73,7 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert takes.gflop_per_s == 200.0
 
 
-def test_nothing_is_known_where_the_gpu_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_on_a_full_gpu_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -82,7 +82,7 @@ def test_nothing_is_known_where_the_gpu_is_full(monkeypatch: pytest.MonkeyPatch)
     assert duration(composed()) is None
 
 
-def test_nothing_is_known_of_a_job() -> None:
+def test_time_of_a_job_is_unknown() -> None:
     assert duration(composed("launcher=slurm")) is None
 
 

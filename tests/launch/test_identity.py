@@ -1,4 +1,4 @@
-"""What a run's hash covers, and what it does not."""
+"""What a run's hash covers and what it does not."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def after(base: Experiment, key: str, value: object) -> str:
         ("dataset.split", "90,10,0"),
     ],
 )
-def test_what_decides_the_numbers_changes_the_hash(
+def test_key_that_affects_the_numbers_changes_the_hash(
     base: Experiment, key: str, value: object
 ) -> None:
     assert after(base, key, value) != digest(base)
@@ -132,13 +132,13 @@ def test_what_decides_the_numbers_changes_the_hash(
         ("quant.rules", [Rule(iterations=[9, None], format="bf16")]),
     ],
 )
-def test_what_does_not_decide_the_numbers_leaves_the_hash(
+def test_key_that_does_not_affect_the_numbers_leaves_the_hash(
     base: Experiment, key: str, value: object
 ) -> None:
     assert after(base, key, value) == digest(base)
 
 
-def test_leaving_out_steps_is_no_part_of_a_hash(base: Experiment) -> None:
+def test_handling_of_nonfinite_steps_is_no_part_of_the_hash(base: Experiment) -> None:
     assert "nonfinite" not in identity(base, "cpu")["training"]
 
 
@@ -146,7 +146,7 @@ def test_device_class_changes_the_hash(base: Experiment) -> None:
     assert digest(base, "NVIDIA H200") != digest(base, "cpu")
 
 
-def test_folder_says_model_dataset_scheme_and_hash(base: Experiment) -> None:
+def test_folder_name_has_model_dataset_scheme_and_hash(base: Experiment) -> None:
     name = folder_name(base, identity(base, "cpu"))
     assert re.fullmatch(r"llama32-1b_wikipedia_FA_linear_mxfp8-[0-9a-f]{8}", name)
 
@@ -267,7 +267,7 @@ def test_missing_tokenizer_path_says_what_to_give(base: Experiment, tmp_path: Pa
 def test_content_that_changes_under_the_same_path_changes_the_hash(
     base: Experiment, prepared: Callable[[str, str], Path]
 ) -> None:
-    """Points of a sweep share what was read of their data, as long as the files are the same."""
+    """Points of a sweep share the digest of their data, as long as the files are the same."""
     prefix = prepared("here", "one text")
     experiment = with_data(base, prefix)
     before = digest(experiment)
@@ -291,7 +291,7 @@ def test_data_is_read_once_for_all_points(
     assert len(read) == 1
 
 
-def test_parts_that_a_model_has_not_leave_its_hash_as_it_was(base: Experiment) -> None:
+def test_absent_parts_of_a_model_leave_its_hash_unchanged(base: Experiment) -> None:
     model = identity(base, "cpu")["model"]
     assert "mla" not in model
     assert "moe" not in model
@@ -307,13 +307,13 @@ def test_parts_that_a_model_has_not_leave_its_hash_as_it_was(base: Experiment) -
         "model.mla.yarn.mscale=1",
     ],
 )
-def test_attention_and_experts_decide_the_numbers(word: str) -> None:
+def test_attention_and_experts_change_the_hash(word: str) -> None:
     words = ["training=fast", "model=deepseek2_lite"]
     assert digest(compose([*words, word], None, {})) != digest(compose(words, None, {}))
 
 
-def test_kept_copies_of_weights_count_where_they_share_a_draw_alone(base: Experiment) -> None:
-    """Made again, a copy is the same bits, unless each micro-batch rounded it stochastically by itself."""
+def test_weight_cache_counts_only_where_micro_batches_share_a_draw(base: Experiment) -> None:
+    """A recomputed copy has the same bits, unless each micro-batch rounds it stochastically by itself."""
     assert after(base, "training.weight_cache", False) == digest(base)
     words = ["quant=linear_mxfp4", "quant.linear.dgrad.w.rounding=stochastic"]
     drawn = compose(["training=fast", "training.micro_batch_size=1", *words], None, {})
@@ -325,7 +325,7 @@ def test_kept_copies_of_weights_count_where_they_share_a_draw_alone(base: Experi
         assert after(alone, "training.weight_cache", False) == digest(alone), key
 
 
-def test_products_through_fp32_are_in_it_and_torchs_own_kernels_are_not(
+def test_products_through_fp32_are_in_the_identity_and_torchs_own_kernels_are_not(
     base: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def covered(native: bool, device: str = "cpu", **launcher: object) -> dict[str, object]:

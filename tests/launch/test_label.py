@@ -1,4 +1,4 @@
-"""Runs of a sweep are called by what they do not have in common."""
+"""Runs of a sweep are labelled by what they do not have in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def make(tiny: Callable[..., Experiment]) -> Callable[..., Experiment]:
     return make
 
 
-def test_schemes_alone_are_called_by_their_names(make: Callable[..., Experiment]) -> None:
+def test_runs_that_differ_in_the_scheme_alone_are_labelled_by_it(
+    make: Callable[..., Experiment],
+) -> None:
     assert labels([make(scheme="bf16"), make(scheme="FA_mxfp8")]) == ["bf16", "FA_mxfp8"]
     assert labels([make()]) == ["bf16"]
 
@@ -33,7 +35,7 @@ def test_model_and_dataset_are_named_where_they_differ(make: Callable[..., Exper
     assert labels([one, other]) == ["wikipedia bf16", "dolma bf16"]
 
 
-def test_runs_of_one_name_are_told_apart_by_the_keys_that_differ(
+def test_runs_of_one_name_are_labelled_by_the_keys_that_differ(
     make: Callable[..., Experiment],
 ) -> None:
     experiments = [make(1), make(2), make(2, scheme="FA_mxfp8")]

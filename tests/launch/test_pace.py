@@ -1,4 +1,4 @@
-"""How fast a run goes."""
+"""The speed of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_time_left_is_at_the_median_of_the_iterations_after_the_first(make_run: 
     assert pace(run, Status(iteration=3, iterations=8)) == Pace(2.0, 64.0, 12.5)
 
 
-def test_what_is_not_finite_or_cut_is_none(make_run: MakeRun) -> None:
+def test_nonfinite_or_truncated_values_are_none(make_run: MakeRun) -> None:
     run = make_run()
     run.metrics.write_text(line(1, 2.0) + line(2, 2.0, loss=None) + '{"loss": 1.5, "step')
     assert pace(run, Status(iteration=2, iterations=8)) == Pace(None, 64.0, 12.0)

@@ -1,4 +1,4 @@
-"""The measured rate of matrix products: cheap on any machine, and of the products that training takes."""
+"""The measured rate of matrix products: cheap on any machine, and of the products of training."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Seconds that pass with the work of products alone, at a rate of so many FLOP/s."""
+    """A clock that only matrix products advance, at `flop_per_s`."""
 
     def __init__(self, flop_per_s: float) -> None:
         self.flop_per_s, self.now_s = flop_per_s, 0.0
         self.sizes: list[int] = []
-        #: How many of the first calls each take so many seconds longer while there are several threads.
+        #: How many of the first calls take longer, each by this many seconds, while there are several threads.
         self.interrupted, self.longer_s = 0, 0.0
 
     def perf_counter(self) -> float:
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Threads:
-    """torch's number of threads, which is set here alone."""
+    """Stands in for torch's number of threads."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -58,7 +58,7 @@ def _forget() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("flop_per_s", [1e8, 1e11, 1e13])
-def test_rate_is_that_of_the_products_and_the_budget_holds_on_any_machine(
+def test_rate_is_that_of_the_products_within_the_budget_on_any_machine(
     monkeypatch: pytest.MonkeyPatch, flop_per_s: float
 ) -> None:
     clock = Clock(flop_per_s)
@@ -85,7 +85,7 @@ def test_interrupted_samples_leave_the_rate_as_it_is(
 
 
 @pytest.mark.parametrize("is_native", [True, False])
-def test_products_are_measured_as_training_makes_them(
+def test_products_are_measured_through_fp32_where_training_uses_it(
     monkeypatch: pytest.MonkeyPatch, is_native: bool
 ) -> None:
     through = set()
@@ -108,7 +108,7 @@ def test_rate_has_three_significant_digits(rate: float, words: str) -> None:
     assert rate_in_words(rate) == f"{words} GFLOP/s"
 
 
-def test_measured_are_the_three_products_of_a_linear_layer(
+def test_the_three_products_of_a_linear_layer_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     orders = []

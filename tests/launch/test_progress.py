@@ -1,4 +1,4 @@
-"""The live line and what it reads."""
+"""The live line and its sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantexp.terminal.units import human_bytes
 LINE = '{"iteration": 2, "loss": 5.5, "tokens_per_s": 1234.5}\n'
 
 
-def test_last_whole_line_is_taken(tmp_path: Path) -> None:
+def test_last_whole_line_is_used(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert last_metrics(run) is None
     run.metrics.write_text("")
@@ -76,13 +76,13 @@ def running(phase: Phase, seconds: float = 130, **values: Any) -> Status:
         (Phase.NONE, 130, {}, ""),
     ],
 )
-def test_activity_says_what_runs_now_and_for_how_long(
+def test_activity_is_the_current_phase_and_its_duration(
     phase: Phase, seconds: float, values: dict[str, Any], words: str
 ) -> None:
     assert activity(running(phase, seconds, **values)) == words
 
 
-def shown(line: RunLine, width: int) -> str:
+def text_of(line: RunLine, width: int) -> str:
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(lines_table([line], width))
     (text,) = out.getvalue().splitlines()
@@ -103,7 +103,7 @@ def line() -> RunLine:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_a_line_of_any_width_keeps_iteration_loss_and_time_left(line: RunLine, width: int) -> None:
-    text = shown(line, width)
+    text = text_of(line, width)
     assert len(text) <= width
     for words in ("2/8", "loss 5.5000", "13m left", "FA_linear_mxfp8"):
         assert words in text
@@ -111,7 +111,7 @@ def test_a_line_of_any_width_keeps_iteration_loss_and_time_left(line: RunLine, w
 
 
 def test_a_wide_line_has_everything(line: RunLine) -> None:
-    assert shown(line, 160).split("  ") == [
+    assert text_of(line, 160).split("  ") == [
         "llama32-1b wikipedia FA_linear_mxfp8",
         "2/8",
         "loss 5.5000",
@@ -123,9 +123,9 @@ def test_a_wide_line_has_everything(line: RunLine) -> None:
     ]
 
 
-def test_a_narrow_line_leaves_out_what_is_worth_least(line: RunLine) -> None:
+def test_a_narrow_line_omits_what_is_least_important(line: RunLine) -> None:
     line.name = "FA_linear_mxfp8"
-    assert shown(line, 80).startswith(
+    assert text_of(line, 80).startswith(
         "FA_linear_mxfp8  2/8  loss 5.5000  13m left  capturing iteration 3, micr"
     )
 
@@ -163,12 +163,12 @@ def test_without_a_terminal_there_are_plain_lines(
     )
 
 
-def test_every_run_is_told_of_however_soon_it_follows_another() -> None:
-    told: list[str] = []
-    plain = PlainLines(told.append)
-    for i in range(20):  # each in the place in memory that the one before had
+def test_every_run_has_a_line_however_soon_it_follows_another() -> None:
+    lines: list[str] = []
+    plain = PlainLines(lines.append)
+    for i in range(20):  # each at the memory address of the one before
         plain.update(RunLine("s", status=running(Phase.BUILDING)), f"{i} ")
-    assert told == [f"{i} building the model for 2m" for i in range(20)]
+    assert lines == [f"{i} building the model for 2m" for i in range(20)]
 
 
 def test_broken_status_does_not_end_the_line(tmp_path: Path) -> None:

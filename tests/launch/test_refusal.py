@@ -23,7 +23,7 @@ Make = Callable[..., Experiment]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Gives this machine so many GB."""
+    """Sets the memory of this machine."""
 
     def has(gb: float) -> None:
         for module in ("quantexp.memory.room", "quantexp.launch.refusal"):
@@ -53,7 +53,7 @@ def test_single_run_is_refused_in_one_line_with_what_would_fit(
     assert not list(in_tmp.iterdir()), "nothing was started"
 
 
-def test_advice_is_computed_once_and_for_what_is_refused_alone(
+def test_advice_is_computed_once_and_only_for_refused_runs(
     tiny: Make, machine: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advised = []
@@ -88,13 +88,17 @@ def test_sweep_names_every_run_that_does_not_fit_and_starts_none(
     assert not list(in_tmp.iterdir())
 
 
-def test_sweep_of_which_nothing_fits_says_so(tiny: Make, machine: Callable[[float], None]) -> None:
+def test_sweep_of_which_no_run_fits_is_refused(
+    tiny: Make, machine: Callable[[float], None]
+) -> None:
     machine(0.1)
-    told = refused(tiny("quant=bf16"), tiny("quant=FA_mxfp8"))
-    assert told.startswith("2 of 2 runs do not fit in memory, and none of them was started; ")
+    message = refused(tiny("quant=bf16"), tiny("quant=FA_mxfp8"))
+    assert message.startswith("2 of 2 runs do not fit in memory, and none of them was started; ")
 
 
-def test_ignore_starts_what_does_not_fit(tiny: Make, machine: Callable[[float], None]) -> None:
+def test_ignore_starts_a_run_that_does_not_fit(
+    tiny: Make, machine: Callable[[float], None]
+) -> None:
     machine(0.1)
     experiment = tiny("memory=ignore")
     require_memory([Request(experiment)])
@@ -103,14 +107,12 @@ def test_ignore_starts_what_does_not_fit(tiny: Make, machine: Callable[[float], 
 
 def test_word_that_is_neither_check_nor_ignore_is_refused(capsys: Captured) -> None:
     assert main(["training=fast", "memory=ignored"]) == 1
-    told = capsys.readouterr().err
-    assert "memory" in told
-    assert "check, ignore" in told
+    error = capsys.readouterr().err
+    assert "memory" in error
+    assert "check, ignore" in error
 
 
-def test_run_that_has_completed_is_not_refused(
-    tiny: Make, machine: Callable[[float], None]
-) -> None:
+def test_completed_run_is_not_refused(tiny: Make, machine: Callable[[float], None]) -> None:
     experiment = tiny("capture=off")
     with open_run(experiment, "cpu", ["test"]) as (folder, _):
         status = read_status(folder.run.status)
@@ -122,7 +124,7 @@ def test_run_that_has_completed_is_not_refused(
     assert "do not fit in 0.1 GB" in refused(tiny("capture=off", "training.seed=7"))
 
 
-def test_run_without_its_data_is_left_to_say_so(
+def test_run_without_its_data_is_not_refused_here(
     tiny: Make, machine: Callable[[float], None]
 ) -> None:
     machine(0.1)
@@ -146,7 +148,7 @@ def test_runs_at_once_have_to_fit_together(tiny: Make, machine: Callable[[float]
     assert too_large_together([tiny("launcher.max_parallel=4", "memory=ignore")] * 9) is None
 
 
-def test_retry_and_resume_refuse_too_and_take_the_word(
+def test_resume_refuses_too_and_takes_memory_ignore(
     tiny: Make, machine: Callable[[float], None], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = tiny()

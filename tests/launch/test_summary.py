@@ -44,8 +44,8 @@ def ended(experiment: Experiment, tmp_path: Path) -> Callable[..., Outcome]:
         own = copy.deepcopy(experiment)
         own.quant.name = scheme
         run = RunDir(tmp_path / f"run_of_{scheme}")
-        made = Outcome(own, run, State.COMPLETED, metrics={**METRICS, "loss": loss}, speed=SPEED)
-        return replace(made, **values)  # type: ignore[arg-type]
+        outcome = Outcome(own, run, State.COMPLETED, metrics={**METRICS, "loss": loss}, speed=SPEED)
+        return replace(outcome, **values)  # type: ignore[arg-type]
 
     return make
 
@@ -56,9 +56,9 @@ def printed(show: Callable[[Console], None], width: int = 160) -> str:
     return out.getvalue()
 
 
-def test_summary_says_what_there_is(ended: Callable[..., Outcome]) -> None:
-    made = ended(tensors=64, num_bytes=2_400_000)
-    text = printed(lambda console: print_outcome(made, console))
+def test_summary_has_data_loss_speed_and_capture(ended: Callable[..., Outcome]) -> None:
+    outcome = ended(tensors=64, num_bytes=2_400_000)
+    text = printed(lambda console: print_outcome(outcome, console))
     assert "wikipedia (built-in sample)" in text
     assert "iteration 8, loss 5.0000, 1,234 tokens/s, 1.5 GB" in text
     assert "64 tensors, 2.4 MB" in text
@@ -66,13 +66,13 @@ def test_summary_says_what_there_is(ended: Callable[..., Outcome]) -> None:
     assert "numerics" not in text
 
 
-def test_summary_says_whether_the_numerics_were_verified(ended: Callable[..., Outcome]) -> None:
-    made = ended(verified="not verified: run quantexp verify")
-    text = printed(lambda console: print_outcome(made, console))
+def test_summary_has_the_state_of_the_verification(ended: Callable[..., Outcome]) -> None:
+    outcome = ended(verified="not verified: run quantexp verify")
+    text = printed(lambda console: print_outcome(outcome, console))
     assert re.search(r"^numerics +not verified: run quantexp verify", text, re.MULTILINE)
 
 
-def test_summary_says_where_trackers_have_the_run_and_what_went_wrong(
+def test_summary_has_the_trackers_addresses_and_problems(
     ended: Callable[..., Outcome],
 ) -> None:
     well = {"where": "https://there/[theirs]", "iteration": 8, "ended": True, "trouble": ""}
@@ -90,9 +90,9 @@ def test_summary_says_where_trackers_have_the_run_and_what_went_wrong(
     assert re.search(r"tensorboard +received nothing: OSError: full\s", text)
 
 
-def test_skipped_run_says_why(ended: Callable[..., Outcome]) -> None:
-    made = ended(skipped=True, reason="already [completed]")
-    text = printed(lambda console: print_outcome(made, console))
+def test_skipped_run_has_its_reason(ended: Callable[..., Outcome]) -> None:
+    outcome = ended(skipped=True, reason="already [completed]")
+    text = printed(lambda console: print_outcome(outcome, console))
     assert "skipped" in text
     assert "already [completed]" in text
 
@@ -104,35 +104,35 @@ def test_skipped_run_says_why(ended: Callable[..., Outcome]) -> None:
         ({"tensors": 64}, "statistics of 64 tensors"),
     ],
 )
-def test_capture_is_told_by_what_was_kept(
+def test_capture_is_described_by_what_it_saved(
     ended: Callable[..., Outcome], values: dict[str, int], expected: str
 ) -> None:
-    made = ended(**values)
-    assert expected in printed(lambda console: print_outcome(made, console))
+    outcome = ended(**values)
+    assert expected in printed(lambda console: print_outcome(outcome, console))
 
 
-def test_picture_is_named_where_it_was_drawn(ended: Callable[..., Outcome]) -> None:
-    made = ended()
-    made.run.figures.mkdir(parents=True)
-    (made.run.figures / "quick_analysis.png").write_bytes(b"")
-    text = printed(lambda console: print_outcome(made, console), 400)
+def test_picture_is_named_if_it_was_drawn(ended: Callable[..., Outcome]) -> None:
+    outcome = ended()
+    outcome.run.figures.mkdir(parents=True)
+    (outcome.run.figures / "quick_analysis.png").write_bytes(b"")
+    text = printed(lambda console: print_outcome(outcome, console), 400)
     assert "quick_analysis.png" in text
     assert "figures  " not in text
-    (made.run.figures / "tensor_stats.txt").write_bytes(b"")
-    assert "figures  " in printed(lambda console: print_outcome(made, console), 400)
+    (outcome.run.figures / "tensor_stats.txt").write_bytes(b"")
+    assert "figures  " in printed(lambda console: print_outcome(outcome, console), 400)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_summary_breaks_no_word_and_no_path(ended: Callable[..., Outcome], width: int) -> None:
-    made = ended(tensors=64, num_bytes=2_400_000)
-    made.run.figures.mkdir(parents=True)
-    picture = made.run.figures / "quick_analysis.png"
+    outcome = ended(tensors=64, num_bytes=2_400_000)
+    outcome.run.figures.mkdir(parents=True)
+    picture = outcome.run.figures / "quick_analysis.png"
     picture.write_bytes(b"")
-    lines = printed(lambda console: print_outcome(made, console), width).splitlines()
+    lines = printed(lambda console: print_outcome(outcome, console), width).splitlines()
     assert any(line.endswith(str(picture)) for line in lines)
     label = "llama32-1b cut to 2 of 16 layers, vocabulary 257 of 128,256: 122M parameters"
     assert label in " ".join(" ".join(lines).split())
-    paths = str(made.run.root)
+    paths = str(outcome.run.root)
     assert all(len(line.rstrip()) <= width for line in lines if paths not in line)
 
 
@@ -148,30 +148,30 @@ def test_table_of_a_sweep_fits_and_keeps_loss_gap_and_state(
     assert ("captured" in lines[1]) == (width >= 80)
 
 
-def test_scheme_of_a_run_in_fp32_says_what_it_computes_in(ended: Callable[..., Outcome]) -> None:
-    made = ended()
-    made.experiment.training.precision = Precision.fp32
-    text = printed(lambda console: print_outcome(made, console))
+def test_scheme_of_a_run_in_fp32_names_its_precision(ended: Callable[..., Outcome]) -> None:
+    outcome = ended()
+    outcome.experiment.training.precision = Precision.fp32
+    text = printed(lambda console: print_outcome(outcome, console))
     assert "bf16 (nothing quantised, computed in fp32)" in text
     line = "scheme bf16 quantises nothing; the working precision of these runs is fp32"
-    assert line in printed(lambda console: print_sweep([made, made], [], console))
+    assert line in printed(lambda console: print_sweep([outcome, outcome], [], console))
     bf16 = printed(lambda console: print_sweep([ended(), ended("FA_mxfp8")], [], console))
     assert "working precision" not in bf16
 
 
-def test_one_run_is_called_one(ended: Callable[..., Outcome]) -> None:
+def test_one_run_is_singular(ended: Callable[..., Outcome]) -> None:
     text = printed(lambda console: print_sweep([ended()], [], console))
     assert text.splitlines()[0].strip() == "1 run"
 
 
-def test_statistics_without_values_are_called_so(ended: Callable[..., Outcome]) -> None:
+def test_statistics_without_values_are_labelled_so(ended: Callable[..., Outcome]) -> None:
     outcomes = [ended(tensors=28), ended("FA_mxfp8", tensors=28)]
     text = printed(lambda console: print_sweep(outcomes, [], console))
     assert "28  statistics  completed" in text
     assert "0 B" not in text
 
 
-def test_proof_counts_what_engaged_and_what_is_inconclusive() -> None:
+def test_proof_counts_engaged_and_inconclusive_slots() -> None:
     statuses = [
         ("hifp8", "engaged"),
         ("hifp8", "inconclusive"),
@@ -215,7 +215,7 @@ def test_gap_needs_a_baseline_that_differs_in_nothing_else(ended: Callable[..., 
         assert "+1.2500" not in text
 
 
-def test_table_tells_seeds_apart_and_says_what_the_gap_is_worth(
+def test_table_has_the_seeds_and_the_noise_of_the_gap(
     ended: Callable[..., Outcome],
 ) -> None:
     outcomes = [ended("bf16", 5.0), ended("FA_mxfp8", 5.25)]
@@ -240,7 +240,7 @@ def test_no_name_is_cut_on_a_narrow_terminal(ended: Callable[..., Outcome]) -> N
     assert "…" not in text
 
 
-def test_interrupted_run_is_told_how_to_go_on_and_what_was_saved(
+def test_interrupted_run_is_followed_by_how_to_continue_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -248,19 +248,19 @@ def test_interrupted_run_is_told_how_to_go_on_and_what_was_saved(
     run.root.mkdir(parents=True)
     write_status(run.status, Status(State.CANCELLED, "interrupted", iteration=5, iterations=40))
 
-    def told() -> list[str]:
+    def advice() -> list[str]:
         out = io.StringIO()
         print_how_to_go_on(run, Console(file=out, width=80))
         return out.getvalue().splitlines()
 
-    assert " ".join(told()) == (
+    assert " ".join(advice()) == (
         "5 of 40 iterations were complete, and no checkpoint was saved. To begin again at the first:   quantexp resume "
         "runs/a"
     )
-    assert max(map(len, told())) <= 80
+    assert max(map(len, advice())) <= 80
     for iteration in (2, 4):
         folder_of(run, iteration).mkdir(parents=True)
-    assert told() == [
+    assert advice() == [
         "5 of 40 iterations were complete. To begin again at the first:",
         "  quantexp resume runs/a",
         "To begin another run with its last checkpoint:",
@@ -269,7 +269,7 @@ def test_interrupted_run_is_told_how_to_go_on_and_what_was_saved(
 
 
 @pytest.mark.parametrize(
-    ("left", "failed", "told"),
+    ("left", "failed", "advice"),
     [
         (
             2,
@@ -283,10 +283,10 @@ def test_interrupted_run_is_told_how_to_go_on_and_what_was_saved(
         (0, 0, []),
     ],
 )
-def test_interrupted_sweep_is_told_to_resume_what_is_left_and_to_retry_what_failed(
-    left: int, failed: int, told: list[str]
+def test_interrupted_sweep_is_followed_by_resume_for_the_rest_and_retry_for_failures(
+    left: int, failed: int, advice: list[str]
 ) -> None:
     out = io.StringIO()
     listing = Path("runs/sweeps/1.json").absolute()
     print_how_to_go_on_with_sweep(listing, left, failed, 3, Console(file=out, width=80))
-    assert out.getvalue().splitlines() == told
+    assert out.getvalue().splitlines() == advice

@@ -1,4 +1,4 @@
-"""A launcher of another package, found by its entry point, serves every verb as the two shipped ones do."""
+"""A launcher of another package, with an entry point, serves every verb as the two shipped ones do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = ["training=fast", "capture=off", "launcher.kind=example"]
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> Iterator[None]:
-    """The package is on the path, as if it was installed."""
+    """Puts the package on the path, as if it were installed."""
     folder = str(Path(__file__).parent / "example")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", folder)

@@ -1,4 +1,4 @@
-"""The plugin is found by Hydra, stays thin, and validates every point before it runs one."""
+"""Hydra discovers the plugin, which stays thin and validates every point before it runs one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quantexp.errors import ConfigError
 
 
 def sweep(words: list[str], task: Callable[[DictConfig], Any], folder: Path) -> Any:
-    """A multirun of quantexp's configuration as Hydra itself does it; its sweeper writes into the folder."""
+    """Run a multirun of quantexp's configuration as Hydra does; its sweeper writes into the folder."""
     with configuration(None) as extra:
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
@@ -34,8 +34,8 @@ def sweep(words: list[str], task: Callable[[DictConfig], Any], folder: Path) -> 
 
 
 def test_hydra_discovers_the_plugin() -> None:
-    found = {plugin.__name__ for plugin in Plugins.instance().discover(Launcher)}
-    assert QuantexpLauncher.__name__ in found
+    names = {plugin.__name__ for plugin in Plugins.instance().discover(Launcher)}
+    assert QuantexpLauncher.__name__ in names
 
 
 def test_importing_the_plugin_imports_neither_quantexp_nor_torch() -> None:
@@ -46,7 +46,7 @@ def test_importing_the_plugin_imports_neither_quantexp_nor_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_no_point_runs_where_one_is_no_experiment(in_tmp: Path) -> None:
+def test_no_point_runs_if_one_is_no_experiment(in_tmp: Path) -> None:
     ran: list[object] = []
     with pytest.raises(ConfigError, match=r"training\.iterations must be at least 1, got 0"):
         sweep(["training.iterations=5000,0"], ran.append, in_tmp)
@@ -66,7 +66,7 @@ def test_failed_point_does_not_stop_those_after_it(in_tmp: Path) -> None:
     assert ran == [0, 1, 2]
 
 
-def test_jobs_hold_what_the_task_returned(in_tmp: Path) -> None:
+def test_jobs_have_the_task_s_return_values(in_tmp: Path) -> None:
     ((first, second),) = sweep(["training.seed=1,2"], lambda c: c.training.seed, in_tmp)
     assert [first.return_value, second.return_value] == [1, 2]
     assert first.status is JobStatus.COMPLETED

@@ -9,16 +9,16 @@ import pytest
 from hydra.test_utils.launcher_common_tests import IntegrationTestSuite, LauncherTestSuite
 from hydra.version import VersionBase, __compat_version__
 
-#: The suite's programs give no version_base, of which Hydra itself warns.
+#: The suite's programs set no version_base, and Hydra itself warns about that.
 pytestmark = pytest.mark.filterwarnings("ignore:Future Hydra versions:UserWarning")
 
 
 @pytest.fixture(autouse=True)
 def _as_in_a_fresh_process(hydra_restore_singletons: None) -> Iterator[None]:
-    """quantexp's own tests tell Hydra a version to behave like; the suite's programs tell none.
+    """Forgets version_base: quantexp's own tests set it, the suite's programs do not.
 
-    The handlers which those programs give the root logger are taken away again: they write into folders which the suite
-    deletes, so that the next message of any later test would raise FileNotFoundError.
+    Removes the handlers which those programs add to the root logger: they write into folders which the suite deletes,
+    so the next message of any later test would raise FileNotFoundError.
     """
     VersionBase.instance().setbase(__compat_version__)
     root = logging.getLogger()
@@ -32,7 +32,7 @@ def _as_in_a_fresh_process(hydra_restore_singletons: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_handler_stays() -> Iterator[None]:
-    """The module leaves the root logger with the handlers it found."""
+    """Leaves the root logger with the handlers that it had before the module."""
     before = set(logging.getLogger().handlers)
     yield
     assert set(logging.getLogger().handlers) <= before
@@ -40,7 +40,7 @@ def _no_handler_stays() -> Iterator[None]:
 
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("quantexp", [])])
 class TestLauncher(LauncherTestSuite):
-    """What every launcher does."""
+    """The tests of every launcher."""
 
 
 @pytest.mark.slow
@@ -54,4 +54,4 @@ class TestLauncher(LauncherTestSuite):
     ],
 )
 class TestIntegration(IntegrationTestSuite):
-    """What a program sees that is started with it."""
+    """The tests of a program that uses the launcher."""

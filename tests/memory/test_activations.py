@@ -1,4 +1,4 @@
-"""Predicted activations against the tensors that autograd actually saves."""
+"""Predicted activations against the tensors that autograd saves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tiny = Callable[..., Experiment]
 Q_LORA = "model.mla.q_lora_rank=24"
 
 
-def held_by_autograd(experiment: Experiment) -> int:
+def autograd_bytes(experiment: Experiment) -> int:
     """Bytes of all storages that a forward pass saves, excluding parameters."""
     training = experiment.training
     T, B = training.seq_length, training.micro_batch_size
@@ -61,22 +61,22 @@ MODELS: list[tuple[str, list[str]]] = [
 @pytest.mark.parametrize(
     ("path", "model", "words"),
     [
-        # The path determines what attention saves: each kind of attention is tested with it once, the rest is slow.
+        # The path determines what attention saves: one test for each kind of attention, the rest is slow.
         pytest.param(path, *model, marks=[] if path == "plain" or i in (0, 2) else pytest.mark.slow)
         for path in ("plain", "fused", "tiled")
         for i, model in enumerate(MODELS)
     ],
     ids=str,
 )
-def test_what_is_kept_is_what_autograd_holds(
+def test_predicted_activations_are_those_of_autograd(
     tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str], path: str
 ) -> None:
-    """Masks, rotary tables, indices and the router's own are not counted: under a twentieth even at this width."""
+    """Masks, rotary tables, indices and the router's own tensors are not counted: under 5 % even at this width."""
     sizes = ["training.seq_length=256", "model.hidden_size=256", f"training.attention={path}"]
     experiment = tiny(*tiny_models[model], *sizes, *words)
-    counted = activation_bytes(experiment.model, experiment.training, is_cpu=True)
-    held = held_by_autograd(experiment)
-    assert 0.95 * held < counted < 1.02 * held
+    predicted = activation_bytes(experiment.model, experiment.training, is_cpu=True)
+    measured = autograd_bytes(experiment)
+    assert 0.95 * measured < predicted < 1.02 * measured
 
 
 def test_on_a_gpu_a_norm_keeps_its_input_as_it_is(tiny: Tiny) -> None:
@@ -89,11 +89,11 @@ def test_on_a_gpu_a_norm_keeps_its_input_as_it_is(tiny: Tiny) -> None:
 
 def test_recomputation_keeps_the_inputs_and_one_layer(tiny: Tiny) -> None:
     whole, again = tiny(), tiny("training.recompute=full")
-    kept = activation_bytes(whole.model, whole.training, is_cpu=True)
+    total = activation_bytes(whole.model, whole.training, is_cpu=True)
     inputs, tokens, last = 2 * 128 * 2, 64 * 2, 128 * (8 + 2)
-    layer = (kept - tokens * last) // 2
-    counted = activation_bytes(again.model, again.training, is_cpu=True)
-    assert counted == tokens * (inputs + last) + layer
+    layer = (total - tokens * last) // 2
+    predicted = activation_bytes(again.model, again.training, is_cpu=True)
+    assert predicted == tokens * (inputs + last) + layer
 
 
 def test_a_large_vocabulary_makes_the_peak_with_its_logits() -> None:

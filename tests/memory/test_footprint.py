@@ -35,11 +35,11 @@ def test_a_short_sequence_has_its_peak_in_the_backward_too() -> None:
 
 
 def test_a_long_sequence_has_its_peak_in_the_backward() -> None:
-    found = parts("training.seq_length=1024", "training.attention=fused")
-    assert found["temporaries"] == pytest.approx((2 + 4) * 16384 * 2048 / 1e9)
+    memory = parts("training.seq_length=1024", "training.attention=fused")
+    assert memory["temporaries"] == pytest.approx((2 + 4) * 16384 * 2048 / 1e9)
 
 
-def test_quantised_operands_have_memory_of_their_own_that_is_used_again() -> None:
+def test_quantised_operands_have_memory_of_their_own_that_is_reused() -> None:
     tokens, w, x, g = 128 * 2, 16384 * 2048, 8192, 16384
     assert parts()["scratch"] == 0
     assert parts("quant=FA_mxfp8")["scratch"] == 0
@@ -48,7 +48,7 @@ def test_quantised_operands_have_memory_of_their_own_that_is_used_again() -> Non
     assert parts("quant=linear_mxfp8", "training.weight_cache=false")["scratch"] == 0
 
 
-def test_products_through_fp32_hold_their_operands_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_through_fp32_have_fp32_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantexp.memory.footprint.multiplies_natively", lambda _: False)
     assert parts()["scratch"] == pytest.approx(SCRATCH_BYTES / 1e9)
     tokens, width = 128 * 2, 32 * 64
@@ -58,18 +58,18 @@ def test_products_through_fp32_hold_their_operands_in_fp32(monkeypatch: pytest.M
     assert parts()["scratch"] == 0
 
 
-def test_a_gpu_has_no_heap_and_an_adam_that_works_on_all_at_once(
+def test_a_gpu_has_no_heap_and_updates_all_parameters_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert parts()["heap"] == HEAP_GB
     monkeypatch.setattr("quantexp.memory.footprint.device_class", lambda _: "NVIDIA H200")
-    found = parts()
-    assert "heap" not in found
+    memory = parts()
+    assert "heap" not in memory
     assert parts("quant=linear_mxfp8")["scratch"] == 0
-    assert found["activations"] + found["temporaries"] == pytest.approx(found["main_gradients"])
+    assert memory["activations"] + memory["temporaries"] == pytest.approx(memory["main_gradients"])
 
 
-def test_a_capture_waits_in_memory_as_far_as_the_queue_holds_it() -> None:
+def test_a_capture_takes_memory_up_to_the_size_of_its_queue() -> None:
     words = ["capture=tensors", "training.seq_length=512"]
     late = parts(*words, "capture.iterations=[3]")["capture"]
     assert late == pytest.approx(0.596, abs=0.001)
@@ -77,7 +77,7 @@ def test_a_capture_waits_in_memory_as_far_as_the_queue_holds_it() -> None:
     assert parts(*words, "capture.iterations=[3]", "capture.level=off")["capture"] == 0
 
 
-def test_what_is_captured_first_stands_where_adams_moments_will_be() -> None:
+def test_the_first_captured_tensors_take_the_memory_of_adams_later_moments() -> None:
     assert parts("capture=tensors")["capture"] == 0
     large = ["training.seq_length=512", "training.micro_batch_size=8", "capture.queue_gb=100"]
     words = ["capture=tensors", *large, "training.global_batch_size=8"]
@@ -89,11 +89,11 @@ def test_what_is_captured_first_stands_where_adams_moments_will_be() -> None:
 
 @pytest.mark.slow
 def test_predicted_memory_is_within_15_percent_of_what_a_run_takes() -> None:
-    """The bound is the promised one; measured is the run's peak resident set, in a separate process.
+    """The bound is the documented one; the measurement is the run's peak resident set, in a separate process.
 
-    The benchmark writes the captured tensors after the iteration, so that the waiting bytes do not depend on the disk.
+    The benchmark writes the captured tensors after the iteration, so that the pending bytes do not depend on the disk.
     """
     words = "quant=bf16 training.seq_length=512 capture=tensors capture.iterations=[2]"
     command = [sys.executable, str(BENCHMARK), "--json", *words.split()]
-    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    assert 0.85 < found["predicted"] / found["measured"] < 1.15
+    result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    assert 0.85 < result["predicted"] / result["measured"] < 1.15

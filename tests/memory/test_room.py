@@ -1,4 +1,4 @@
-"""Suggestions that make a run fit, each verified with the prediction itself."""
+"""Suggestions that make a run fit, each verified with the prediction."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def needed(*words: str) -> float:
     return needed_gb(composed(*words))
 
 
-def found(room_gb: float, *words: str) -> Misfit | None:
+def misfit_of(room_gb: float, *words: str) -> Misfit | None:
     return misfit(composed(*words), Room(room_gb, "this machine"))
 
 
 def ways(room_gb: float, *words: str) -> tuple[str, ...]:
-    misfit_ = found(room_gb, *words)
+    misfit_ = misfit_of(room_gb, *words)
     assert misfit_ is not None
     return misfit_.ways
 
@@ -42,13 +42,13 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.device_class", lambda _: "cpu")
 
 
-def test_what_fits_needs_no_way() -> None:
-    assert found(needed() + 0.01) is None
+def test_run_that_fits_is_no_misfit() -> None:
+    assert misfit_of(needed() + 0.01) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.3, 0.2, 0.15])
-def test_words_that_are_given_make_it_fit(share: float) -> None:
+def test_suggested_words_make_the_run_fit(share: float) -> None:
     room_gb = share * needed()
     for way in ways(room_gb):
         matched = re.fullmatch(r"(.*) takes ([\d.]+) GB", way)
@@ -57,14 +57,16 @@ def test_words_that_are_given_make_it_fit(share: float) -> None:
         assert needed(*matched[1].split()) == pytest.approx(float(matched[2]), abs=0.051)
 
 
-def test_misfit_is_one_line_with_what_is_needed_what_there_is_and_every_way() -> None:
-    told = Misfit(286.44, Room(25.3, "this machine"), ("a=1 takes 25.1 GB", "b=2 takes 20.0 GB"))
-    assert str(told) == (
+def test_misfit_is_one_line_with_the_need_the_room_and_every_way() -> None:
+    too_large = Misfit(
+        286.44, Room(25.3, "this machine"), ("a=1 takes 25.1 GB", "b=2 takes 20.0 GB")
+    )
+    assert str(too_large) == (
         "286.4 GB do not fit in 25.3 GB (this machine): a=1 takes 25.1 GB, or b=2 takes 20.0 GB"
     )
 
 
-def test_one_change_is_enough_where_it_is() -> None:
+def test_one_change_is_advised_if_it_is_enough() -> None:
     (way,) = ways(needed("training.attention=fused") + 0.01)
     assert way.startswith("training.attention=fused takes")
     room_gb = needed("training.recompute=full") + 0.01
@@ -73,13 +75,13 @@ def test_one_change_is_enough_where_it_is() -> None:
     assert way.startswith("training.recompute=full takes"), "no other way takes it"
 
 
-def test_attention_goes_in_tiles_where_the_fused_kernel_cannot() -> None:
+def test_tiled_attention_is_advised_where_the_fused_kernel_cannot_run() -> None:
     room_gb = needed("training.attention=tiled") + 0.01
     (way,) = ways(room_gb, "quant=more/FA_full_mxfp8")
     assert way.startswith("training.attention=tiled takes")
 
 
-def test_sequence_and_layers_go_last_and_what_never_fits_says_so() -> None:
+def test_sequence_and_layers_are_cut_last_and_a_run_that_never_fits_is_reported() -> None:
     all_ = ["training.attention=fused", "training.recompute=full", "training.micro_batch_size=1"]
     shorter, fewer = ways(needed(*all_) - 0.5)
     assert shorter.startswith(f"{' '.join(all_)} training.seq_length=2048 takes")
@@ -105,7 +107,7 @@ def test_no_fewer_layers_are_advised_than_rules_name(rules: list[str], layers: i
         composed(*rules, f"model.num_layers={layers - 1}")
 
 
-def test_what_starts_from_weights_keeps_its_depth() -> None:
+def test_run_that_starts_from_weights_keeps_its_depth() -> None:
     started, weights = composed(), composed()
     started.training.start_from, weights.model.init_from = "earlier@6", "folder"
     quick = compose(["training=fast"], None, {})
@@ -114,16 +116,16 @@ def test_what_starts_from_weights_keeps_its_depth() -> None:
         assert not list(room._quick_test(experiment, 4.0, lambda: quick))
 
 
-def test_what_starts_from_a_run_keeps_the_length_of_its_sequences() -> None:
-    """The start's place in the data is counted in sequences of that run's length."""
+def test_run_that_starts_from_a_run_keeps_its_sequence_length() -> None:
+    """The start's position in the data is counted in sequences of that run's length."""
     all_ = ["training.attention=fused", "training.recompute=full", "training.micro_batch_size=1"]
     room_gb = needed(*all_) - 0.5
     assert any("training.seq_length=" in way for way in ways(room_gb))
     started = composed()
     started.training.start_from = "earlier@6"
-    told = misfit(started, Room(room_gb, "this machine"))
-    assert told is not None
-    (way,) = told.ways
+    too_large = misfit(started, Room(room_gb, "this machine"))
+    assert too_large is not None
+    (way,) = too_large.ways
     assert way.endswith("GB; take a smaller model or another machine")
     assert "seq_length" not in way
 
@@ -135,24 +137,24 @@ def test_float32_may_become_bf16_and_a_queue_of_captures_shorter() -> None:
     assert way.startswith("capture.queue_gb=0.1 takes"), "it changes no number, so it comes first"
 
 
-def test_weights_that_are_not_kept_come_first_where_any_are() -> None:
+def test_dropping_the_weight_cache_is_the_first_advice() -> None:
     scheme = ["quant=linear_mxfp8", "training.global_batch_size=4"]
     room_gb = needed("training.weight_cache=false", *scheme) + 0.01
     assert ways(room_gb, *scheme)[0].startswith("training.weight_cache=false takes")
     assert "weight_cache" not in ways(1.0)[0], "attention alone keeps no weights"
 
 
-def test_fewer_processes_are_advised_where_one_machine_holds_them() -> None:
+def test_fewer_processes_are_advised_on_one_machine() -> None:
     words = ["launcher.num_processes=4"]
     (way,) = [way for way in ways(needed() / 2 + 0.01, *words) if "num_processes" in way]
     assert way == f"launcher.num_processes=2 takes {needed('launcher.num_processes=2'):.1f} GB"
 
 
-def test_quick_test_is_advised_where_it_fits_and_is_not_in_force() -> None:
+def test_quick_test_is_advised_if_it_fits_and_is_not_chosen_yet() -> None:
     quick = compose(["training=fast"], None, {})
-    told = f"training=fast (the quick test) takes {needed_gb(quick):.1f} GB"
+    advice = f"training=fast (the quick test) takes {needed_gb(quick):.1f} GB"
     there = Room(4.0, "this machine")
-    assert told in str(misfit(composed(), there, fast=lambda: quick))
+    assert advice in str(misfit(composed(), there, fast=lambda: quick))
     assert "training=fast" not in str(misfit(composed(), Room(1.0, ""), fast=lambda: quick))
     assert "training=fast" not in str(misfit(composed(), there, fast=lambda: None))
     assert "training=fast" not in str(misfit(quick, Room(2.0, ""), fast=lambda: quick))
@@ -191,7 +193,7 @@ def test_room_is_the_machines_share_of_a_process(monkeypatch: pytest.MonkeyPatch
     ],
     ids=str,
 )
-def test_room_of_a_job_is_what_slurm_is_asked_for(
+def test_room_of_a_job_is_the_request_to_slurm(
     monkeypatch: pytest.MonkeyPatch, words: list[str], there: Room | None
 ) -> None:
     on_gpu = any("gpus_per_node" in word for word in words)
@@ -207,25 +209,25 @@ def test_more_memory_from_slurm_is_advised_in_whole_gigabytes_a_node() -> None:
 
 
 def misfit_ways(experiment: Experiment) -> tuple[str, ...]:
-    told = misfit(experiment, room_of(experiment))
-    assert told is not None
-    return told.ways
+    too_large = misfit(experiment, room_of(experiment))
+    assert too_large is not None
+    return too_large.ways
 
 
-def test_job_that_has_started_has_the_room_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_job_has_the_room_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "host_memory_gb", lambda: 8.0)
     job = composed("launcher=slurm", "launcher.mem_gb=100", "launcher.num_processes=2")
     assert room_here(job) == Room(4.0, "this machine, for each of 2 processes")
 
 
-def test_job_whose_node_shows_no_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_whose_node_shows_no_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "device_class", lambda _: "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    told = (
+    message = (
         "launcher.gpus_per_node=1 was requested, and this node shows no GPU: run quantexp doctor there, or choose "
         "other nodes (launcher.partition), or its CPU (launcher.gpus_per_node=0)"
     )
-    with pytest.raises(RunError, match=re.escape(told)):
+    with pytest.raises(RunError, match=re.escape(message)):
         room_here(composed("launcher=slurm", "launcher.gpus_per_node=1"))
 
 
@@ -243,7 +245,7 @@ def test_room_on_gpus_is_the_smallest_of_theirs(monkeypatch: pytest.MonkeyPatch)
     assert room_of(two) == Room(40.0, "its NVIDIA H100")
 
 
-def test_plan_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_has_the_misfit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "host_memory_gb", lambda: 2.0)
     plan = make_plan(compose(["training=fast"], None, {}))
     assert plan.room_gb == 2.0

@@ -1,4 +1,4 @@
-"""C that is compiled on first use: kept, never loaded for another machine, and no error where it cannot be."""
+"""C compiled on first use: stored, never loaded on another machine, and no error if compiling is impossible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantexp.processes.compiled import library
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of its own, and an empty cache."""
+    """A source file, and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "seven.c"
     path.write_text("int seven(void) { return 7; }\n")
@@ -23,19 +23,19 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def kept(tmp_path: Path) -> list[Path]:
+def stored_files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache/quantexp/compiled").glob("*"))
 
 
-def test_a_library_is_compiled_once_and_kept(source: Path, tmp_path: Path) -> None:
-    found = library(source, "slower").library
-    assert found is not None
-    assert found.seven() == 7
-    (path,) = kept(tmp_path)
-    written = path.stat().st_mtime_ns
+def test_a_library_is_compiled_once_and_stored(source: Path, tmp_path: Path) -> None:
+    handle = library(source, "slower").library
+    assert handle is not None
+    assert handle.seven() == 7
+    (path,) = stored_files(tmp_path)
+    mtime_ns = path.stat().st_mtime_ns
     library.cache_clear()
     assert library(source, "slower").library is not None
-    assert path.stat().st_mtime_ns == written
+    assert path.stat().st_mtime_ns == mtime_ns
 
 
 def test_another_source_processor_or_compiler_is_compiled_anew(
@@ -48,10 +48,10 @@ def test_another_source_processor_or_compiler_is_compiled_anew(
     monkeypatch.setattr(compiled, "_processor", lambda: "another")
     library.cache_clear()
     library(source, "slower")
-    assert len(kept(tmp_path)) == 3
+    assert len(stored_files(tmp_path)) == 3
 
 
-def test_processes_that_compile_at_once_do_not_meet(source: Path, tmp_path: Path) -> None:
+def test_simultaneous_compilations_do_not_interfere(source: Path, tmp_path: Path) -> None:
     words = (
         "import sys; from pathlib import Path; from quantexp.processes.compiled import library; "
         "print(library(Path(sys.argv[1]), '').library.seven())"
@@ -63,7 +63,7 @@ def test_processes_that_compile_at_once_do_not_meet(source: Path, tmp_path: Path
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(run, range(4))) == ["7\n"] * 4
-    assert len(kept(tmp_path)) == 1
+    assert len(stored_files(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_processes_that_compile_at_once_do_not_meet(source: Path, tmp_path: Path
         ("PATH", "", "not compiled: no C compiler (cc, gcc, clang)"),
     ],
 )
-def test_what_stands_in_the_way_is_said_once(
+def test_obstacle_to_compiling_is_reported_once(
     variable: str,
     value: str,
     words: str,
@@ -87,13 +87,13 @@ def test_what_stands_in_the_way_is_said_once(
     monkeypatch.setenv(variable, value)
     assert library(source, "slower").library is None
     library(source, "slower")
-    said = capsys.readouterr().err
-    assert said.startswith(f"seven.c: {words}")
-    assert said.count("\n") == 1
-    assert said.endswith("; slower\n")
+    message = capsys.readouterr().err
+    assert message.startswith(f"seven.c: {words}")
+    assert message.count("\n") == 1
+    assert message.endswith("; slower\n")
 
 
-def test_what_the_compiler_says_is_passed_on(
+def test_message_of_the_compiler_is_passed_on(
     source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source.write_text("not C\n")

@@ -1,4 +1,4 @@
-"""What counts as progress, and when there has been none for too long."""
+"""Signs of progress, and the time without any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 100.0
 
 
 class World:
-    """A clock, and a process with the signs that a test gives it."""
+    """A clock, and a process with signs that a test sets."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -35,7 +35,7 @@ class World:
     def passes(
         self, watch: Watch, seconds: float, step: Callable[[], None] = lambda: None
     ) -> Silence | None:
-        """Look every 5 seconds; the first silence."""
+        """Look every 5 seconds; returns the first silence."""
         end = self.seconds + seconds
         while self.seconds < end:
             self.seconds += 5.0
@@ -96,15 +96,15 @@ def test_wait_may_last_longer_for_one_of_several_ranks(world: World) -> None:
     assert world.passes(watch, 20) is not None
 
 
-def test_process_whose_work_is_to_wait_is_silent_only_while_stopped(world: World) -> None:
+def test_waiting_launcher_is_silent_only_while_stopped(world: World) -> None:
     watch = world.watch(may_wait=None)
     assert world.passes(watch, 20 * LIMIT_S) is None
     world.state = "T"
     assert world.passes(watch, LIMIT_S + 15) is not None
 
 
-def test_time_in_which_nobody_looked_does_not_count(world: World) -> None:
-    """The machine slept on a system whose clock does not stop for that, or both processes were stopped (Ctrl-Z)."""
+def test_time_without_a_look_does_not_count(world: World) -> None:
+    """The machine slept while its clock went on, or both processes were stopped (Ctrl-Z)."""
     watch = world.watch()
     for _ in range(100):
         assert world.passes(watch, LIMIT_S / 2) is None
@@ -114,7 +114,7 @@ def test_time_in_which_nobody_looked_does_not_count(world: World) -> None:
         world.passes(watch, 10)
 
 
-def test_process_that_is_gone_is_not_silent() -> None:
+def test_ended_process_is_not_silent() -> None:
     assert signs_of(2**22 + 1) is None
     watch = Watch(2**22 + 1, 0.01)
     time.sleep(0.02)
@@ -146,7 +146,7 @@ def test_signs_of_a_process_come_from_the_kernel(sleeper: subprocess.Popen[bytes
     assert signs.num_bytes > 0
 
 
-def test_compiler_that_a_process_waits_for_is_its_work() -> None:
+def test_work_of_a_child_counts_as_progress() -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
         try:

@@ -1,4 +1,4 @@
-"""Torch's threads, and those that work beside training."""
+"""Torch's threads, and background threads beside training."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def test_threads_are_fewer_for_a_while_and_never_more() -> None:
 
 
 def test_a_thread_beside_training_works_alone_and_others_as_before() -> None:
-    found, has_started = list[int](), threading.Event()
+    counts, has_started = list[int](), threading.Event()
 
     def work() -> None:
         has_started.wait()
-        found.append(torch.get_num_threads())
+        counts.append(torch.get_num_threads())
 
     beside = started_beside(work, "beside")
     assert torch.get_num_threads() == 2
     has_started.set()
     beside.join()
-    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
     later.start()
     later.join()
-    assert found == [1, 2]
+    assert counts == [1, 2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux lists a process's threads")
@@ -53,16 +53,16 @@ def test_a_thread_beside_training_gets_no_helpers() -> None:
         return {path.name for path in Path("/proc/self/task").iterdir()}
 
     def helpers(started: Callable[[Callable[[], object], str], threading.Thread]) -> int:
-        """How many threads a long operation brings."""
-        found = list[set[str]]()
+        """The number of threads that a long operation starts."""
+        new_tasks = list[set[str]]()
 
         def work() -> None:
             before = tasks()
             torch.ones(1 << 20).add_(1)
-            found.append(tasks() - before)
+            new_tasks.append(tasks() - before)
 
         started(work, "work").join()
-        return len(found[0])
+        return len(new_tasks[0])
 
     def common(work: Callable[[], object], name: str) -> threading.Thread:
         thread = threading.Thread(target=work, name=name)
@@ -74,10 +74,10 @@ def test_a_thread_beside_training_gets_no_helpers() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
-def test_a_thread_beside_training_gives_way() -> None:
+def test_a_thread_beside_training_has_low_priority() -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    found = list[int]()
-    started_beside(lambda: found.append(priority()), "beside").join()
-    assert found == [min(19, priority() + NICE)]
+    priorities = list[int]()
+    started_beside(lambda: priorities.append(priority()), "beside").join()
+    assert priorities == [min(19, priority() + NICE)]

@@ -1,4 +1,4 @@
-"""A process whose main thread is in one long operation ends all the same when it is asked to."""
+"""A process whose main thread is in one long operation still ends on a signal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-ASKED = """\
+PROGRAM = """\
 import hashlib, os, signal, sys, threading, time
 from quantexp.processes import unresponsive
 unresponsive.PATIENCE_S = 0.2
@@ -27,7 +27,7 @@ threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
 {meanwhile}
 print("goes on", flush=True)
 """
-#: One operation of minutes, which releases Python's lock as torch's do.
+#: One operation of minutes that releases Python's lock, as torch's do.
 LONG = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 
 
@@ -35,14 +35,14 @@ LONG = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
     ("meanwhile", "words", "code"),
     [(LONG, "asked\nleft\n", 7), ("time.sleep(1)", "asked\ngoes on\n", 0)],
 )
-def test_only_a_main_thread_that_takes_no_signal_is_left(
+def test_process_leaves_only_if_its_main_thread_handles_no_signal(
     meanwhile: str, words: str, code: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED.format(meanwhile=meanwhile)],
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(meanwhile=meanwhile)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.stdout, done.returncode) == (words, code), done.stderr
+    assert (process.stdout, process.returncode) == (words, code), process.stderr

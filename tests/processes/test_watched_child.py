@@ -1,4 +1,4 @@
-"""Work in a child: its exit code, its signals, and what watches it."""
+"""Work in a child process: its exit code, its signals, and its watch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_handler_of_the_parent_that_raises_ends_the_child_alone() -> None:
         raise KeyboardInterrupt
 
     def look(child: int) -> Callable[[], None]:
-        os.kill(child, signal.SIGTERM)  # the child may not have begun
+        os.kill(child, signal.SIGTERM)  # the child may not have started yet
         return lambda: None
 
     before = signal.signal(signal.SIGTERM, interrupt)

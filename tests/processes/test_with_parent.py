@@ -1,4 +1,4 @@
-"""A process that was started to end with its parent does, in every order of events."""
+"""A process started to end with its parent does so, in every order of events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ time.sleep(60)
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[str]]:
-    """A process whose child is to end with it, and has become the program it was started as."""
+    """A process whose child ends with it; the child has already become its program."""
     process = subprocess.Popen(
         [sys.executable, "-c", STARTS, SCRIPT, ""], stdout=subprocess.PIPE, text=True
     )
@@ -36,7 +36,7 @@ def parent() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def gone(process: psutil.Process, within_s: float = 10) -> bool:
+def has_ended(process: psutil.Process, within_s: float = 10) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -45,18 +45,18 @@ def gone(process: psutil.Process, within_s: float = 10) -> bool:
     return False
 
 
-def test_killed_parent_takes_its_child_along(parent: subprocess.Popen[str]) -> None:
+def test_child_of_a_killed_parent_ends_with_it(parent: subprocess.Popen[str]) -> None:
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
-    while "with_parent" in " ".join(child.cmdline()):  # it has not yet become the program
+    while "with_parent" in " ".join(child.cmdline()):  # the child has not yet become the program
         time.sleep(0.01)
     parent.kill()
-    assert gone(child)
+    assert has_ended(child)
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_parent_that_was_gone_already_is_noticed(reaped: bool) -> None:
-    """Also while its own parent has not yet asked how it ended, so that its process id is still taken."""
+def test_parent_that_ended_before_is_noticed(reaped: bool) -> None:
+    """Also before its own parent has collected its exit status, so that its process id is still in use."""
     dead = subprocess.Popen(["true"])
     if reaped:
         dead.wait()
@@ -64,18 +64,18 @@ def test_parent_that_was_gone_already_is_noticed(reaped: bool) -> None:
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-I", "-S", SCRIPT, str(dead.pid), *command])
-    assert done.returncode == -signal.SIGTERM
+    process = subprocess.run([sys.executable, "-I", "-S", SCRIPT, str(dead.pid), *command])
+    assert process.returncode == -signal.SIGTERM
     assert time.monotonic() - start < 30
     dead.wait()
 
 
-def test_command_finds_its_own_process_id_for_what_it_starts() -> None:
+def test_command_has_its_own_process_id_for_its_children() -> None:
     command = [sys.executable, "-c", f"import os; print(os.getpid(), os.environ[{PARENT!r}])"]
     words = [sys.executable, "-I", "-S", SCRIPT, str(os.getpid()), *command]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    own, told = done.stdout.split()
-    assert own == told
+    process = subprocess.run(words, capture_output=True, text=True, check=True)
+    own, parent_id = process.stdout.split()
+    assert own == parent_id
 
 
 def test_parent_is_read_from_the_environment() -> None:
@@ -83,7 +83,7 @@ def test_parent_is_read_from_the_environment() -> None:
     assert parent_from({}) is None
 
 
-def test_command_that_ends_a_moment_later_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_that_ends_a_moment_later_counts_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = iter([True, True, False])
     monkeypatch.setattr(with_parent, "_lives", lambda pid: next(lives))
     assert with_parent.ended_command({with_parent.COMMAND: "7"}) == 7

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def test_claim_of_another_machine_is_respected_until_it_is_over(run: RunDir) -> None:
+def test_claim_of_another_machine_counts_until_it_is_over(run: RunDir) -> None:
     claim = take_claim(run, FAR)
     assert is_claimed(run)
     with pytest.raises(
@@ -53,8 +53,8 @@ def test_claim_that_nobody_touches_ends_with_its_lease(run: RunDir) -> None:
     take_claim(run)
 
 
-def test_dead_claim_of_this_machine_holds_nobody_up(run: RunDir) -> None:
-    """Its lock was free, or the caller would not be here."""
+def test_dead_claim_of_this_machine_delays_no_process(run: RunDir) -> None:
+    """Its lock was free, or the caller would not have come this far."""
     take_claim(run)
     here = this_machine()
     take_claim(run, Machine("the boot before", here.id, here.host))
@@ -73,7 +73,7 @@ def test_one_of_two_claimants_of_a_number_gets_it(run: RunDir) -> None:
         take_claim(run, disk=OldList(run))
 
 
-def test_process_continues_its_parent_s_claim_also_after_a_gap(
+def test_process_continues_its_parent_s_claim_even_after_a_gap(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = take_claim(run)

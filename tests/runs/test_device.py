@@ -1,4 +1,4 @@
-"""What a run's identity says it computes on."""
+"""The device in a run's identity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantexp.schema import LauncherConfig, Precision
 @pytest.mark.parametrize(
     ("gpus", "kind", "name"), [(0, None, "cpu"), (2, None, "cuda"), (2, "h100", "cuda (h100)")]
 )
-def test_job_is_known_by_what_it_asks_for(gpus: int, kind: str | None, name: str) -> None:
+def test_device_of_a_job_is_its_request(gpus: int, kind: str | None, name: str) -> None:
     launcher = LauncherConfig(kind="slurm", gpus_per_node=gpus, gpu_type=kind)
     assert device_class(launcher) == name
 
@@ -33,12 +33,12 @@ def test_without_a_driver_the_device_is_known_without_torch() -> None:
         "from quantexp.schema import LauncherConfig\n"
         "print(device_class(LauncherConfig()), 'torch' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "cpu False\n", done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.stdout == "cpu False\n", process.stderr
 
 
 @pytest.mark.parametrize(("available", "name"), [(True, "NVIDIA H200"), (False, "cpu")])
-def test_with_a_driver_torch_says_what_the_device_is(
+def test_with_a_driver_torch_names_the_device(
     monkeypatch: pytest.MonkeyPatch, available: bool, name: str
 ) -> None:
     monkeypatch.setattr("quantexp.runs.device.ctypes.CDLL", lambda _: None)
@@ -47,7 +47,7 @@ def test_with_a_driver_torch_says_what_the_device_is(
     assert device_class(LauncherConfig()) == name
 
 
-def test_the_quick_look_at_the_processor_says_what_torch_says() -> None:
+def test_the_quick_look_at_the_processor_agrees_with_torch() -> None:
     multiplies_natively.cache_clear()
     assert multiplies_natively(Precision.fp32)
     for precision, supported in (
@@ -65,14 +65,14 @@ def native_under(setup: str, **environment: str) -> str:
         "print(multiplies_natively(Precision.bf16), 'torch' in sys.modules)\n"
     )
     limits = dict.fromkeys(device._LIMITS, "") | environment
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         env={**os.environ, **limits},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 @pytest.mark.skipif(not device._has_avx512(), reason="a processor with AVX-512")
@@ -103,12 +103,12 @@ def test_a_torch_without_onednn_has_no_kernels(monkeypatch: pytest.MonkeyPatch) 
         ("Features\t: fp asimd bf16", False),
     ],
 )
-def test_avx512_is_what_linux_says(flags: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_avx512_is_read_from_linux(flags: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.Path, "read_text", lambda self: f"processor\t: 0\n{flags}\n")  # type: ignore[attr-defined]
     assert device._has_avx512() is has
 
 
-def test_without_linux_avx512_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_linux_avx512_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(self: object) -> str:
         raise FileNotFoundError
 

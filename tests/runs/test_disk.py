@@ -1,4 +1,4 @@
-"""What a user reads about a file that cannot be written."""
+"""The message for a file that cannot be written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def words_of(file: Path, number: int, num_bytes: int = 0) -> str:
     return words
 
 
-def test_full_disk_is_told_with_what_is_missing_and_what_to_do(
+def test_full_disk_is_reported_with_the_missing_bytes_and_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "_free_bytes", lambda file: 1_500_000)
@@ -60,7 +60,7 @@ def test_each_error_has_its_remedy(tmp_path: Path, number: int, remedy: str) -> 
     assert remedy in words
 
 
-def test_file_of_a_vanished_folder_has_no_free_space_to_tell(tmp_path: Path) -> None:
+def test_message_for_a_vanished_folder_has_no_free_space(tmp_path: Path) -> None:
     assert "free" in words_of(tmp_path / "gone" / "too" / "file", errno.ENOSPC, 5)
 
 

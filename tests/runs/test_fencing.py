@@ -1,4 +1,4 @@
-"""Of several starts of a job the newest alone writes into the run's folder."""
+"""Only the newest of several starts of a job writes into the run's folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quantexp.runs.paths import RunDir
 
 
 def be(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
-    """Be a process of that start."""
+    """Make this a process of that start."""
     monkeypatch.setenv("QUANTEXP_START", start)
 
 
-def test_process_whose_launcher_names_no_starts_may_always_write(
+def test_process_without_numbered_starts_may_always_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("QUANTEXP_START", raising=False)
@@ -50,7 +50,7 @@ def test_start_of_another_job_is_another_one(
     assert not is_ours(run)
 
 
-def test_what_catches_errors_does_not_go_on(
+def test_handler_of_errors_does_not_catch_the_end_of_a_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     be(monkeypatch, "7 0")

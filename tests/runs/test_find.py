@@ -1,4 +1,4 @@
-"""What DIR and RUN may be."""
+"""The allowed values of DIR and RUN."""
 
 from __future__ import annotations
 
@@ -41,42 +41,42 @@ def root(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> 
     return shared.root
 
 
-def names(given: str | None, root: Path) -> list[str]:
-    return [run.root.name for run in scope(given, root).runs]
+def names(target: str | None, root: Path) -> list[str]:
+    return [run.root.name for run in scope(target, root).runs]
 
 
-def test_without_dir_it_is_every_run_of_the_folder_of_runs(root: Path) -> None:
+def test_without_dir_the_scope_is_every_run_below_the_root(root: Path) -> None:
     assert names(None, root) == NAMES
     assert names("runs", root) == NAMES
     assert scope(None, root / "none").runs == ()
 
 
-@pytest.mark.parametrize("given", ["runs/m_d_bf16-00000001", "m_d_bf16-00000001", "bf16-00000001"])
-def test_one_run_by_path_or_name_or_a_part_of_it(root: Path, given: str) -> None:
-    assert names(given, root) == ["m_d_bf16-00000001"]
-    assert scope(given, root).missing == ()
+@pytest.mark.parametrize("target", ["runs/m_d_bf16-00000001", "m_d_bf16-00000001", "bf16-00000001"])
+def test_scope_of_one_run_is_its_path_name_or_a_part_of_it(root: Path, target: str) -> None:
+    assert names(target, root) == ["m_d_bf16-00000001"]
+    assert scope(target, root).missing == ()
 
 
 @pytest.mark.parametrize(
-    "given",
+    "target",
     [
         "runs/sweeps/20261121_050000_000001.json",
         "runs/sweeps/20261121_050000_000001",
         "20261121_050000_000001",
     ],
 )
-def test_sweep_is_its_runs_once_and_what_is_missing(root: Path, given: str) -> None:
-    assert names(given, root) == [NAMES[2], NAMES[0]]
-    assert scope(given, root).missing == (
+def test_scope_of_a_sweep_is_its_runs_once_and_the_missing_ones(root: Path, target: str) -> None:
+    assert names(target, root) == [NAMES[2], NAMES[0]]
+    assert scope(target, root).missing == (
         Missing("m_d_gone-00000008", f"its folder is gone: {root / 'm_d_gone-00000008'}"),
         Missing("-", "did not start: m d odd: no data"),
     )
 
 
-@pytest.mark.parametrize("given", ["runs/submissions/quantexp-1", "quantexp-1"])
-def test_submission_is_its_runs_in_their_order(root: Path, given: str) -> None:
-    assert names(given, root) == NAMES[:2]
-    (missing,) = scope(given, root).missing
+@pytest.mark.parametrize("target", ["runs/submissions/quantexp-1", "quantexp-1"])
+def test_scope_of_a_submission_is_its_runs_in_their_order(root: Path, target: str) -> None:
+    assert names(target, root) == NAMES[:2]
+    (missing,) = scope(target, root).missing
     assert missing.name == "m_d_lost-00000009"
 
 
@@ -85,7 +85,7 @@ def test_part_of_several_names_is_no_scope(root: Path) -> None:
         scope("FA_", root)
 
 
-def test_folder_that_is_not_there_says_what_may_be_given(root: Path) -> None:
+def test_missing_folder_is_refused_with_a_remedy(root: Path) -> None:
     with pytest.raises(RunError) as caught:
         scope("runs/nothing", root)
     assert str(caught.value) == (
@@ -93,7 +93,7 @@ def test_folder_that_is_not_there_says_what_may_be_given(root: Path) -> None:
     )
 
 
-def test_folder_without_runs_says_what_may_be_given(root: Path, tmp_path: Path) -> None:
+def test_folder_without_runs_is_refused_with_a_remedy(root: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(RunError, match=r"data holds no runs: it must be a folder of runs, a run's"):
         scope("data", root)
@@ -121,10 +121,10 @@ def test_submission_without_its_list_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["runs/m_d_FA_mxfp8-00000002", "FA_mxfp8", "00000002", "m_d_FA_mxfp8-00000002"]
+    "target", ["runs/m_d_FA_mxfp8-00000002", "FA_mxfp8", "00000002", "m_d_FA_mxfp8-00000002"]
 )
-def test_run_is_found_by_a_part_of_its_name(root: Path, given: str) -> None:
-    assert find_run(given, root).root == root / "m_d_FA_mxfp8-00000002"
+def test_part_of_a_name_identifies_its_run(root: Path, target: str) -> None:
+    assert find_run(target, root).root == root / "m_d_FA_mxfp8-00000002"
 
 
 def test_part_of_several_names_or_of_none_is_refused(root: Path) -> None:
@@ -140,12 +140,12 @@ def test_part_of_several_names_or_of_none_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("find", [scope, find_run, existing_or_named])
-def test_mistyped_run_is_answered_with_the_one_that_was_meant(
+def test_mistyped_run_is_refused_with_a_suggestion(
     root: Path, find: Callable[[str, Path], object]
 ) -> None:
-    for given, meant in (("FA_mxpf8", "FA_mxfp8"), ("FA_mxpf8-00000002", "FA_mxfp8-00000002")):
+    for word, meant in (("FA_mxpf8", "FA_mxfp8"), ("FA_mxpf8-00000002", "FA_mxfp8-00000002")):
         with pytest.raises(RunError, match=rf"; did you mean {meant}.*\? see quantexp"):
-            find(given, root)
+            find(word, root)
 
 
 def test_a_verb_that_takes_a_path_takes_a_part_of_a_name_too(root: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_verb_that_takes_a_path_takes_a_part_of_a_name_too(root: Path, tmp_pat
         existing_or_named("FA_", root)
 
 
-def test_of_many_fitting_names_some_are_listed_one_on_a_line(root: Path, make_run: MakeRun) -> None:
+def test_some_of_many_fitting_names_are_listed_one_on_a_line(root: Path, make_run: MakeRun) -> None:
     for i in range(4):
         make_run(f"m_d_x-{i}")
     with pytest.raises(RunError) as caught:

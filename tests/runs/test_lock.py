@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def test_second_taker_is_told_who_has_it(run: RunDir) -> None:
+def test_lock_in_use_is_refused_with_its_holder(run: RunDir) -> None:
     lock = take_lock(run)
     write_status(run.status, Status(pid=7, host="there"))
     with pytest.raises(RunInUseError, match=r"is in use by process 7 on there; wait for it, or"):
@@ -50,7 +50,7 @@ def test_holder_that_is_killed_leaves_nothing_stale(run: RunDir) -> None:
     os.close(take_lock(run))
 
 
-def test_looking_does_not_get_in_the_way(run: RunDir) -> None:
+def test_looking_at_the_lock_does_not_interfere_with_taking_it(run: RunDir) -> None:
     os.close(take_lock(run))
     looking = threading.Event()
 
@@ -68,7 +68,7 @@ def test_looking_does_not_get_in_the_way(run: RunDir) -> None:
         watcher.join()
 
 
-def test_lock_is_waited_for_as_long_as_asked(run: RunDir) -> None:
+def test_taking_a_lock_waits_for_the_patience(run: RunDir) -> None:
     lock = take_lock(run)
     threading.Timer(0.5, os.close, [lock]).start()
     start = time.monotonic()
@@ -89,7 +89,7 @@ def test_disk_without_locks_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatc
         take_lock(run)
 
 
-def test_lock_of_any_file_is_seen_until_it_is_given_back(tmp_path: Path) -> None:
+def test_lock_of_any_file_is_visible_until_its_release(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     assert not is_held(file)
     lock = hold(file)
@@ -109,7 +109,7 @@ def test_lock_of_a_file_on_a_disk_without_locks_is_an_error(
         hold(tmp_path / "lock")
 
 
-def test_nobody_holds_a_lock_where_the_disk_has_none(
+def test_file_on_a_disk_without_locks_counts_as_unlocked(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.close(take_lock(run))

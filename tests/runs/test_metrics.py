@@ -32,12 +32,12 @@ def test_a_run_of_one_iteration_has_that_iterations_speed() -> None:
     assert speed_of(lines(7.0)).tokens_per_s == 7.0
 
 
-def test_the_tail_of_a_long_file_says_the_same_as_all_of_it() -> None:
+def test_the_tail_of_a_long_file_gives_the_same_result_as_the_whole() -> None:
     metrics = lines(*range(1, 3 * WINDOW))
     assert speed_of(metrics[-WINDOW:]).tokens_per_s == speed_of(metrics).tokens_per_s
 
 
-def test_nothing_is_said_of_lines_without_numbers() -> None:
+def test_lines_without_numbers_have_no_speed() -> None:
     assert speed_of([]) == Speed()
     assert speed_of([{}, {"iteration": 2, "tokens_per_s": None}]) == Speed()
 
@@ -50,7 +50,7 @@ def test_losses_are_sorted_and_a_repeated_iteration_has_the_later(tmp_path: Path
     assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve((1, 2, 3), (5.0, 4.0, 3.0))
 
 
-def test_non_finite_losses_are_told_apart(tmp_path: Path) -> None:
+def test_non_finite_losses_are_separate(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"iteration": 1, "loss": 5}\n{"iteration": 2, "loss": NaN}\n'
     )

@@ -1,4 +1,4 @@
-"""How a run ended that could not say so itself."""
+"""The end of a run that could not record it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from quantexp.runs.status import State, Status, read_status, write_status
         (1, State.COMPLETED, State.COMPLETED),
         (1, State.FAILED, State.FAILED),
         (2, State.COMPLETED, State.COMPLETED),
-        (2, State.FAILED, State.CANCELLED),  # it failed because another rank was ended
+        (2, State.FAILED, State.CANCELLED),  # it failed because of the end of another rank
         (2, State.RUNNING, State.CANCELLED),
     ],
 )
-def test_interruption_changes_what_was_not_over(
+def test_interruption_changes_only_unfinished_runs(
     tmp_path: Path, num_processes: int, before: State, after: State
 ) -> None:
     run = RunDir(tmp_path)
@@ -47,7 +47,7 @@ def test_ranks_that_ended_because_torchrun_was_killed_have_failed(tmp_path: Path
     )
 
 
-def test_ranks_that_were_asked_to_end_are_cancelled(tmp_path: Path) -> None:
+def test_interrupted_ranks_make_the_run_cancelled(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for rank in range(2):
         write_record(run, rank, RankRecord(1, State.CANCELLED, "interrupted"))

@@ -1,4 +1,4 @@
-"""Where everything is."""
+"""The paths of all files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_attempts_are_counted_from_one(tmp_path: Path) -> None:
     assert run.attempt == 11
 
 
-def test_tensors_are_in_the_run_folder_unless_put_elsewhere(
+def test_tensors_are_in_the_run_folder_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
@@ -46,7 +46,7 @@ def test_tensors_are_in_the_run_folder_unless_put_elsewhere(
     assert run.captured("~/big") == Path("/home/me/big/m_d_s-1")
 
 
-def test_cache_is_as_configured_or_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_the_configured_or_the_user_s_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_dir("~/c") == Path("/home/me/c")
@@ -59,5 +59,5 @@ def test_relative_cache_is_below_the_working_directory(in_tmp: Path) -> None:
     assert cache_dir("c") == in_tmp / "c"
 
 
-def test_shipped_configuration_is_found() -> None:
+def test_shipped_configuration_exists() -> None:
     assert (conf_dir() / "config.yaml").is_file()

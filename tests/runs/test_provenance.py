@@ -1,4 +1,4 @@
-"""What a run was started with."""
+"""The record of a run's start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_provenance_of_a_checkout_names_the_commit() -> None:
         assert len(source["commit"] or "") == 40
 
 
-def test_what_ran_is_added_with_its_verification(tmp_path: Path) -> None:
+def test_device_and_products_are_added_with_the_verification(tmp_path: Path) -> None:
     file = tmp_path / "provenance.json"
     write_json(file, {"command": ["quantexp"]})
     add_what_ran(file, "cpu", {"state": "not verified"})
@@ -32,7 +32,7 @@ def test_what_ran_is_added_with_its_verification(tmp_path: Path) -> None:
     assert content["verified"] == {"state": "not verified"}
 
 
-def test_command_line_is_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_is_recorded_as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/quantexp", "quant=glob(*)", "a b"])
     assert command_line() == ["quantexp", "quant=glob(*)", "a b"]
 

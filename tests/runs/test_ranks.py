@@ -1,4 +1,4 @@
-"""Who a process is, and which of several was the cause of an end."""
+"""The rank of a process, and which rank caused the end of a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_process_without_torchrun_is_the_only_one(monkeypatch: pytest.MonkeyPatc
     assert Rank().alone
 
 
-def test_rank_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_that_of_torchrun_s_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     rank = own_rank(4)
@@ -104,13 +104,13 @@ def test_same_cause_in_many_ranks_is_one_line(run: RunDir) -> None:
     ]
 
 
-def test_what_all_ranks_say_is_said_once(run: RunDir) -> None:
+def test_reason_of_all_ranks_is_reported_once(run: RunDir) -> None:
     leaves(run, 0, failed("not what was declared"))
     leaves(run, 1, failed("not what was declared"))
     assert outcome_of_ranks(run, 2) == (State.FAILED, "not what was declared")
 
 
-def test_rank_without_a_word_is_the_cause_where_the_others_lost_a_peer(run: RunDir) -> None:
+def test_silent_rank_is_the_cause_if_the_others_lost_a_peer(run: RunDir) -> None:
     leaves(run, 0, failed("timed out", lost_peer=True))
     leaves(run, 1, SILENT, log="stuck here")
     state, reason = outcome_of_ranks(run, 2)
@@ -142,7 +142,7 @@ def test_rank_that_was_signalled_first_is_named(run: RunDir) -> None:
     assert outcome_of_ranks(run, 4) == (State.CANCELLED, "interrupted")
 
 
-def test_rank_that_never_started_is_told_with_what_torchrun_printed(run: RunDir) -> None:
+def test_rank_that_never_started_is_reported_with_torchrun_s_output(run: RunDir) -> None:
     leaves(run, 0, CANCELLED)
     run.torchrun_log.write_text("ImportError")
     state, reason = outcome_of_ranks(run, 2)
@@ -150,23 +150,23 @@ def test_rank_that_never_started_is_told_with_what_torchrun_printed(run: RunDir)
     assert reason == f"rank 1 did not start; see {run.torchrun_log}, which ends: ImportError"
 
 
-def test_ranks_that_only_lost_each_other_tell_the_first(run: RunDir) -> None:
+def test_first_of_ranks_that_lost_each_other_is_named(run: RunDir) -> None:
     leaves(run, 0, failed("second", lost_peer=True, at="2"))
     leaves(run, 1, failed("first", lost_peer=True, at="1"))
     assert outcome_of_ranks(run, 2)[1] == f"rank 1: first; see {run.rank_log(1)}"
 
 
-def test_ranks_that_were_all_ended_make_the_run_cancelled(run: RunDir) -> None:
+def test_run_whose_ranks_are_all_cancelled_is_cancelled(run: RunDir) -> None:
     leaves(run, 0, CANCELLED)
     leaves(run, 1, CANCELLED)
     assert outcome_of_ranks(run, 2) == (State.CANCELLED, "interrupted")
 
 
-def test_torchrun_that_failed_after_all_ranks_were_done_changes_nothing(run: RunDir) -> None:
+def test_failure_of_torchrun_after_all_ranks_completed_changes_nothing(run: RunDir) -> None:
     for rank in (0, 1):
         leaves(run, rank, RankRecord(1, State.COMPLETED, "stopped after capture", False, "1"))
     assert outcome_of_ranks(run, 2) == (State.COMPLETED, "stopped after capture")
 
 
-def test_missing_log_is_said(tmp_path: Path) -> None:
+def test_missing_log_is_mentioned(tmp_path: Path) -> None:
     assert log_end(tmp_path / "none") == "it left no log"

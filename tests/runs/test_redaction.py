@@ -1,4 +1,4 @@
-"""Secrets of the environment, wherever their values turn up."""
+"""Secrets of the environment, wherever their values occur."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUE = "aLongSecretValue"
         "TOKEN",
     ],
 )
-def test_variable_whose_name_says_so_holds_a_secret(name: str) -> None:
+def test_variable_with_the_name_of_a_secret_is_one(name: str) -> None:
     assert secrets({name: VALUE, "HOME": "/home/someone"}) == {name: VALUE}
     assert secret_in(f"before {VALUE} after", {name: VALUE}) == name
 
@@ -57,11 +57,11 @@ def test_other_variables_hold_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "true", "none", "7 chars"])
-def test_word_that_may_stand_anywhere_is_no_secret(value: str) -> None:
+def test_common_word_is_no_secret(value: str) -> None:
     assert secrets({"MY_TOKEN": value}) == {}
 
 
-def test_secret_gives_way_to_its_name_in_all_json() -> None:
+def test_secret_is_replaced_by_its_name_in_all_json() -> None:
     environment = {"HF_TOKEN": VALUE, "MY_KEY": f"{VALUE}AndMore"}
     content: dict[str, Any] = {
         "command": ["quantexp", f"a={VALUE}"],

@@ -1,4 +1,4 @@
-"""What a copy of the source leaves out."""
+"""The files that a copy of the source omits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of the source: complete, shared, unchangeable without notice, and what Python then imports."""
+"""Snapshots of the source: complete, shared, checked for changes, and imported by Python."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 from quantexp.errors import RunError
 from quantexp.runs.snapshot import check_snapshot, environment, require_snapshot, take_snapshot
 
-taken = take_snapshot.__wrapped__
+take_uncached = take_snapshot.__wrapped__
 
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    folder: Path = taken(tmp_path / "runs")
+    folder: Path = take_uncached(tmp_path / "runs")
     return folder
 
 
@@ -36,14 +36,14 @@ def test_snapshot_is_laid_out_as_a_wheel_is(snapshot: Path) -> None:
     assert not list(snapshot.rglob("__pycache__"))
 
 
-def test_nobody_else_can_read_or_change_it(snapshot: Path) -> None:
+def test_other_users_cannot_read_or_change_it(snapshot: Path) -> None:
     assert stat.S_IMODE(snapshot.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE((snapshot / "quantexp" / "training" / "worker.py").stat().st_mode) == 0o400
 
 
-def test_same_source_is_kept_once_however_many_ask(tmp_path: Path) -> None:
+def test_same_source_is_stored_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(taken, [tmp_path / "runs"] * 8))
+        folders = set(pool.map(take_uncached, [tmp_path / "runs"] * 8))
     (folder,) = folders
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
@@ -61,7 +61,7 @@ def test_changed_snapshot_is_moved_aside_and_taken_again(
     file = snapshot / "quantexp" / "errors.py"
     file.chmod(0o600)
     file.write_text("changed\n")
-    assert taken(tmp_path / "runs") == snapshot
+    assert take_uncached(tmp_path / "runs") == snapshot
     check_snapshot(snapshot)
     (aside,) = snapshot.parent.glob(".changed-*")
     assert (aside / "quantexp" / "errors.py").read_text() == "changed\n"
@@ -77,7 +77,7 @@ def test_bytecode_of_earlier_versions_is_removed_from_a_snapshot(
     cache = snapshot / "quantexp" / "__pycache__"
     cache.mkdir()
     (cache / "errors.cpython-311.pyc").write_bytes(b"")
-    assert taken(tmp_path / "runs") == snapshot
+    assert take_uncached(tmp_path / "runs") == snapshot
     assert not cache.exists()
     assert not list(snapshot.parent.glob(".changed-*"))
 
@@ -99,7 +99,7 @@ def test_snapshot_that_cannot_be_written_is_a_clean_error(tmp_path: Path) -> Non
     (tmp_path / "runs").write_text("a file")
     words = r"the source cannot be copied: .* cannot be written \(Not a directory\); set paths\.root to another folder"
     with pytest.raises(RunError, match=words):
-        taken(tmp_path / "runs")
+        take_uncached(tmp_path / "runs")
 
 
 def test_snapshot_on_a_full_disk_says_what_is_free(
@@ -111,7 +111,7 @@ def test_snapshot_on_a_full_disk_says_what_is_free(
     monkeypatch.setattr(shutil, "copyfile", full)
     words = r"the source cannot be copied: .* \(No space left on device: .* are free\); free some space on the disk of"
     with pytest.raises(RunError, match=words):
-        taken(tmp_path / "runs")
+        take_uncached(tmp_path / "runs")
     assert not list((tmp_path / "runs" / "snapshots").iterdir())
 
 
@@ -123,7 +123,7 @@ def test_python_imports_the_snapshot_even_inside_a_checkout(snapshot: Path, tmp_
         "import quantexp, quantexp_launchers.local.processes as local; "
         "print(quantexp.__file__, local.__file__, sep='\\n')"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         cwd=checkout,
         env={**os.environ, **environment(snapshot)},
@@ -131,7 +131,7 @@ def test_python_imports_the_snapshot_even_inside_a_checkout(snapshot: Path, tmp_
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [
+    assert process.stdout.split() == [
         str(snapshot / "quantexp" / "__init__.py"),
         str(snapshot / "quantexp_launchers" / "local" / "processes.py"),
     ]

@@ -1,4 +1,4 @@
-"""status.json, whole at every moment."""
+"""status.json is whole at every moment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_phase_of_another_version_is_none(tmp_path: Path) -> None:
     assert read_status(file) == Status(State.RUNNING, phase=Phase.DRAWING)
 
 
-def test_nothing_goes_on_or_waits_after_the_end() -> None:
+def test_ended_status_has_no_phase_and_no_pending_bytes() -> None:
     capture = {"tensors": 64, "queue_bytes": 8_400_000, "bytes_per_s": 5e8}
     status = Status(
         State.RUNNING,
@@ -58,7 +58,7 @@ def test_nothing_goes_on_or_waits_after_the_end() -> None:
     assert never.capture == {}
 
 
-def test_states_are_the_contracts() -> None:
+def test_states_are_the_documented_ones() -> None:
     assert [state.value for state in State] == [
         "pending",
         "running",

@@ -1,4 +1,4 @@
-"""Secrets that a text gives away itself, and what only looks like one."""
+"""Secrets that a text itself reveals, and values that only look like one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One of the two SLURM clusters that setup.sh starts, as tests talk to it.
+"""One of the two SLURM clusters that setup.sh starts, as tests use it.
 
-Each call is a real SLURM command with a time limit, because a client whose server is away waits for minutes. What
-a job's state is comes from slurmctld (`scontrol show job`), which both kinds of cluster have.
+Each call is a real SLURM command with a time limit, because a client whose server is away waits for minutes. A
+job's state comes from slurmctld (`scontrol show job`), which both kinds of cluster have.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Cluster:
     slurm_conf: Path
 
     def env(self) -> dict[str, str]:
-        """This process's environment, for a command that shall meet this cluster."""
+        """This process's environment, for a command that uses this cluster."""
         return {**os.environ, "SLURM_CONF": str(self.slurm_conf)}
 
     def call(
         self, *words: str, stdin: str = "", within_s: float = 30
     ) -> subprocess.CompletedProcess[str]:
-        """Any command with the cluster's environment; its exit code is not looked at.
+        """Run any command in the cluster's environment, whatever its exit code is.
 
         Raises subprocess.TimeoutExpired after `within_s`.
         """
@@ -51,42 +51,42 @@ class Cluster:
         )
 
     def _output(self, *words: str, stdin: str = "") -> str:
-        done = self.call(*words, stdin=stdin)
-        assert done.returncode == 0, (
-            f"{' '.join(words)} exits {done.returncode}: {done.stderr.strip()}"
+        process = self.call(*words, stdin=stdin)
+        assert process.returncode == 0, (
+            f"{' '.join(words)} exits {process.returncode}: {process.stderr.strip()}"
         )
-        return done.stdout
+        return process.stdout
 
     def scontrol(self, *words: str) -> str:
-        """What scontrol prints; an exit code but 0 fails the test."""
+        """The output of scontrol; an exit code other than 0 fails the test."""
         return self._output("scontrol", *words)
 
     def squeue(self, *words: str) -> str:
-        """What squeue prints, without its header."""
+        """The output of squeue, without its header."""
         return self._output("squeue", "--noheader", *words)
 
     def sacct(self, *words: str) -> str:
-        """What sacct prints, without its header, fields between bars; the kind `accounting` alone has it."""
+        """The output of sacct, without its header, fields between bars; only the kind `accounting` has it."""
         return self._output("sacct", "--noheader", "--parsable2", *words)
 
     def sbatch(self, script: str, *options: str) -> str:
-        """Submit the lines of a bash script; the job's id."""
+        """Submit the lines of a bash script and return the job's id."""
         return self._output(
             "sbatch", "--parsable", *options, stdin=f"#!/bin/bash\n{script}\n"
         ).strip()
 
     def jobs(self, job_id: str) -> list[dict[str, str]]:
-        """slurmctld's records of a job, one a task of an array, its pending tasks in one; none once forgotten.
+        """slurmctld's records of a job: one for each task of an array, one for all pending tasks; none once forgotten.
 
         A value ends at the next ` Word=`, so that one with blanks (a command line, a reason) stays whole.
         """
-        done = self.call("scontrol", "show", "job", "--oneliner", job_id)
-        if done.returncode != 0:
-            assert "Invalid job id specified" in done.stderr, done.stderr
+        process = self.call("scontrol", "show", "job", "--oneliner", job_id)
+        if process.returncode != 0:
+            assert "Invalid job id specified" in process.stderr, process.stderr
             return []
         return [
             dict(re.findall(r"(\S+?)=(.*?)(?= \S+?=| *$)", line))
-            for line in done.stdout.splitlines()
+            for line in process.stdout.splitlines()
             if line
         ]
 
@@ -104,7 +104,7 @@ class Cluster:
     def wait_state(
         self, job_id: str, states: str | Collection[str], within_s: float = 30
     ) -> dict[str, str]:
-        """Wait until every task of the job is in one of these states; the states. Later than `within_s` fails."""
+        """Wait until every task of the job is in one of these states and return them; fail after `within_s`."""
         wanted = {states} if isinstance(states, str) else set(states)
         end = time.monotonic() + within_s
         while True:
@@ -116,7 +116,7 @@ class Cluster:
             time.sleep(0.1)
 
     def start_now(self, job_id: str) -> None:
-        """A job that SLURM put back may start in a second, not after the two minutes SLURM makes it wait.
+        """Let a requeued job start in a second, instead of after SLURM's delay of two minutes.
 
         In the second in which its last run was killed the node would refuse it (`Job credential revoked`).
         """
@@ -124,13 +124,13 @@ class Cluster:
         self.scontrol("update", f"jobid={job_id}", "starttime=now")
 
     def down_node(self, node: str) -> None:
-        """Take a node out of service as the controller does when it finds it dead; its jobs are put back."""
+        """Take a node out of service as the controller does for a dead one; SLURM requeues its jobs."""
         self._output(str(SETUP), "down-node", self.kind, node)
 
     def kill_node(self, node: str) -> None:
-        """Kill the node's slurmd as a crash of it does; the controller notices half a minute later.
+        """Kill the node's slurmd, as a crash would; the controller notices half a minute later.
 
-        The tasks of its jobs run on, even beside the job's next run: what the controller cannot reach it cannot end.
+        The tasks of its jobs run on, even beside the job's next run: the controller cannot end what it cannot reach.
         """
         self._output(str(SETUP), "kill-node", self.kind, node)
 
@@ -141,7 +141,7 @@ class Cluster:
     def cancel_all(self) -> None:
         """Cancel every job and wait until the last has left its node."""
         user = f"--user={getpass.getuser()}"
-        # Those that wait first, or they take the places made free.
+        # Pending jobs first, or they take the freed nodes.
         self._output("scancel", "--quiet", "--state=PENDING", user)
         self._output("scancel", "--quiet", user)
         end = time.monotonic() + 60
@@ -150,14 +150,14 @@ class Cluster:
             time.sleep(0.1)
 
     def restore(self) -> None:
-        """No jobs, every node in service."""
+        """Cancel all jobs and put every node into service."""
         self.cancel_all()
         for node in NODES:
             self.start_node(node)
 
 
 def find(kind: str) -> Cluster | None:
-    """The cluster of this kind if it is running."""
+    """The cluster of this kind, if it is running."""
     conf = Path(os.environ.get("QUANTEXP_SLURM_DIR", "/tmp/quantexp-slurm")) / kind / "slurm.conf"
     cluster = Cluster(kind, conf)
     if not conf.exists():

@@ -1,7 +1,7 @@
 """Fixtures for tests against a real SLURM: `cluster` (both kinds in turn), `accounting` and `plain`.
 
-They point SLURM's commands at the cluster, for the test and the code it tests alike, and leave it without jobs. Where
-none is running the test is skipped, and with QUANTEXP_REQUIRE_SLURM=1 it fails.
+They point SLURM's commands at the cluster, for the test and the tested code alike, and leave it without jobs. Without
+a running cluster the test is skipped; with QUANTEXP_REQUIRE_SLURM=1 it fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .cluster import KINDS, Cluster, find
 NOT_RUNNING = "no SLURM test cluster is running; start it with tests/slurm/setup.sh"
 HERE = Path(__file__).parent
 
-_found = cache(find)
+_find_once = cache(find)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Around pytest's own summary, so that this line comes after the long list of what was skipped."""
+    """Wraps pytest's own summary, so that this line comes after the long list of skipped tests."""
     yield
     skipped = terminalreporter.stats.get("skipped", [])
     left_out = sum(NOT_RUNNING in str(report.longrepr) for report in skipped)
@@ -41,17 +41,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 
 def _use(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    found = _found(kind)
-    if found is None:
+    running = _find_once(kind)
+    if running is None:
         if os.environ.get("QUANTEXP_REQUIRE_SLURM") == "1":
             pytest.fail(NOT_RUNNING, pytrace=False)
         pytest.skip(NOT_RUNNING)
     for name in os.environ:
         if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("SLURM_CONF", str(found.slurm_conf))
-    yield found
-    found.restore()
+    monkeypatch.setenv("SLURM_CONF", str(running.slurm_conf))
+    yield running
+    running.restore()
 
 
 @pytest.fixture(params=KINDS)

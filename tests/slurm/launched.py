@@ -1,4 +1,4 @@
-"""Tiny runs in the hands of a real SLURM, as tests start and watch them."""
+"""Tiny runs under a real SLURM: how tests submit and watch them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from quantexp.schema import Experiment
 
 from .cluster import Cluster
 
-#: A run that goes on until it is ended.
+#: A run that goes on until something ends it.
 ENDLESS = ["training.iterations=1000000", "capture=off"]
-#: What every job here asks for.
+#: The request of every job here.
 SMALL = ["launcher=slurm", "launcher.cpus_per_process=1", "launcher.time_min=30"]
-#: Submitted, but not to start before `scontrol release`.
+#: Submits a job that starts only after `scontrol release`.
 HELD = "+launcher.sbatch.hold=true"
-#: Seconds that a start may take: Python, torch, Megatron-Core and the first iterations, on cores that others use too.
+#: Time limit of a start: Python, torch, Megatron-Core and the first iterations, on shared cores.
 START_S = 90.0
 
-_Found = TypeVar("_Found")
+_Value = TypeVar("_Value")
 
 
 def submitted(
     tiny_words: list[str], root: Path, *points: list[str]
 ) -> tuple[list[RunDir], list[str]]:
-    """Submit tiny runs in one go; their folders and the ids of their jobs."""
+    """Submit tiny runs together; returns their folders and the ids of their jobs."""
     common = [*tiny_words, *SMALL, f"paths.root={root}"]
     experiments: list[tuple[Experiment, int]] = [
         (compose([*common, *words], None, {}), 0) for words in points
@@ -43,30 +43,30 @@ def submitted(
 
 
 def status_of(run: RunDir) -> Status:
-    """What the run says of itself."""
+    """The content of the run's status.json."""
     status = read_status(run.status)
     assert status is not None
     return status
 
 
-def until(what: str, look: Callable[[], _Found], within_s: float = START_S) -> _Found:
-    """Look until there is something to be seen; later than `within_s` fails the test."""
+def until(what: str, look: Callable[[], _Value], within_s: float = START_S) -> _Value:
+    """Call `look` until it returns something true, and return that; fail after `within_s`."""
     end = time.monotonic() + within_s
-    while not (found := look()):
+    while not (value := look()):
         assert time.monotonic() < end, f"not {what} after {within_s} s"
         time.sleep(0.1)
-    return found
+    return value
 
 
 def until_state(run: RunDir, *states: State, within_s: float = START_S) -> Status:
-    """The run's status once it is in one of these states."""
+    """Wait until the run is in one of these states; returns its status."""
     words = " or ".join(states)
     until(f"{words} in {run.root}", lambda: status_of(run).state in states, within_s)
     return status_of(run)
 
 
 def start_again(cluster: Cluster, job_id: str) -> None:
-    """Let a job that was put back start now, once its nodes are rid of its last start: they refuse a second one."""
+    """Let a requeued job start now, once its nodes have ended its last start: they refuse a second one."""
     until(f"the end of job {job_id}'s steps", lambda: not _steps(cluster, job_id), 30)
     cluster.start_now(job_id)
 
@@ -74,17 +74,17 @@ def start_again(cluster: Cluster, job_id: str) -> None:
 def _steps(cluster: Cluster, job_id: str) -> list[Path]:
     """The processes of this cluster that manage the job's steps."""
     conf, name = f"SLURM_CONF={cluster.slurm_conf}".encode(), f"[{job_id}.".encode()
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             managers = b"slurmstepd: " in (words := (process / "cmdline").read_bytes())
             if managers and name in words and conf in (process / "environ").read_bytes():
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def until_training(run: RunDir, starts_before: int = 0) -> Status:
-    """The run's status once it has iterations behind it, after so many starts."""
+    """Wait until the run has finished an iteration after `starts_before` restarts; returns its status."""
 
     def trains() -> bool:
         status = status_of(run)

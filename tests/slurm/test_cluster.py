@@ -1,4 +1,4 @@
-"""The test clusters are what the other tests here take them for."""
+"""The test clusters behave as the other tests here expect."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_a_step_runs_on_both_nodes_under_their_names(cluster: Cluster, tmp_path:
     )
     assert sorted(nodes) == list(NODES)
     assert resolved == ("2", "2")
-    # Where the kernel gives setup.sh no namespaces both nodes have this host's name.
+    # If the kernel allows setup.sh no namespaces, both nodes have this host's name.
     assert set(hosts) in ({"n1", "n2"}, {socket.gethostname()})
 
 
-def test_gpus_are_given_to_one_job_each(cluster: Cluster, tmp_path: Path) -> None:
+def test_each_gpu_is_allocated_to_one_job(cluster: Cluster, tmp_path: Path) -> None:
     jobs = [
         cluster.sbatch(
             "echo $CUDA_VISIBLE_DEVICES; sleep 2",
@@ -40,29 +40,29 @@ def test_gpus_are_given_to_one_job_each(cluster: Cluster, tmp_path: Path) -> Non
     ]
     for job in jobs:
         cluster.wait_state(job, "COMPLETED")
-    given = [(tmp_path / name).read_text().strip() for name in "ab"]
-    assert sorted(given) == ["0,1", "2,3"]
+    devices = [(tmp_path / name).read_text().strip() for name in "ab"]
+    assert sorted(devices) == ["0,1", "2,3"]
 
 
 def test_sacct_works_with_accounting(accounting: Cluster) -> None:
     job = accounting.sbatch("exit 3", "--job-name=told", "-o/dev/null")
     accounting.wait_state(job, "FAILED")
-    asked = ("--allocations", f"--jobs={job}", "--format=jobname,state,exitcode")
+    options = ("--allocations", f"--jobs={job}", "--format=jobname,state,exitcode")
     end = time.monotonic() + 20
     while (
-        line := accounting.sacct(*asked).strip()
+        line := accounting.sacct(*options).strip()
     ) != "told|FAILED|3:0" and time.monotonic() < end:
         time.sleep(0.2)
     assert line == "told|FAILED|3:0"
 
 
 def test_sacct_fails_without_accounting(plain: Cluster) -> None:
-    done = plain.call("sacct")
-    assert done.returncode == 1
-    assert "Slurm accounting storage is disabled" in done.stderr
+    process = plain.call("sacct")
+    assert process.returncode == 1
+    assert "Slurm accounting storage is disabled" in process.stderr
 
 
-def test_a_node_taken_down_gives_the_job_back(cluster: Cluster) -> None:
+def test_jobs_of_a_node_taken_down_are_requeued(cluster: Cluster) -> None:
     job = cluster.sbatch("sleep 60", "-wn2", "-o/dev/null")
     cluster.wait_state(job, "RUNNING")
     cluster.down_node("n2")
@@ -74,7 +74,7 @@ def test_a_node_taken_down_gives_the_job_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_node_gives_the_job_back(cluster: Cluster) -> None:
+def test_jobs_of_a_killed_node_are_requeued(cluster: Cluster) -> None:
     job = cluster.sbatch("sleep 100", "-wn1", "-o/dev/null")
     cluster.wait_state(job, "RUNNING")
     cluster.kill_node("n1")
@@ -83,11 +83,11 @@ def test_a_killed_node_gives_the_job_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_hi_takes_the_place_of_lo_which_is_put_back(cluster: Cluster) -> None:
+def test_job_in_hi_preempts_one_in_lo_which_is_requeued(cluster: Cluster) -> None:
     low = cluster.sbatch("sleep 60", "-plo", "-wn1", "--exclusive", "-o/dev/null")
     cluster.wait_state(low, "RUNNING")
     high = cluster.sbatch("sleep 60", "-phi", "-wn1", "--exclusive", "-o/dev/null")
-    # The partition lo grants 10 s of grace, and the node takes up to KillWait, 30 s, more to give the job up.
+    # The partition lo grants 10 s of grace, and the node takes up to KillWait, 30 s, more to release the job.
     cluster.wait_state(high, "RUNNING", within_s=60)
     assert cluster.states(low) == {low: "PENDING"}
     assert cluster.jobs(low)[0]["Restarts"] == "1"

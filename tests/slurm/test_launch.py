@@ -1,4 +1,4 @@
-"""What was submitted is what runs: over two nodes, as planned, and whatever is edited meanwhile."""
+"""A job runs what was submitted: over two nodes, as planned, whatever is edited meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def losses(run: RunDir) -> list[tuple[float, float]]:
 def test_two_nodes_train_exactly_as_one_process_does(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    """The gradients of two nodes are reduced, or the second iteration would have another loss."""
+    """The gradients of two nodes are reduced; otherwise the second iteration would have another loss."""
     two_nodes = ["launcher.num_processes=2", "launcher.nodes=2"]
     (run,), (job_id,) = submitted(tiny_words, tmp_path / "two", [*SHARED, *two_nodes])
     one = execute(
@@ -66,7 +66,7 @@ EDITED = "raise SystemExit('the edited source ran')\n"
 def test_job_runs_what_was_submitted_whatever_is_edited_while_it_waits(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    """A tree of its own is submitted from, then broken while the job is held."""
+    """Submits from a tree of its own and breaks it while the job is held."""
     tree = take_snapshot.__wrapped__(tmp_path / "tree")
     words = [*tiny_words, *SMALL, HELD, f"paths.root={tmp_path / 'runs'}", "training.seed=7"]
     subprocess.run(
@@ -92,7 +92,9 @@ def test_job_runs_what_was_submitted_whatever_is_edited_while_it_waits(
     assert not (job.parent / "__pycache__" / "job.cpython-311.pyc").exists()
 
 
-def test_plan_prints_the_very_script(plain: Cluster, tiny_words: list[str], tmp_path: Path) -> None:
+def test_plan_prints_the_exact_script(
+    plain: Cluster, tiny_words: list[str], tmp_path: Path
+) -> None:
     words = ["launcher.setup=[echo ready]", "launcher.mem_gb=2"]
     experiment = compose([*tiny_words, *SMALL, HELD, f"paths.root={tmp_path}", *words], None, {})
     planned = make_plan(experiment).script

@@ -1,4 +1,4 @@
-"""The ledger against real schedulers: what SLURM does to jobs, seen in the run folders they belong to."""
+"""The ledger against real schedulers: SLURM's actions on jobs, read from their run folders."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ class Sent:
         self.runs = [RunDir(root / f"m_d_s{i}-{time.time_ns():x}") for i in range(count)]
         for task, run in enumerate(self.runs):
             run.root.mkdir()
-            known = {"submission": self.name, "task": task, "job_id": f"{self.id}_{task}"}
+            values = {"submission": self.name, "task": task, "job_id": f"{self.id}_{task}"}
             run.config.write_text("launcher:\n  num_processes: 1\n")
-            write_status(run.status, Status(created=now(), iterations=8, **known))  # type: ignore[arg-type]
+            write_status(run.status, Status(created=now(), iterations=8, **values))  # type: ignore[arg-type]
 
     def begin(self, task: int) -> None:
-        """The run's worker has said that it runs, and that it did 3 iterations."""
-        status = self.told(task)
+        """Write the status of a worker that runs and has done 3 iterations."""
+        status = self.status(task)
         status.state, status.started, status.iteration = State.RUNNING, now(), 3
         write_status(self.runs[task].status, status)
 
-    def told(self, task: int) -> Status:
+    def status(self, task: int) -> Status:
         status = read_status(self.runs[task].status)
         assert status is not None
         return status
 
     def until(self, task: int, fits: Callable[[Standing], bool], within_s: float = 30) -> Standing:
-        """Wait until what is true of a run fits."""
+        """Wait until the standing of a run fits; returns it."""
         end = time.monotonic() + within_s
-        while not fits(found := standing(self.runs[task])):
-            assert time.monotonic() < end, found
+        while not fits(entry := standing(self.runs[task])):
+            assert time.monotonic() < end, entry
             time.sleep(0.2)
-        return found
+        return entry
 
 
 @pytest.fixture
@@ -81,14 +81,14 @@ def send(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
 def test_array_that_runs_and_waits(send: Callable[..., Sent]) -> None:
     sent = send(3, "sleep 60", "-wn1", "--exclusive")
-    sent.until(0, lambda found: found.state is State.RUNNING)
-    sent.until(2, lambda found: "None" not in found.where and found.where.endswith(")"))
-    found = standings(sent.runs)
-    assert [each.state for each in found] == [State.RUNNING, State.PENDING, State.PENDING]
-    assert all(each.alive for each in found)
-    assert found[0].where == f"job {sent.id}_0 running on n1"
-    assert re.fullmatch(rf"job {sent.id}_2 waiting \((Resources|Priority)\)", found[2].where)
-    statuses = [sent.told(task) for task in range(3)]
+    sent.until(0, lambda entry: entry.state is State.RUNNING)
+    sent.until(2, lambda entry: "None" not in entry.where and entry.where.endswith(")"))
+    entries = standings(sent.runs)
+    assert [each.state for each in entries] == [State.RUNNING, State.PENDING, State.PENDING]
+    assert all(each.alive for each in entries)
+    assert entries[0].where == f"job {sent.id}_0 running on n1"
+    assert re.fullmatch(rf"job {sent.id}_2 waiting \((Resources|Priority)\)", entries[2].where)
+    statuses = [sent.status(task) for task in range(3)]
     alone = Status(submission=sent.name, task=1)  # its submitter did not live to write the number
     run = sent.runs[0]
     running, first, second, same = (live_job(run, status) for status in [*statuses, alone])
@@ -99,12 +99,12 @@ def test_array_that_runs_and_waits(send: Callable[..., Sent]) -> None:
     assert second is not None
 
 
-def test_end_of_each_job_is_written_as_the_scheduler_has_it(
+def test_end_of_each_job_is_recorded_as_in_the_scheduler(
     cluster: Cluster, send: Callable[..., Sent]
 ) -> None:
     script = "echo begun; case $SLURM_ARRAY_TASK_ID in 0) exit 3;; 1) kill -9 $$;; 2) exit 0;; *) sleep 60;; esac"
     sent = send(4, script)
-    sent.until(3, lambda found: found.state is State.RUNNING)
+    sent.until(3, lambda entry: entry.state is State.RUNNING)
     cluster.call("scancel", f"{sent.id}_3")
     for task in range(4):
         sent.begin(task)
@@ -112,42 +112,42 @@ def test_end_of_each_job_is_written_as_the_scheduler_has_it(
     states = [settle(each).state for each in standings(sent.runs)]
     assert states == [State.FAILED, State.FAILED, State.FAILED, State.CANCELLED]
     log = f"the end of {sent.folder}/{sent.id}_{{}}_0_log.out:\nbegun"
-    assert [sent.told(task).reason for task in range(4)] == [
+    assert [sent.status(task).reason for task in range(4)] == [
         f"job {sent.id}_0 failed with exit code 3; {log.format(0)}",
-        sent.told(1).reason,
+        sent.status(1).reason,
         f"job {sent.id}_2 has completed, and the run did not; {log.format(2)}",
         "cancelled in the scheduler at iteration 3 of 8",
     ]
-    assert f"job {sent.id}_1 was ended by SIGKILL" in sent.told(1).reason
-    assert [sent.told(task).state for task in range(4)] == states
+    assert f"job {sent.id}_1 was ended by SIGKILL" in sent.status(1).reason
+    assert [sent.status(task).state for task in range(4)] == states
 
 
-def test_run_that_is_put_back_waits_and_runs_again(
+def test_requeued_run_is_pending_and_runs_again(
     cluster: Cluster, send: Callable[..., Sent]
 ) -> None:
     sent = send(1, "sleep 60", "--requeue")
-    sent.until(0, lambda found: found.state is State.RUNNING)
+    sent.until(0, lambda entry: entry.state is State.RUNNING)
     sent.begin(0)
     cluster.scontrol("requeue", f"{sent.id}_0")
-    # SLURM gives the reason some moments after it has put the job back.
+    # SLURM gives the reason some moments after it has requeued the job.
     waiting = f"job {sent.id}_0 waiting (BeginTime)"
-    found = sent.until(0, lambda found: found.where == waiting)
-    assert found.state is State.PENDING
-    assert found.alive
-    assert found.reason == "requeued (by the scheduler)"
-    assert settle(found).status.state is State.RUNNING  # it has not ended
+    entry = sent.until(0, lambda entry: entry.where == waiting)
+    assert entry.state is State.PENDING
+    assert entry.alive
+    assert entry.reason == "requeued (by the scheduler)"
+    assert settle(entry).status.state is State.RUNNING  # it has not ended
     cluster.start_now(f"{sent.id}_0")
-    sent.until(0, lambda found: found.state is State.RUNNING)
+    sent.until(0, lambda entry: entry.state is State.RUNNING)
 
 
 def test_run_whose_node_is_lost_was_preempted(cluster: Cluster, send: Callable[..., Sent]) -> None:
     sent = send(1, "sleep 60", "-wn2", "--no-requeue")
-    sent.until(0, lambda found: found.state is State.RUNNING)
+    sent.until(0, lambda entry: entry.state is State.RUNNING)
     sent.begin(0)
     cluster.down_node("n2")
-    found = sent.until(0, lambda found: not found.alive)
-    assert found.state is State.PREEMPTED
-    assert found.reason == (
+    entry = sent.until(0, lambda entry: not entry.alive)
+    assert entry.state is State.PREEMPTED
+    assert entry.reason == (
         "node n2 was lost at iteration 3 of 8; it will begin again at its first iteration"
     )
 
@@ -157,48 +157,48 @@ def test_run_that_reaches_its_time_limit_was_preempted(
     cluster: Cluster, send: Callable[..., Sent]
 ) -> None:
     sent = send(1, "sleep 600", "--time=1")
-    sent.until(0, lambda found: found.state is State.RUNNING)
+    sent.until(0, lambda entry: entry.state is State.RUNNING)
     sent.begin(0)
-    found = sent.until(0, lambda found: not found.alive, within_s=180)
-    assert found.state is State.PREEMPTED
-    assert found.reason.startswith("the time limit of 1 min was reached at iteration 3 of 8; ")
+    entry = sent.until(0, lambda entry: not entry.alive, within_s=180)
+    assert entry.state is State.PREEMPTED
+    assert entry.reason.startswith("the time limit of 1 min was reached at iteration 3 of 8; ")
 
 
-def test_tasks_that_were_cancelled_before_they_started(
+def test_tasks_cancelled_before_their_start_are_cancelled(
     cluster: Cluster, send: Callable[..., Sent]
 ) -> None:
     sent = send(5, "sleep 60", "--exclusive", "-wn1")
-    sent.until(0, lambda found: found.state is State.RUNNING)
+    sent.until(0, lambda entry: entry.state is State.RUNNING)
     cluster.call("scancel", f"{sent.id}_4")
-    gone = sent.until(4, lambda found: not found.alive)
+    gone = sent.until(4, lambda entry: not entry.alive)
     assert gone.state is State.CANCELLED
     cluster.call("scancel", "--state=PENDING", sent.id)  # the others, together
-    found = standings(sent.runs)
-    assert [each.state for each in found] == [State.RUNNING, *[State.CANCELLED] * 4]
+    entries = standings(sent.runs)
+    assert [each.state for each in entries] == [State.RUNNING, *[State.CANCELLED] * 4]
     assert jobs([f"{sent.id}_4"], past=())[f"{sent.id}_4"].id == sent.id  # in the others' line
 
 
-def test_cancelling_ends_what_waits_and_what_runs(
+def test_cancelling_ends_pending_and_running_jobs(
     cluster: Cluster, send: Callable[..., Sent], capsys: Captured
 ) -> None:
     sent = send(4, "sleep 60", "--exclusive", "-wn1")
     other = send(1, "sleep 60", "-wn2")
-    sent.until(0, lambda found: found.state is State.RUNNING)
+    sent.until(0, lambda entry: entry.state is State.RUNNING)
     sent.begin(0)
     (sent.folder / "tasks.json").write_text(
         json.dumps({"runs": [str(run.root) for run in sent.runs], "snapshot": "", "umask": 18})
     )
     assert main(["cancel", str(sent.folder)]) == 0
     assert capsys.readouterr().out.count("cancelled  m_d_s") == 4
-    assert {sent.told(task).state for task in range(4)} == {State.CANCELLED}
+    assert {sent.status(task).state for task in range(4)} == {State.CANCELLED}
     cluster.wait_state(sent.id, "CANCELLED")
-    assert other.until(0, lambda found: found.state is State.RUNNING).alive
+    assert other.until(0, lambda entry: entry.state is State.RUNNING).alive
     assert main(["status", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert sorted(row["state"] for row in rows) == [*["cancelled"] * 4, "running"]
 
 
-def test_ended_job_is_known_by_accounting_for_ever(
+def test_ended_job_stays_in_accounting(
     accounting: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = Sent(tmp_path / "runs", accounting, 2, "exit 3")
@@ -207,7 +207,7 @@ def test_ended_job_is_known_by_accounting_for_ever(
     while accounting.sacct("-X", "-j", sent.id, "-o", "state").split() != ["FAILED", "FAILED"]:
         assert time.monotonic() < end
         time.sleep(0.2)
-    # The controller forgets in minutes; an empty answer of squeue is what it says then.
+    # The controller forgets in minutes; squeue's answer is empty then.
     monkeypatch.setattr("quantexp_launchers.slurm.scheduler._queue", lambda _: {})
     sent.begin(0)
     assert standing(sent.runs[0]).reason.startswith(f"job {sent.id}_0 failed with exit code 3")
@@ -219,15 +219,15 @@ def test_ended_job_is_forgotten_without_accounting(plain: Cluster, tmp_path: Pat
     sent = Sent(tmp_path / "runs", plain, 1, "exit 3")
     plain.wait_state(sent.id, "FAILED")
     sent.begin(0)
-    told = sent.until(0, lambda found: found.job is None, within_s=120)
-    assert told.state is State.PREEMPTED
-    assert told.reason == (
+    entry = sent.until(0, lambda entry: entry.job is None, within_s=120)
+    assert entry.state is State.PREEMPTED
+    assert entry.reason == (
         f"the scheduler no longer knows job {sent.id}_0, and the run did not record its end, at iteration 3 of 8"
     )
     assert jobs_named(sent.name) == {}
 
 
-def test_controller_that_is_down_is_said_and_the_folder_believed(
+def test_unreachable_controller_is_reported_and_the_folder_s_state_counts(
     cluster: Cluster, send: Callable[..., Sent], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sent = send(1, "sleep 60")
@@ -241,19 +241,19 @@ def test_controller_that_is_down_is_said_and_the_folder_believed(
         patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
         with pytest.raises(ClientError, match=r"squeue failed \(exit code 1\): .*controller"):
             jobs([sent.id])
-        found = standing(sent.runs[0])
-    assert (found.state, found.alive) == (State.PENDING, True)
-    assert found.note is not None
-    assert found.note.startswith("its job was not queried: squeue failed")
+        entry = standing(sent.runs[0])
+    assert (entry.state, entry.alive) == (State.PENDING, True)
+    assert entry.note is not None
+    assert entry.note.startswith("its job was not queried: squeue failed")
 
 
 def test_status_of_sixty_runs_is_quick(send: Callable[..., Sent], capsys: Captured) -> None:
     send(60, "sleep 60", "--exclusive")
     times = []
     for _ in range(3):
-        start = time.process_time()  # of this process: not what others do on the machine
+        start = time.process_time()  # of this process, without the rest of the machine
         assert main(["status"]) == 0
         times.append(time.process_time() - start)
     assert "60 runs: " in capsys.readouterr().out
-    # 0.1 s here; five times that is still no wait.
+    # 0.1 s here; five times that is still fast.
     assert min(times) < 0.5

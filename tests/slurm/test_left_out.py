@@ -1,4 +1,4 @@
-"""Without a cluster the tests here are left out aloud, and where CI requires one they fail."""
+"""Without a cluster the tests here are skipped with a message; where CI requires a cluster they fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_RUNNING = "no SLURM test cluster is running; start it with tests/slurm/setup
 
 
 def pytest_without_cluster(folder: Path, require: str) -> subprocess.CompletedProcess[str]:
-    """One test that wants each kind of cluster, run where there is none."""
+    """Run one test of each kind of cluster, without a cluster."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", ONE_TEST],
         cwd=Path(__file__).parents[2],
@@ -28,23 +28,23 @@ def pytest_without_cluster(folder: Path, require: str) -> subprocess.CompletedPr
     )
 
 
-def test_without_a_cluster_the_run_ends_with_what_was_left_out_and_how_to_run_it(
+def test_without_a_cluster_the_summary_counts_the_skipped_tests_and_names_the_remedy(
     tmp_path: Path,
 ) -> None:
-    done = pytest_without_cluster(tmp_path, require="0")
-    assert done.returncode == 0, done.stdout
-    assert "2 skipped" in done.stdout
-    assert NOT_RUNNING in done.stdout
+    process = pytest_without_cluster(tmp_path, require="0")
+    assert process.returncode == 0, process.stdout
+    assert "2 skipped" in process.stdout
+    assert NOT_RUNNING in process.stdout
     left_out = "not run: 2 tests against a real SLURM (start one with tests/slurm/setup.sh)"
-    assert done.stdout.splitlines()[-2] == left_out  # all that follows is pytest's count
+    assert process.stdout.splitlines()[-2] == left_out  # all that follows is pytest's count
 
 
-def test_where_a_cluster_is_required_leaving_out_is_a_failure(tmp_path: Path) -> None:
-    done = pytest_without_cluster(tmp_path, require="1")
-    assert done.returncode == 1, done.stdout
-    assert "2 errors" in done.stdout
-    assert NOT_RUNNING in done.stdout
-    assert "not run:" not in done.stdout
+def test_where_a_cluster_is_required_a_skip_is_a_failure(tmp_path: Path) -> None:
+    process = pytest_without_cluster(tmp_path, require="1")
+    assert process.returncode == 1, process.stdout
+    assert "2 errors" in process.stdout
+    assert NOT_RUNNING in process.stdout
+    assert "not run:" not in process.stdout
 
 
 def test_a_cluster_that_was_stopped_counts_as_none(

@@ -1,4 +1,4 @@
-"""Whatever ends a job, its run's state is true, and the run comes back when it should, so often as it may."""
+"""Whatever ends a job, its run's state is correct, and the run is requeued when it should be, as often as allowed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sacct(cluster: Cluster, job_id: str) -> tuple[str, str]:
 def test_ends_agree_in_status_and_accounting(
     accounting: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    """One array, five fates; the time limit takes half a minute, because SLURM looks at it as rarely."""
+    """One array, five fates; the time limit takes half a minute, because SLURM checks it that rarely."""
     fates = [[*ENDLESS, f"training.seed={seed}"] for seed in range(4)]
     broken = ["training.lr=1e30", "training.max_nonfinite_iterations=1", "training.iterations=50"]
     runs, jobs = submitted(tiny_words, tmp_path, *fates, broken)
@@ -70,7 +70,7 @@ def test_ends_agree_in_status_and_accounting(
 
 
 def until_put_back(cluster: Cluster, run: RunDir, job_id: str) -> None:
-    """Wait until the scheduler has put the run's job back and the run says so."""
+    """Wait until the scheduler has requeued the run's job and the run has recorded that."""
     cluster.wait_state(job_id, "PENDING", 60)
     words = "; it will begin again at its first iteration"
     until(f"{words!r}", lambda: status_of(run).reason.endswith(words), 20)
@@ -78,15 +78,15 @@ def until_put_back(cluster: Cluster, run: RunDir, job_id: str) -> None:
 
 
 @pytest.mark.slow
-def test_run_comes_back_a_bounded_number_of_times_each_with_its_reason(
+def test_run_is_requeued_a_bounded_number_of_times_each_with_its_reason(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
     words = [*ENDLESS, "launcher.max_requeue=2", "launcher.nodelist=n2", "launcher.partition=lo"]
     (run,), (job_id,) = submitted(tiny_words, tmp_path, [*words, "+launcher.sbatch.exclusive=true"])
     first = until_training(run)
 
-    # No look at what the run says of this end: where the node happens to register now, its steps are killed at once
-    # (`Registered PENDING JobId`), and the cause is found when the job starts again.
+    # The run's own record of this end is not checked: if the node happens to register now, its steps are killed at
+    # once (`Registered PENDING JobId`), and the job determines the cause at its next start.
     plain.down_node("n2")
     plain.wait_state(job_id, "PENDING", 60)
     plain.start_node("n2")
@@ -99,7 +99,7 @@ def test_run_comes_back_a_bounded_number_of_times_each_with_its_reason(
 
     other = plain.sbatch("true", "--partition=hi", "--nodelist=n2", "--exclusive", "-o/dev/null")
     until("preempted", lambda: plain.jobs(job_id)[0]["PreemptTime"] != "None", 20)
-    # This cluster warns, and ends the job 10 s later; one that ends by itself before counts as failed.
+    # This cluster warns and ends the job 10 s later; a job that ends by itself before that counts as failed.
     os.kill(int(str(second.pid)), signal.SIGTERM)
     until_put_back(plain, run, job_id)
     plain.wait_state(other, "COMPLETED")
@@ -125,7 +125,7 @@ def test_run_comes_back_a_bounded_number_of_times_each_with_its_reason(
 def test_start_that_a_lost_node_still_runs_makes_way_for_the_next(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    """SLURM cannot end what it cannot reach: without slurmd a job's processes go on, with the folder's lock."""
+    """SLURM cannot end what it cannot reach: without slurmd a job's processes continue with the folder's lock."""
     (run,), (job_id,) = submitted(tiny_words, tmp_path, ENDLESS)
     before = until_training(run)
     node = plain.jobs(job_id)[0]["NodeList"]
@@ -142,10 +142,10 @@ def test_start_that_a_lost_node_still_runs_makes_way_for_the_next(
 
 
 @pytest.mark.slow
-def test_stopped_rank_of_a_job_ends_the_run_with_what_was_seen(
+def test_stopped_rank_of_a_job_ends_the_run_with_the_reason(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    """A job of one rank, and one of two; nobody outside the node looks at a rank but the process that started it."""
+    """A job of one rank, and one of two; only the process that started a rank watches it from outside."""
     alone = [*ENDLESS, "launcher.timeout_min=0.2"]
     two = [*alone, "training.micro_batch_size=1", "launcher.num_processes=2", "training.seed=2"]
     runs, jobs = submitted(tiny_words, tmp_path, alone, two)

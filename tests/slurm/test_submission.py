@@ -1,4 +1,4 @@
-"""What reaches a real SLURM and the runs in it: names and values of any kind, stages, limits, and what is refused."""
+"""Names and values of any kind reach a real SLURM and its runs; stages, limits and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .launched import (
     until_training,
 )
 
-#: Stands in for a container's runtime: notes what it was told and runs the command.
+#: Stands in for a container's runtime: notes its arguments and runs the command.
 APPTAINER = """\
 #!/bin/bash
 for word; do printf '%s\\0' "$word"; done >>"$NOTES"
@@ -47,7 +47,7 @@ NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; & | > # é *'
 def test_names_and_values_of_any_kind_reach_the_run_whole(
     plain: Cluster, tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container and by a site's own launcher too: spaces, quotes, newlines and commands stay what they are."""
+    """In a container and with a site's own launcher too: spaces, quotes, newlines and commands stay as they are."""
     monkeypatch.chdir(tmp_path)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -214,7 +214,7 @@ def test_sweep_is_an_array_for_each_request_and_one_limit_over_all(
         (["launcher.partition=short"], "launcher.time_min"),
     ],
 )
-def test_request_that_cannot_be_is_refused_in_one_line_and_leaves_nothing(
+def test_impossible_request_is_refused_in_one_line_and_leaves_nothing(
     cluster: Cluster,
     tiny_words: list[str],
     in_tmp: Path,

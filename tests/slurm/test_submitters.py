@@ -1,4 +1,4 @@
-"""Several submitters at once, and submitters that are killed: each run is in SLURM's hands once, and none is lost."""
+"""Several simultaneous submitters, and killed ones: each run is in SLURM exactly once, and none is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quantexp.runs.status import State
 from .cluster import Cluster
 from .launched import HELD, SMALL, status_of, submitted, until, until_state
 
-#: Submits points that were composed before, once all submitters are there.
+#: Submits points composed before, once all submitters are ready.
 SUBMITTER = """\
 import pickle, sys
 from pathlib import Path
@@ -39,7 +39,7 @@ submit_sweep(points, Console(width=200))
 def test_eight_submitters_of_a_sweep_send_each_run_once(
     accounting: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    """What runs here is a line of `launcher.setup`: how often, not what, is the question."""
+    """The job is only a line of `launcher.setup`: the test counts how often it runs."""
     ran = tmp_path / "ran"
     lines = [f"echo $SLURM_ARRAY_TASK_ID >>{ran}", "exit 0"]
     words = [*tiny_words, *SMALL, HELD, f"paths.root={tmp_path / 'runs'}"]
@@ -71,10 +71,10 @@ def test_eight_submitters_of_a_sweep_send_each_run_once(
     assert Counter(ran.read_text().split()) == Counter(map(str, range(20)))
 
 
-def test_run_that_a_job_works_on_is_not_sent_again(
+def test_run_with_a_living_job_is_not_sent_again(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    """Neither while it waits nor while it runs, when its job has the folder's lock."""
+    """Neither while it is pending nor while it runs, when its job has the folder's lock."""
     words = ["training.iterations=1000000", "capture=off"]
     (run,), (job_id,) = submitted(tiny_words, tmp_path, [*words, HELD])
     again = submitted(tiny_words, tmp_path, words)
@@ -99,21 +99,21 @@ sleep 1
 
 
 def killed_submission(folder: Path, first: str, words: list[str]) -> None:
-    """Submit from a process that its own sbatch kills, after it has done something else first."""
+    """Submit from a process that its own sbatch kills, after the command `first`."""
     sbatch = folder / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(KILLS_ITS_CALLER.format(sbatch=shutil.which("sbatch"), first=first))
     sbatch.chmod(0o755)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "quantexp", *words, *SMALL],
         env={**os.environ, "PATH": f"{sbatch.parent}{os.pathsep}{os.environ['PATH']}"},
         check=False,
     )
-    assert done.returncode == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_submitter_killed_after_slurm_has_taken_the_job_loses_nothing(
+def test_submitter_killed_after_slurm_accepts_the_job_loses_nothing(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
     words = [*tiny_words, f"paths.root={tmp_path / 'runs'}"]
@@ -126,7 +126,7 @@ def test_submitter_killed_after_slurm_has_taken_the_job_loses_nothing(
     assert plain.wait_state(job_id, "COMPLETED") == {job_id: "COMPLETED"}
 
 
-def test_submitter_killed_before_slurm_has_taken_the_job_leaves_the_way_free(
+def test_run_of_a_submitter_killed_before_slurm_accepts_the_job_can_be_sent_again(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
     words = [*tiny_words, f"paths.root={tmp_path / 'runs'}"]

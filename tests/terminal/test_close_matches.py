@@ -1,4 +1,4 @@
-"""Which names a mistyped word stands for."""
+"""The names that are close to a mistyped word."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NAMES = ["training.iterations", "training.lr", "capture.iterations", "evaluation
         ("", []),
     ],
 )
-def test_name_is_found_as_a_whole_or_by_its_last_part(word: str, expected: list[str]) -> None:
+def test_name_matches_as_a_whole_or_by_its_last_part(word: str, expected: list[str]) -> None:
     assert near(word, NAMES) == expected
 
 
-def test_what_is_much_less_alike_than_the_best_is_no_suggestion() -> None:
+def test_name_much_less_alike_than_the_best_is_no_suggestion() -> None:
     assert near("mxpf8", ["mxfp8", "mxfp4", "fp8"]) == ["mxfp8"]
 
 
-def test_no_more_than_so_many_are_named() -> None:
+def test_number_of_suggestions_has_a_limit() -> None:
     assert near("a1", ["a2", "a3", "a4"], 2) == []
     assert near("ab1", ["ab2", "ab3", "ab4"], 2) == ["ab2", "ab3"]
 
 
-def test_names_are_joined_as_one_says_them() -> None:
+def test_names_are_joined_as_in_a_sentence() -> None:
     assert one_of(["a"]) == "a"
     assert one_of(["a", "b", "c"]) == "a, b or c"
     assert did_you_mean([]) == ""

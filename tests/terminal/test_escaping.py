@@ -1,4 +1,4 @@
-"""Hidden characters by their codes."""
+"""Hidden characters as their codes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_values_wrap_between_words_beside_their_heading() -> None:
     ]
 
 
-def shown(width: int, value: str) -> list[str]:
+def value_lines(width: int, value: str) -> list[str]:
     facts = Facts(Console(file=io.StringIO(), width=width))
     facts.add_row("cache", value)
     facts.print()
@@ -38,17 +38,17 @@ def shown(width: int, value: str) -> list[str]:
 
 def test_a_word_that_is_longer_than_the_room_is_not_broken() -> None:
     path = "/" + "folder/" * 5 + "cache"
-    assert shown(30, f"{path} cannot be written: [bold]disk[/] full") == [
+    assert value_lines(30, f"{path} cannot be written: [bold]disk[/] full") == [
         "cache",
         path,
         "       cannot be written: disk",
         "       full",
     ]
-    assert shown(30, f"it is {path}") == ["cache  it is", path]
+    assert value_lines(30, f"it is {path}") == ["cache  it is", path]
 
 
 def test_a_value_keeps_its_own_lines() -> None:
-    assert shown(30, "one\n\ntwo") == ["cache  one", "", "       two"]
+    assert value_lines(30, "one\n\ntwo") == ["cache  one", "", "       two"]
 
 
 @pytest.mark.parametrize("width", [40, 80])

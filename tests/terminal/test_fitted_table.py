@@ -29,15 +29,15 @@ def lines(fitted: Fitted, width: int) -> list[str]:
 @pytest.mark.parametrize("width", range(30, 170, 7))
 def test_no_line_is_longer_than_the_width_and_no_word_is_broken(width: int) -> None:
     fitted = fitted_table(COLUMNS, ROWS, width)
-    shown = lines(fitted, width)
-    assert all(len(line) <= width for line in shown)
-    words = {word for line in shown for word in line.split()}
+    output = lines(fitted, width)
+    assert all(len(line) <= width for line in output)
+    words = {word for line in output for word in line.split()}
     whole = {*REASON.split(), NAME, "short", "3.25", "15,420", "-"}
     whole |= {column.heading for column in COLUMNS}
     assert {word for word in words if not word.startswith("…")} <= whole
 
 
-def test_columns_go_by_their_worth() -> None:
+def test_least_important_columns_are_dropped_first() -> None:
     assert fitted_table(COLUMNS, ROWS, 160).left_out == ()
     assert fitted_table(COLUMNS, ROWS, 70).left_out == ("why",)
     assert fitted_table(COLUMNS, ROWS, 60).left_out == ("why", "tokens/s")
@@ -60,8 +60,8 @@ def test_a_column_without_content_is_left_out() -> None:
 
 def test_a_heading_of_two_lines_takes_the_width_of_the_longer() -> None:
     columns = (Column("mxfp4\ne2m1", is_number=True), Column("x"))
-    shown = lines(fitted_table(columns, [["1", "2"]], 80), 80)
-    assert shown == ["mxfp4", " e2m1  x", "    1  2"]
+    output = lines(fitted_table(columns, [["1", "2"]], 80), 80)
+    assert output == ["mxfp4", " e2m1  x", "    1  2"]
 
 
 def test_an_end_is_cut_with_an_ellipsis() -> None:
@@ -73,9 +73,9 @@ def test_an_end_is_cut_with_an_ellipsis() -> None:
 def test_a_number_that_does_not_fit_shows_that_it_is_cut() -> None:
     columns = (Column("gap", is_number=True), Column("loss", is_number=True))
     fitted = fitted_table(columns, [["+0.1234", "3.123456"]], 14)
-    (shown,) = lines(fitted, 14)[1:]
-    assert "…" in shown
-    assert not {"+0.123", "3.12345"} & {*shown.split()}, "digits lost in silence"
+    (row,) = lines(fitted, 14)[1:]
+    assert "…" in row
+    assert not {"+0.123", "3.12345"} & {*row.split()}, "digits lost in silence"
 
 
 def test_brackets_of_text_are_no_markup() -> None:

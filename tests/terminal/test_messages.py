@@ -30,17 +30,18 @@ def test_message_of_several_lines_becomes_one() -> None:
 def test_path_stays_whole_and_a_longer_word_shows_its_ends_and_length() -> None:
     path = "/" + "a" * (LONGEST_WORD - 1)
     assert one_short_line(f"no file {path}") == f"no file {path}"
-    shown = one_short_line(f"a must be below 3, got {'9' * 5000} give less")
+    message = one_short_line(f"a must be below 3, got {'9' * 5000} give less")
     assert (
-        shown == f"a must be below 3, got {'9' * 100}...(4,800 characters)...{'9' * 100} give less"
+        message
+        == f"a must be below 3, got {'9' * 100}...(4,800 characters)...{'9' * 100} give less"
     )
 
 
 def test_message_of_many_words_has_a_bounded_length() -> None:
-    shown = one_short_line("first " + "word " * 10000 + "last")
-    assert len(shown) < LONGEST_MESSAGE
-    assert shown.startswith("first word")
-    assert shown.endswith("word last")
+    message = one_short_line("first " + "word " * 10000 + "last")
+    assert len(message) < LONGEST_MESSAGE
+    assert message.startswith("first word")
+    assert message.endswith("word last")
 
 
 def test_characters_that_act_on_a_terminal_are_escaped() -> None:

@@ -14,13 +14,13 @@ from quantexp.errors import ConfigError
 MOST, FEWER = "a sweep must have at most 10,000 points", "give fewer values, or run several sweeps"
 
 
-def found(*words: str) -> dict[str, Axis]:
+def axes_of(*words: str) -> dict[str, Axis]:
     return axes(OverridesParser.create().parse_overrides(list(words)))
 
 
 def together(words: list[str], *groups: list[str]) -> list[list[list[str]]]:
-    """Of each axis, the words of each of its variants."""
-    return [[list(v.values()) for v in axis] for axis in zipped(found(*words), list(groups))]
+    """The words of each variant of each axis."""
+    return [[list(v.values()) for v in axis] for axis in zipped(axes_of(*words), list(groups))]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_product_is_that_of_hydras_sweeper(words: list[str]) -> None:
 )
 def test_word_that_cannot_be_an_axis_is_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        found(word)
+        axes_of(word)
     assert str(caught.value) == message
 
 
@@ -112,10 +112,10 @@ def test_group_that_cannot_advance_together_names_its_keys(
     groups: list[list[str]], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        zipped(found("a=1,2", "b=1,2,3", "c=1", "+d=1,2"), groups)
+        zipped(axes_of("a=1,2", "b=1,2,3", "c=1", "+d=1,2"), groups)
     assert str(caught.value) == message
 
 
-def test_zip_without_anything_swept_says_so() -> None:
+def test_zip_without_any_swept_key_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sweep\.zip: a is not swept; swept keys: none"):
-        zipped(found("a=1"), [["a", "b"]])
+        zipped(axes_of("a=1"), [["a", "b"]])

@@ -1,4 +1,4 @@
-"""Explicit points from a YAML file: every value as it stands, every mistake with the file's name."""
+"""Explicit points from a YAML file: every value unchanged, every mistake with the file's name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def test_entries_are_variants_in_their_order(tmp_path: Path) -> None:
         ("- {+quant: x}\n", "{file}, entry 1: +quant is on the command line too; give it in one"),
     ],
 )
-def test_file_that_is_no_list_of_points_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_file_that_is_no_list_of_points_is_refused_by_name(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = points(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         listed(file, ["training", "quant"])
@@ -108,7 +110,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_yaml_is_that_of_a_plain_reader(tmp_path: Path) -> None:
-    """PyYAML reads 1.0e-4 as a number too; the words are then the same."""
+    """PyYAML also reads 1.0e-4 as a number; the words are then the same."""
     text = "- {training.lr: 1.0e-4, training.seed: 3, capture.dir: 'a, b'}\n"
     (entry,) = yaml.safe_load(text)
     (variant,) = listed(points(tmp_path, text), [])

@@ -1,4 +1,4 @@
-"""Patterns hold against what a point is, and one that means no point is refused."""
+"""Patterns match the resolved point, and a pattern that matches no point is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def composed() -> Iterator[Compose]:
         (["training.min_lr=${training.lr}"], {"training.min_lr": 0.0003}),
     ],
 )
-def test_pattern_that_holds(composed: Compose, words: list[str], pattern: dict[str, Any]) -> None:
+def test_pattern_matches(composed: Compose, words: list[str], pattern: dict[str, Any]) -> None:
     selection = Selection("sweep.first", [pattern])
     assert selection.takes(composed(*words))
     selection.check(1)
@@ -65,22 +65,24 @@ def test_pattern_that_holds(composed: Compose, words: list[str], pattern: dict[s
         (["training.seed=0"], {"training.seed": None}),
     ],
 )
-def test_pattern_that_does_not_hold(
+def test_pattern_does_not_match(
     composed: Compose, words: list[str], pattern: dict[str, Any]
 ) -> None:
     assert not Selection("sweep.first", [pattern]).takes(composed(*words))
 
 
-def test_scheme_that_cannot_be_is_matched_by_its_choice(composed: Compose) -> None:
+def test_invalid_scheme_is_matched_by_its_choice(composed: Compose) -> None:
     config = composed("quant=linear_hifp8", "quant.linear.block=16")
     assert Selection("sweep.exclude", [{"quant": "linear_hifp8"}]).takes(config)
 
 
 @pytest.mark.slow
-def test_one_of_several_patterns_is_enough_and_each_must_mean_a_point(composed: Compose) -> None:
+def test_one_of_several_patterns_is_enough_and_each_must_match_a_point(composed: Compose) -> None:
     selection = Selection("sweep.exclude", [{"quant": "FA_*"}, {"quant": "linear_mxfp4"}])
-    taken = [selection.takes(composed(f"quant={q}")) for q in ("bf16", "FA_mxfp8", "linear_mxfp8")]
-    assert taken == [False, True, False]
+    matches = [
+        selection.takes(composed(f"quant={q}")) for q in ("bf16", "FA_mxfp8", "linear_mxfp8")
+    ]
+    assert matches == [False, True, False]
     with pytest.raises(ConfigError) as caught:
         selection.check(3)
     assert str(caught.value) == (

@@ -1,4 +1,4 @@
-"""Every point of a sweep, composed and validated, is what it is when composed by itself."""
+"""Every point of a sweep, composed and validated, equals the same point composed by itself."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ sweep:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A config-dir with the scheme `own` and two experiments; its path needs every quoting there is."""
+    """A config-dir with the scheme `own` and two experiments; its path needs every kind of quoting."""
     folder = tmp_path / "it's, a \\ folder"
     for group, name, text in (
         ("quant", "own", OWN),
@@ -76,14 +76,14 @@ def schemes(*words: str, config_dir: Path | None = None) -> list[str | None]:
 
 
 def refusal(*words: str, config_dir: Path | None = None) -> str:
-    """The message with which a sweep is refused; always one line."""
+    """The message that refuses a sweep; always one line."""
     with pytest.raises(ConfigError) as caught:
         points(*words, config_dir=config_dir)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-# What a point is.
+# A point's experiment.
 
 
 WIDE = [
@@ -103,12 +103,12 @@ WIDE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WIDE, ids=lambda words: " ".join(words))
-def test_point_is_what_its_overrides_compose_here_and_by_hydra_alone(
+def test_point_equals_its_overrides_composed_here_and_by_hydra_alone(
     own: Path, words: list[str]
 ) -> None:
-    found = points(*words, config_dir=own)
-    assert len(found) > 1
-    for point in found:
+    sweep = points(*words, config_dir=own)
+    assert len(sweep) > 1
+    for point in sweep:
         assert compose(point.overrides, own, {}) == point.experiment
         with initialize_config_dir(str(conf_dir().absolute()), version_base="1.3"):
             search = "hydra.searchpath=['file://" + str(own).replace("'", "\\'") + "']"
@@ -119,7 +119,7 @@ def test_point_is_what_its_overrides_compose_here_and_by_hydra_alone(
 
 
 def without_completed(plain: dict[Any, Any]) -> dict[Any, Any]:
-    """What is filled in after the composition, and the sweep, left out."""
+    """The configuration without the sweep and the values that are completed after the composition."""
     plain.pop("sweep", None)
     for section, keys in (
         ("quant", ["name"]),
@@ -146,7 +146,7 @@ def test_sweep_leaves_no_trace_in_a_point(tmp_path: Path) -> None:
     assert "sweep" not in (tmp_path / "config.yaml").read_text()
 
 
-def test_points_share_nothing_that_one_could_change() -> None:
+def test_points_share_no_mutable_values() -> None:
     one, other = points("training=fast", "training.seed=1,2")
     one.experiment.quant.linear.fprop.x.format = "changed"
     one.experiment.model.num_layers = 99
@@ -158,9 +158,9 @@ def test_points_share_nothing_that_one_could_change() -> None:
 
 
 def test_glob_is_exactly_the_ten_schemes(in_tmp: Path) -> None:
-    found = schemes("quant=glob(*)", "model.num_layers=1")
-    assert len(found) == len(SCHEMES) == 10
-    assert set(found) == set(SCHEMES)
+    names = schemes("quant=glob(*)", "model.num_layers=1")
+    assert len(names) == len(SCHEMES) == 10
+    assert set(names) == set(SCHEMES)
     assert not list(in_tmp.iterdir()), "a sweep leaves no file of Hydra's behind"
 
 
@@ -168,15 +168,15 @@ def test_glob_finds_the_users_own_choices_too(own: Path) -> None:
     assert schemes("quant=glob(o*)", config_dir=own) == ["own"]
 
 
-def test_last_word_is_the_fastest() -> None:
-    found = points("training.seed=1,2", "quant=bf16,FA_mxfp8", "training=fast")
-    assert [(p.experiment.training.seed, p.experiment.quant.name) for p in found] == [
+def test_last_word_varies_fastest() -> None:
+    sweep = points("training.seed=1,2", "quant=bf16,FA_mxfp8", "training=fast")
+    assert [(p.experiment.training.seed, p.experiment.quant.name) for p in sweep] == [
         (1, "bf16"),
         (1, "FA_mxfp8"),
         (2, "bf16"),
         (2, "FA_mxfp8"),
     ]
-    assert found[1].overrides == ["training.seed=1", "quant=FA_mxfp8", "training=fast"]
+    assert sweep[1].overrides == ["training.seed=1", "quant=FA_mxfp8", "training=fast"]
 
 
 def test_nothing_swept_is_one_point() -> None:
@@ -185,8 +185,8 @@ def test_nothing_swept_is_one_point() -> None:
 
 
 def test_zipped_keys_are_not_multiplied() -> None:
-    found = points("quant=bf16,FA_mxfp8", "training.lr=1e-3,1e-4", "sweep.zip=[quant, training.lr]")
-    assert [(p.experiment.quant.name, p.experiment.training.lr) for p in found] == [
+    sweep = points("quant=bf16,FA_mxfp8", "training.lr=1e-3,1e-4", "sweep.zip=[quant, training.lr]")
+    assert [(p.experiment.quant.name, p.experiment.training.lr) for p in sweep] == [
         ("bf16", 1e-3),
         ("FA_mxfp8", 1e-4),
     ]
@@ -203,8 +203,8 @@ def test_zipped_keys_are_not_multiplied() -> None:
     ],
 )
 def test_seeds_multiply_the_points(words: list[str], seeds: list[int]) -> None:
-    found = points("quant=bf16,FA_mxfp8", *words)
-    assert [(p.experiment.quant.name, p.experiment.training.seed) for p in found] == [
+    sweep = points("quant=bf16,FA_mxfp8", *words)
+    assert [(p.experiment.quant.name, p.experiment.training.seed) for p in sweep] == [
         (scheme, seed) for scheme in ("bf16", "FA_mxfp8") for seed in seeds
     ]
 
@@ -239,7 +239,7 @@ def test_seeds_multiply_the_points(words: list[str], seeds: list[int]) -> None:
         (["hydra.sweeper._target_=x"], "hydra/sweeper must be basic, got x"),
     ],
 )
-def test_sweep_that_cannot_be_is_refused(words: list[str], message: str) -> None:
+def test_impossible_sweep_is_refused(words: list[str], message: str) -> None:
     assert refusal(*words).startswith(message)
 
 
@@ -255,18 +255,18 @@ def listed(tmp_path: Path) -> str:
 
 
 def test_explicit_points_are_combined_with_the_other_words(listed: str) -> None:
-    found = points("training=default,fast", listed, "sweep.seeds=[1]")
-    assert [(p.experiment.quant.name, p.experiment.training.name) for p in found] == [
+    sweep = points("training=default,fast", listed, "sweep.seeds=[1]")
+    assert [(p.experiment.quant.name, p.experiment.training.name) for p in sweep] == [
         ("FA_mxfp8", "default"),
         ("FA_mxfp8", "fast"),
         ("pv_mxfp8", "default"),
         ("pv_mxfp8", "fast"),
     ]
-    assert found[0].experiment.training.lr == 1e-4
-    assert {p.experiment.training.seed for p in found} == {1}
+    assert sweep[0].experiment.training.lr == 1e-4
+    assert {p.experiment.training.seed for p in sweep} == {1}
 
 
-def test_relative_file_is_found_from_the_working_directory(in_tmp: Path) -> None:
+def test_relative_file_is_below_the_working_directory(in_tmp: Path) -> None:
     (in_tmp / "p.yaml").write_text("- {quant: FA_mxfp8}\n")
     assert schemes("sweep.points=p.yaml") == ["FA_mxfp8"]
 
@@ -290,14 +290,14 @@ def test_mistake_in_the_file_is_named_with_its_entry(
 ) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(f"- {{quant: bf16}}\n- {entry}\n")
-    said = refusal(f"sweep.points={file}", "training.min_lr=1e-5,1e-6")
-    assert said.startswith(f"{file}, entry 2: {message}")
+    error = refusal(f"sweep.points={file}", "training.min_lr=1e-5,1e-6")
+    assert error.startswith(f"{file}, entry 2: {message}")
 
 
 def test_seeds_beside_an_entrys_own_seed_are_refused(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("- {quant: bf16}\n- {training.seed: 3}\n")
-    said = refusal(f"sweep.points={tmp_path / 'p.yaml'}", "sweep.seeds=2")
-    assert said == "sweep.seeds=2 and training.seed=3 both set training.seed; give one of them"
+    message = refusal(f"sweep.points={tmp_path / 'p.yaml'}", "sweep.seeds=2")
+    assert message == "sweep.seeds=2 and training.seed=3 both set training.seed; give one of them"
 
 
 # Exclusions, stages, merged points.
@@ -306,8 +306,8 @@ def test_seeds_beside_an_entrys_own_seed_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_excluded_points_are_left_out() -> None:
     exclude = "sweep.exclude=[{quant: 'FA_*'}, {quant: '*hifp8', dataset: dolma}]"
-    found = points("dataset=wikipedia,dolma", "quant=glob(*)", exclude)
-    assert [(p.experiment.dataset.name, p.experiment.quant.name) for p in found] == [
+    sweep = points("dataset=wikipedia,dolma", "quant=glob(*)", exclude)
+    assert [(p.experiment.dataset.name, p.experiment.quant.name) for p in sweep] == [
         ("wikipedia", "bf16"),
         ("wikipedia", "linear_hifp8"),
         ("wikipedia", "linear_mxfp4"),
@@ -318,7 +318,7 @@ def test_excluded_points_are_left_out() -> None:
     ]
 
 
-def test_point_that_cannot_be_may_be_excluded() -> None:
+def test_invalid_point_may_be_excluded() -> None:
     words = ["quant=linear_mxfp8,linear_hifp8", "quant.linear.block=16"]
     assert refusal(*words).startswith(
         "quant.linear.block does not apply to hifp8, got 16; remove it"
@@ -329,21 +329,21 @@ def test_point_that_cannot_be_may_be_excluded() -> None:
 
 
 def test_exclusion_that_matches_nothing_is_a_typo() -> None:
-    said = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: linear*}")
-    assert said == (
+    message = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: linear*}")
+    assert message == (
         "sweep.exclude: {'quant': 'linear*'} matches no point (of 2); quant is bf16, FA_mxfp8"
     )
 
 
 def test_excluding_everything_is_refused() -> None:
-    said = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: '*'}")
-    assert said == "sweep.exclude leaves no point (of 2)"
+    message = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: '*'}")
+    assert message == "sweep.exclude leaves no point (of 2)"
 
 
 def test_first_points_are_stage_0_and_come_first() -> None:
     words = ["training.seed=1,2", "quant=FA_mxfp8,bf16,linear_mxfp8"]
-    found = points(*words, "sweep.first={quant: bf16}")
-    assert [(p.stage, p.experiment.training.seed, p.experiment.quant.name) for p in found] == [
+    sweep = points(*words, "sweep.first={quant: bf16}")
+    assert [(p.stage, p.experiment.training.seed, p.experiment.quant.name) for p in sweep] == [
         (0, 1, "bf16"),
         (0, 2, "bf16"),
         (1, 1, "FA_mxfp8"),
@@ -354,37 +354,37 @@ def test_first_points_are_stage_0_and_come_first() -> None:
     assert {p.stage for p in points(*words)} == {0}, "without sweep.first nothing waits"
 
 
-def test_first_that_means_only_excluded_points_is_a_typo() -> None:
-    said = refusal(
+def test_first_that_matches_only_excluded_points_is_a_typo() -> None:
+    message = refusal(
         "quant=bf16,FA_mxfp8", "sweep.exclude={quant: bf16}", "sweep.first={quant: bf16}"
     )
-    assert said.startswith(
+    assert message.startswith(
         "sweep.first: {'quant': 'bf16'} matches no point (of 1); quant is FA_mxfp8"
     )
 
 
-def test_points_that_are_the_same_experiment_are_merged_and_said() -> None:
-    found = points("quant=bf16,FA_mxfp8", "quant/qk=none,mxfp8")
-    assert [p.experiment.quant.name for p in found] == ["bf16", "FA_mxfp8"]
-    assert [p.merged for p in found] == [
+def test_points_of_the_same_experiment_are_merged_with_a_message() -> None:
+    sweep = points("quant=bf16,FA_mxfp8", "quant/qk=none,mxfp8")
+    assert [p.experiment.quant.name for p in sweep] == ["bf16", "FA_mxfp8"]
+    assert [p.merged for p in sweep] == [
         [["quant=FA_mxfp8", "quant/qk=none"]],
         [["quant=FA_mxfp8", "quant/qk=mxfp8"]],
     ]
-    assert merged_lines(found) == [
+    assert merged_lines(sweep) == [
         "quant=FA_mxfp8 is the same experiment as quant=bf16: it runs once",
         "quant=FA_mxfp8 is the same experiment as quant=bf16: it runs once",
     ]
 
 
-def test_value_that_is_there_twice_is_merged_and_said() -> None:
-    found = points("training.lr=1e-4,1.0e-4", "quant=bf16")
-    assert len(found) == 1
-    assert merged_lines(found) == [
+def test_repeated_value_is_merged_with_a_message() -> None:
+    sweep = points("training.lr=1e-4,1.0e-4", "quant=bf16")
+    assert len(sweep) == 1
+    assert merged_lines(sweep) == [
         "training.lr=0.0001 quant=bf16 is there more than once: it runs once"
     ]
 
 
-def test_merged_point_is_as_early_as_the_earliest_of_them(own: Path) -> None:
+def test_merged_point_has_the_earliest_stage(own: Path) -> None:
     (own / "training").mkdir()
     text = (conf_dir() / "training" / "default.yaml").read_text()
     (own / "training" / "same.yaml").write_text(text)
@@ -393,40 +393,40 @@ def test_merged_point_is_as_early_as_the_earliest_of_them(own: Path) -> None:
     assert len(point.merged) == 1
 
 
-# YAML files that say what is swept.
+# YAML files that define a sweep.
 
 
-def test_yaml_file_says_what_is_swept(own: Path) -> None:
-    found = points("+experiment=swept", config_dir=own)
-    assert [(p.stage, p.experiment.quant.name, p.experiment.training.seed) for p in found] == [
+def test_yaml_file_defines_a_sweep(own: Path) -> None:
+    sweep = points("+experiment=swept", config_dir=own)
+    assert [(p.stage, p.experiment.quant.name, p.experiment.training.seed) for p in sweep] == [
         (0, "FA_mxfp8", 5),
         (0, "FA_mxfp8", 6),
         (1, "bf16", 5),
         (1, "bf16", 6),
     ]
-    for point in found:
+    for point in sweep:
         assert compose(point.overrides, own, {}) == point.experiment
 
 
-def test_command_line_replaces_what_the_file_says(own: Path) -> None:
+def test_command_line_replaces_the_values_of_the_file(own: Path) -> None:
     words = ["quant=linear_mxfp8", "sweep.first={dataset: wikipedia}", "sweep.seeds=null"]
     (point,) = points("+experiment=swept", *words, config_dir=own)
     assert (point.stage, point.experiment.quant.name) == (0, "linear_mxfp8")
 
 
-def test_whole_section_may_be_given_at_once() -> None:
+def test_whole_section_may_be_set_at_once() -> None:
     assert len(points("sweep={seeds: 2, exclude: {quant: bf16}}", "quant=bf16,FA_mxfp8")) == 2
 
 
 def test_shipped_sweep_of_the_ten_schemes_runs_bf16_first() -> None:
-    found = points("+experiment=ten_schemes")
-    assert [p.experiment.quant.name for p in found] == list(SCHEMES)
-    assert [p.stage for p in found] == [0] + [1] * 9
+    sweep = points("+experiment=ten_schemes")
+    assert [p.experiment.quant.name for p in sweep] == list(SCHEMES)
+    assert [p.stage for p in sweep] == [0] + [1] * 9
 
 
-def test_swept_files_cannot_say_different_things_of_the_sweep(own: Path) -> None:
-    said = refusal("+experiment=short,swept", config_dir=own)
-    assert said == (
+def test_swept_files_cannot_set_the_sweep_itself(own: Path) -> None:
+    message = refusal("+experiment=short,swept", config_dir=own)
+    assert message == (
         "its files say something else about `sweep` than those of the whole sweep; what is swept cannot set `sweep` "
         "itself (point +experiment=swept)"
     )
@@ -435,8 +435,8 @@ def test_swept_files_cannot_say_different_things_of_the_sweep(own: Path) -> None
 def test_sweep_key_among_the_swept_words_of_a_file_is_refused(own: Path) -> None:
     text = "# @package _global_\nhydra: {sweeper: {params: {sweep.seeds: '2'}}}\n"
     (own / "experiment" / "odd.yaml").write_text(text)
-    said = refusal("+experiment=odd", config_dir=own)
-    assert said == "hydra.sweeper.params: sweep.seeds=2 belongs below `sweep:`"
+    message = refusal("+experiment=odd", config_dir=own)
+    assert message == "hydra.sweeper.params: sweep.seeds=2 belongs below `sweep:`"
 
 
 # Every point is validated.
@@ -485,8 +485,8 @@ def test_bad_last_point_is_refused_and_named(words: list[str], message: str) -> 
 def test_bad_own_scheme_as_last_point_names_its_file(own: Path) -> None:
     file = own / "quant" / "typo.yaml"
     file.write_text(OWN.replace("dgrad", "dgard"))
-    said = refusal("quant=own,typo", config_dir=own)
-    assert said.startswith(f"{file}: unknown key quant.linear.dgard; did you mean dgrad?")
+    message = refusal("quant=own,typo", config_dir=own)
+    assert message.startswith(f"{file}: unknown key quant.linear.dgard; did you mean dgrad?")
 
 
 def test_own_scheme_keeps_its_name_in_a_sweep(own: Path) -> None:
@@ -496,12 +496,12 @@ def test_own_scheme_keeps_its_name_in_a_sweep(own: Path) -> None:
 # The old scripts' variables.
 
 
-def test_variables_hold_for_every_point_of_a_sweep() -> None:
+def test_variables_apply_to_every_point_of_a_sweep() -> None:
     environment = {"CUSTOM_QUANT_TYPE": "mxfp4", "TENSOR_SAVE_ENABLED": "off"}
-    found = [p.experiment for p in compose_points(["training.seed=1,2"], None, environment)]
-    assert [e.quant.name for e in found] == ["FA_linear_mxfp4", "FA_linear_mxfp4"]
-    assert {e.capture.level for e in found} == {CaptureLevel.off}
-    assert [e.training.seed for e in found] == [1, 2]
+    experiments = [p.experiment for p in compose_points(["training.seed=1,2"], None, environment)]
+    assert [e.quant.name for e in experiments] == ["FA_linear_mxfp4", "FA_linear_mxfp4"]
+    assert {e.capture.level for e in experiments} == {CaptureLevel.off}
+    assert [e.training.seed for e in experiments] == [1, 2]
 
 
 def test_variable_is_part_of_a_points_overrides() -> None:
@@ -519,7 +519,7 @@ def test_variable_beside_another_scheme_in_the_file_of_points_is_an_error(listed
         compose_points([listed], None, {"CUSTOM_QUANT_TYPE": "bf16"})
 
 
-def test_product_of_more_points_than_a_sweep_may_have_is_refused_before_it_is_made() -> None:
+def test_product_of_too_many_points_is_refused_before_it_is_built() -> None:
     words = ["training.seed=range(0,1000)", "training.iterations=range(1000,2000)"]
     with pytest.raises(
         ConfigError, match="a sweep must have at most 10,000 points, got 1,000,000;"

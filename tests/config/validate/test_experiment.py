@@ -1,4 +1,4 @@
-"""Every refusal of `validate`, by its words."""
+"""Every refusal of `validate`, by its message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def valid() -> Experiment:
 
 
 def refusal(valid: Experiment, **values: object) -> str:
-    """The message for an experiment with these values (`training__lr`) in place."""
+    """The message for an experiment with these values (`training__lr`)."""
     experiment = copy.deepcopy(valid)
     for key, value in values.items():
         node: object = experiment
@@ -79,14 +79,14 @@ def test_count_below_its_least_is_refused(valid: Experiment, key: str, least: in
     ],
 )
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_what_must_be_positive_is_positive(valid: Experiment, key: str, value: float) -> None:
+def test_value_that_must_be_positive_is_checked(valid: Experiment, key: str, value: float) -> None:
     message = refusal(valid, **{key.replace(".", "__"): value})
     assert message == f"{key} must be a positive number, got {value}"
 
 
 @pytest.mark.parametrize("key", ["min_lr", "weight_decay", "clip_grad"])
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
-def test_what_must_not_be_negative_is_not(valid: Experiment, key: str, value: float) -> None:
+def test_negative_value_is_refused(valid: Experiment, key: str, value: float) -> None:
     message = refusal(valid, **{f"training__{key}": value})
     assert message == f"training.{key} must be a number of at least 0, got {value}"
 
@@ -148,7 +148,7 @@ def test_stopping_after_the_capture_needs_a_capture_that_ends(
 
 @pytest.mark.parametrize("key", ["model", "dataset", "quant"])
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "two words"])
-def test_name_that_names_a_folder_is_plain(valid: Experiment, key: str, name: str) -> None:
+def test_name_of_a_folder_must_be_plain(valid: Experiment, key: str, name: str) -> None:
     message = refusal(valid, **{f"{key}__name": name})
     assert message == (
         f"{key}.name must be letters, digits and . _ + ~ - (it names a folder), got {name!r}"
@@ -183,8 +183,8 @@ def test_rule_of_a_later_iteration_is_checked_too(valid: Experiment) -> None:
 
 
 def test_global_batch_that_does_not_divide_over_the_processes_is_refused(valid: Experiment) -> None:
-    given = {"training__global_batch_size": 6, "training__micro_batch_size": 2}
-    assert refusal(valid, **given, launcher__num_processes=2) == (
+    sizes = {"training__global_batch_size": 6, "training__micro_batch_size": 2}
+    assert refusal(valid, **sizes, launcher__num_processes=2) == (
         "training.global_batch_size must be a multiple of training.micro_batch_size x launcher.num_processes = "
         "2 x 2 = 4, got 6"
     )

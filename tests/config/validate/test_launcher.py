@@ -1,4 +1,4 @@
-"""Every refusal of a layout or of a line break, by its words; and what quoting makes harmless."""
+"""Every refusal of a layout or of a line break, by its message; and the values that quoting makes harmless."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def test_amount_must_be_positive(slurm: Experiment, key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("partition", "gpu"), ("time_min", 5), ("environment", {"A": "b"})]
 )
-def test_local_run_refuses_what_only_slurm_would_do(
-    local: Experiment, key: str, value: object
-) -> None:
+def test_local_run_refuses_keys_of_slurm(local: Experiment, key: str, value: object) -> None:
     assert refusal(local, **{key: value}) == (
         f"launcher.{key}={value} is for SLURM and has no effect under launcher.kind=local; "
         "add launcher=slurm, or drop it"
@@ -87,7 +85,7 @@ def test_local_run_refuses_what_only_slurm_would_do(
         ({"gpu_type": "h100"}, "launcher.gpu_type=h100 needs launcher.gpus_per_node of at least 1"),
     ],
 )
-def test_combination_that_cannot_be_is_refused(
+def test_impossible_combination_is_refused(
     slurm: Experiment, keys: dict[str, Any], words: str
 ) -> None:
     assert refusal(slurm, **keys).startswith(words)
@@ -126,17 +124,17 @@ LINES = (
 @pytest.mark.parametrize("key", LINES)
 @pytest.mark.parametrize("value", ["", "a\n#SBATCH --uid=0", "a\rb", "a\0b"])
 def test_line_break_in_an_option_is_refused(slurm: Experiment, key: str, value: str) -> None:
-    given = {"gpus_per_node": 1, "python": "python3", "container": "a.sif", key: value}
-    words = refusal(slurm, **given)
+    keys = {"gpus_per_node": 1, "python": "python3", "container": "a.sif", key: value}
+    words = refusal(slurm, **keys)
     assert words == f"launcher.{key} must be one line of printable characters, got {value!r}"
 
 
 @pytest.mark.parametrize("key", ["modules", "container_mounts", "srun_args"])
 def test_line_break_in_a_list_is_refused(slurm: Experiment, key: str) -> None:
-    given = {"python": "python3", "container": "a.sif", key: ["fine", "a\nb"]}
+    keys = {"python": "python3", "container": "a.sif", key: ["fine", "a\nb"]}
     assert re.fullmatch(
         rf"launcher\.{key} must be one line of printable characters, got 'a\\nb'",
-        refusal(slurm, **given),
+        refusal(slurm, **keys),
     )
 
 
@@ -146,7 +144,7 @@ def test_line_break_in_a_further_option_is_refused(slurm: Experiment) -> None:
     )
 
 
-def test_what_is_quoted_may_hold_anything(slurm: Experiment) -> None:
+def test_quoted_value_may_have_any_character(slurm: Experiment) -> None:
     nasty = "a 'b' \"c\" $(id) `id` ; & | > \\ # é"
     validate_launcher(
         changed(

@@ -1,4 +1,4 @@
-"""What a model's numbers may not be, by the words that the user reads."""
+"""Every refusal of a model's numbers, by its message."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("word", "message"), CASES, ids=[word for word, _ in CASES])
-def test_what_cannot_be_built_is_refused(word: str, message: str) -> None:
+def test_model_that_cannot_be_built_is_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         compose(["model=deepseek2_lite", word], None, {})
 

@@ -1,4 +1,4 @@
-"""Every refusal of `validate_tracking`, by its words."""
+"""Every refusal of `validate_tracking`, by its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ending runs: jobs, processes, and what cannot be ended."""
+"""Ending runs: jobs, processes, and runs that cannot be ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
 from quantexp.runs.status import State, read_status, write_json
 from tests.launchers.slurm.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
-#: A run of this machine: takes the lock, says that it runs, and ends as argv[2] says when it is asked to.
+#: A run of this machine: takes the lock, records that it runs, and on a signal ends as argv[2] says.
 RUNS = """
 import signal, sys, time
 from pathlib import Path
@@ -75,19 +75,19 @@ def local(
     return run
 
 
-def told(run: RunDir) -> tuple[State, str]:
+def state_and_reason(run: RunDir) -> tuple[State, str]:
     status = read_status(run.status)
     assert status is not None
     return status.state, status.reason
 
 
 def submitted(make_run: MakeRun, task: int, state: State = State.PENDING) -> RunDir:
-    known = {"submission": SUBMISSION, "task": task, "job_id": f"7_{task}"}
-    return make_run(f"m_d_s{task}-1", state, **known)
+    values = {"submission": SUBMISSION, "task": task, "job_id": f"7_{task}"}
+    return make_run(f"m_d_s{task}-1", state, **values)
 
 
 def ends_jobs(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
-    """From scancel on squeue says something else."""
+    """Let squeue print `after` once scancel has run."""
     real = scheduler.cancel
 
     def cancel_jobs(ids: list[str]) -> None:
@@ -97,14 +97,14 @@ def ends_jobs(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, after: str) -> 
     monkeypatch.setattr(scheduler, "cancel", cancel_jobs)
 
 
-def test_jobs_are_ended_in_one_call_and_written_down(
+def test_jobs_are_ended_in_one_call_and_recorded(
     slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.answer(
         "squeue",
         queue_line("7_0", "RUNNING", nodes="n1") + queue_line("7_1", "PENDING", reason="Priority"),
     )
-    # A task that had not started is known to nobody afterwards.
+    # A task that had not started is unknown afterwards.
     ends_jobs(slurm, monkeypatch, queue_line("7_0", "CANCELLED", nodes="n1"))
     runs = [submitted(make_run, 0, State.RUNNING), submitted(make_run, 1)]
     assert cancel(standings(runs)) == [
@@ -112,7 +112,7 @@ def test_jobs_are_ended_in_one_call_and_written_down(
         Cancelled("m_d_s1-1", "job 7_1 waiting (Priority)", True),
     ]
     assert slurm.calls("scancel") == [["scancel", "7_0", "7_1"]]
-    assert [told(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
+    assert [state_and_reason(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
 
 
 def test_run_that_waits_after_a_preemption_is_cancelled(
@@ -123,7 +123,7 @@ def test_run_that_waits_after_a_preemption_is_cancelled(
     run = submitted(make_run, 0, State.PREEMPTED)
     (outcome,) = cancel(standings([run]))
     assert outcome.done
-    assert told(run) == (State.CANCELLED, CANCELLED)
+    assert state_and_reason(run) == (State.CANCELLED, CANCELLED)
 
 
 def test_run_that_ended_by_itself_meanwhile_keeps_its_end(
@@ -131,15 +131,15 @@ def test_run_that_ended_by_itself_meanwhile_keeps_its_end(
 ) -> None:
     slurm.answer("squeue", queue_line("7_0", "RUNNING", nodes="n1"))
     run = submitted(make_run, 0, State.RUNNING)
-    found = standings([run])
+    entries = standings([run])
     slurm.answer("squeue", queue_line("7_0", "COMPLETED"))
     run.status.write_text(run.status.read_text().replace('"running"', '"completed"'))
-    assert cancel(found) == [
+    assert cancel(entries) == [
         Cancelled("m_d_s0-1", "job 7_0 running on n1: completed by itself", True)
     ]
 
 
-def test_job_that_does_not_end_in_time_is_said(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_job_that_does_not_end_in_time_is_reported(slurm: FakeSlurm, make_run: MakeRun) -> None:
     module.PATIENCE_S = 0.1
     slurm.answer("squeue", queue_line("7_0", "RUNNING", nodes="n1"))
     run = submitted(make_run, 0, State.RUNNING)
@@ -147,7 +147,7 @@ def test_job_that_does_not_end_in_time_is_said(slurm: FakeSlurm, make_run: MakeR
     assert cancel(standings([run])) == [Cancelled("m_d_s0-1", words, False)]
 
 
-def test_scheduler_that_refuses_or_is_not_here_is_said(
+def test_scheduler_that_refuses_or_is_missing_is_reported(
     slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.answer("squeue", queue_line("7_0", "RUNNING"))
@@ -179,17 +179,17 @@ def test_local_runs_are_ended_by_a_signal_to_their_workers(
     assert [outcome.done for outcome in outcomes] == [True, True]
     assert outcomes[0].words == "here, process 1"
     assert [process.wait() for process in processes] == [0, 0]
-    assert [told(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
+    assert [state_and_reason(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
 
 
-def test_local_run_that_completes_all_the_same_is_said(
+def test_local_run_that_completes_nevertheless_is_reported(
     make_run: MakeRun, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     (outcome,) = cancel(standings([local(make_run, processes, "r-1", "completed")]))
     assert (outcome.done, outcome.words) == (True, "here, process 1: completed by itself")
 
 
-def test_local_run_that_does_not_end_is_said(
+def test_local_run_that_does_not_end_is_reported(
     make_run: MakeRun, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     module.PATIENCE_S = 0.2
@@ -198,7 +198,7 @@ def test_local_run_that_does_not_end_is_said(
     assert outcome.words == "here, process 1: still running 0 s after the signal"
 
 
-def test_runs_that_wait_for_their_turn_or_for_nobody_are_marked(make_run: MakeRun) -> None:
+def test_runs_that_have_not_started_are_marked(make_run: MakeRun) -> None:
     runs = [make_run(name, State.PENDING, host=platform.node()) for name in ("a-1", "b-2")]
     files = SweepFiles(RunsRoot(runs[0].root.parent).sweeps / "s.json")
     files.listing.parent.mkdir()
@@ -209,10 +209,10 @@ def test_runs_that_wait_for_their_turn_or_for_nobody_are_marked(make_run: MakeRu
         Cancelled("b-2", "not started yet", True),
     ]
     os.close(lock)
-    assert [told(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
+    assert [state_and_reason(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
 
 
-def test_run_of_another_machine_is_named_and_left(make_run: MakeRun) -> None:
+def test_run_of_another_machine_is_named_and_left_alone(make_run: MakeRun) -> None:
     run = make_run(host="far", pid=7)
     (outcome,) = cancel(standings([run]))
     assert not outcome.done
@@ -220,10 +220,10 @@ def test_run_of_another_machine_is_named_and_left(make_run: MakeRun) -> None:
         "far, process 7: it is not a process of yours here; on far, as the user who started it: quantexp cancel "
         f"{run.root}"
     )
-    assert told(run)[0] is State.RUNNING
+    assert state_and_reason(run)[0] is State.RUNNING
 
 
-def test_ended_runs_are_passed_over(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_ended_runs_are_skipped(slurm: FakeSlurm, make_run: MakeRun) -> None:
     runs = [make_run("a-1", State.COMPLETED), submitted(make_run, 0, State.PREEMPTED)]
     slurm.answer("squeue", queue_line("7_0", "NODE_FAIL"))
     assert cancel(standings(runs)) == []

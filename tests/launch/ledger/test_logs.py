@@ -1,4 +1,4 @@
-"""What a rank printed, whole and as it grows."""
+"""The log of a rank, whole and as it grows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "QUERY_S", 0.1)
 
 
-def shown(run: RunDir, rank: int = 0) -> str:
+def log_of(run: RunDir, rank: int = 0) -> str:
     parts: list[str] = []
     show_log(run, rank, parts.append)
     return "".join(parts)
@@ -82,50 +82,50 @@ def test_log_of_each_rank_is_shown_whole(make_run: MakeRun) -> None:
     run.config.write_text("launcher:\n  num_processes: 2\n")
     run.rank_log(0).write_text("one\ntwo\n")
     run.rank_log(1).write_bytes(b"caf\xc3\xa9 \xff\n")
-    assert shown(run) == "one\ntwo\n"
-    assert shown(run, 1) == "café \ufffd\n"
+    assert log_of(run) == "one\ntwo\n"
+    assert log_of(run, 1) == "café \ufffd\n"
 
 
 @pytest.mark.parametrize(
-    ("processes", "rank", "known"),
+    ("processes", "rank", "ranks"),
     [(1, 1, "rank 0 alone"), (4, 4, "ranks 0 to 3"), (4, -1, "ranks")],
 )
-def test_rank_that_a_run_does_not_have_is_refused_by_those_it_has(
-    make_run: MakeRun, processes: int, rank: int, known: str
+def test_rank_that_a_run_does_not_have_is_refused_with_the_ranks_it_has(
+    make_run: MakeRun, processes: int, rank: int, ranks: str
 ) -> None:
     run = make_run()
     run.config.write_text(f"launcher:\n  num_processes: {processes}\n")
     for log in (show_log, follow_log):
         with pytest.raises(
             RunError,
-            match=f"--rank must be one of m_d_bf16-00000001, which has {known}.*, got {rank}",
+            match=f"--rank must be one of m_d_bf16-00000001, which has {ranks}.*, got {rank}",
         ):
             log(run, rank, print)
 
 
-def test_before_its_own_log_the_jobs_output_stands_in(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_output_of_the_job_replaces_a_missing_log(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue", queue_line("7_4", "RUNNING"))
     run = make_run(submission=SUBMISSION, task=4, job_id="7_4")
     folder = of_job(run)
     out, err = folder / "7_4_0_log.out", folder / "7_4_0_log.err"
     out.write_text("modules\n")
     err.write_text("warning\n")
-    assert shown(run) == f"==> {out} <==\nmodules\n==> {err} <==\nwarning\n"
+    assert log_of(run) == f"==> {out} <==\nmodules\n==> {err} <==\nwarning\n"
     run.rank_log(0).write_text("own\n")
-    assert shown(run) == "own\n"
+    assert log_of(run) == "own\n"
 
 
-def test_before_its_own_log_torchruns_stands_in(make_run: MakeRun) -> None:
+def test_output_of_torchrun_replaces_a_missing_log(make_run: MakeRun) -> None:
     run = make_run(state=State.FAILED)
     run.torchrun_log.write_text("no rendezvous\n")
-    assert shown(run) == f"==> {run.torchrun_log} <==\nno rendezvous\n"
+    assert log_of(run) == f"==> {run.torchrun_log} <==\nno rendezvous\n"
 
 
-def test_run_that_printed_nothing_says_what_it_does(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_run_without_output_is_described(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue", queue_line("7_4", "PENDING", reason="Resources"))
     run = make_run(state=State.PENDING, submission=SUBMISSION, task=4, job_id="7_4")
     with pytest.raises(RunError) as caught:
-        shown(run)
+        log_of(run)
     assert str(caught.value) == (
         "m_d_bf16-00000001 has printed nothing yet (job 7_4 waiting (Resources)); quantexp logs -f waits for it"
     )
@@ -139,12 +139,12 @@ def test_folder_without_a_configuration_is_refused(make_run: MakeRun) -> None:
     run = make_run()
     run.config.write_text("[]")
     with pytest.raises(RunError, match=r"config\.yaml must hold keys with values, got list"):
-        shown(run)
+        log_of(run)
     run.config.unlink()
     with pytest.raises(
         RunError, match=r"config\.yaml is not a run's configuration: it has no launcher\.n"
     ):
-        shown(run)
+        log_of(run)
 
 
 def test_following_ends_with_the_run(running: RunDir) -> None:
@@ -162,7 +162,7 @@ def test_following_ends_with_the_run(running: RunDir) -> None:
     assert following.text == "one\ncafé\n"
 
 
-def test_following_waits_for_the_first_word(running: RunDir) -> None:
+def test_following_waits_for_the_first_output(running: RunDir) -> None:
     following = Following(running)
     time.sleep(0.1)
     running.rank_log(0).write_text("at last\n")

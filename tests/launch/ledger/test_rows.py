@@ -1,4 +1,4 @@
-"""What a program reads of a run's standing."""
+"""A run's standing as rows for programs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PACE = Pace(3.25, 15420.4, 3900.0)
 
 
 def test_every_run_has_the_same_keys() -> None:
-    found = [Standing(RUN, State.RUNNING, pace=PACE), Standing(RUN, None, reason="no status")]
-    rows = json.loads(json.dumps(status_rows(found, [Missing("m_d_x-2", "gone")])))
+    entries = [Standing(RUN, State.RUNNING, pace=PACE), Standing(RUN, None, reason="no status")]
+    rows = json.loads(json.dumps(status_rows(entries, [Missing("m_d_x-2", "gone")])))
     assert [list(row) for row in rows] == [KEYS] * 3
     assert [row["state"] for row in rows] == ["running", "unreadable", "missing"]
     assert [row["reason"] for row in rows] == ["", "no status", "gone"]
@@ -40,10 +40,10 @@ def test_numbers_are_the_last_iterations() -> None:
     assert (row["loss"], row["tokens_per_s"], row["time_left_s"]) == (3.25, 15420.4, 3900.0)
 
 
-def test_what_is_captured_is_told_with_what_waits_and_how_fast_it_is_written() -> None:
-    told = {"tensors": 64, "num_bytes": 2400, "current": "L0 output", "stopped": ""}
+def test_capture_has_its_tensors_queue_and_writing_speed() -> None:
+    counts = {"tensors": 64, "num_bytes": 2400, "current": "L0 output", "stopped": ""}
     queue = {"queue_bytes": 1200, "bytes_per_s": 2.5, "waited_s": 0.5}
-    status = Status(State.RUNNING, capture={**told, **queue})
+    status = Status(State.RUNNING, capture={**counts, **queue})
     (row,) = status_rows([Standing(RUN, State.RUNNING, status=status)])
     assert row["capture"] == {"tensors": 64, "num_bytes": 2400, **queue, "stopped": ""}
     (row,) = status_rows([Standing(RUN, State.RUNNING)])
@@ -55,7 +55,7 @@ def test_run_that_has_ended_has_no_time_left() -> None:
     assert row["time_left_s"] is None
 
 
-def test_job_and_its_restarts_are_the_schedulers_where_it_knows_more() -> None:
+def test_job_and_its_restarts_are_the_schedulers_if_it_knows_more() -> None:
     job = Job("7_4", "running", restarts=2)
     status = Status(restarts=[{"reason": "preempted"}])
     (row,) = status_rows([Standing(RUN, State.RUNNING, status=status, job=job)])

@@ -22,33 +22,35 @@ GONE = Missing("m-1b_d_old-00000009", "its folder is gone: /r/m-1b_d_old-0000000
 LIMIT = "the time limit of 240 min was reached at iteration 3 of 8; give more"
 
 
-def made(scheme: str, state: State | None, **fields: Any) -> Standing:
+def standing_of(scheme: str, state: State | None, **fields: Any) -> Standing:
     run = RunDir(Path(f"/r/m-1b_d_{scheme}-0a1b2c3d"))
     status = Status(state or State.PENDING, iteration=3, iterations=8)
     return replace(Standing(run, state, status=status, pace=Pace(3.25, 15420.4, 3900.0)), **fields)
 
 
 MIXED = [
-    made("bf16", State.COMPLETED),
-    made("FA_mxfp8", State.RUNNING, alive=True, where="job 7_4 running on n1"),
-    made("FA_mxfp4", State.PREEMPTED, reason=LIMIT),
-    made("FA_hifp8", State.FAILED, reason="out [of] memory; the end of rank0.log:\nline\nline"),
-    made("FA_own", State.PREEMPTED, reason=LIMIT),
-    made("linear_mxfp8", None, reason="status.json cannot be read"),
+    standing_of("bf16", State.COMPLETED),
+    standing_of("FA_mxfp8", State.RUNNING, alive=True, where="job 7_4 running on n1"),
+    standing_of("FA_mxfp4", State.PREEMPTED, reason=LIMIT),
+    standing_of(
+        "FA_hifp8", State.FAILED, reason="out [of] memory; the end of rank0.log:\nline\nline"
+    ),
+    standing_of("FA_own", State.PREEMPTED, reason=LIMIT),
+    standing_of("linear_mxfp8", None, reason="status.json cannot be read"),
 ]
 
 
-def shown(
-    found: list[Standing], width: int, *missing: Missing, height: int | None = None
+def lines_of(
+    entries: list[Standing], width: int, *missing: Missing, height: int | None = None
 ) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(view(found, missing, console, height))
+    console.print(view(entries, missing, console, height))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_wide_table_has_a_line_a_run_with_where_or_why() -> None:
-    lines = shown(MIXED, 160, GONE)
+def test_wide_table_has_a_line_for_each_run_with_its_place_or_reason() -> None:
+    lines = lines_of(MIXED, 160, GONE)
     headings = ["run", "state", "iteration", "loss", "tokens/s", "left", "where, or why it ended"]
     assert re.split("  +", lines[0]) == headings
     assert lines[2].split("  ", 1)[0] == "m-1b_d_FA_mxfp8-0a1b2c3d"
@@ -63,8 +65,8 @@ def test_wide_table_has_a_line_a_run_with_where_or_why() -> None:
     )
 
 
-def test_narrow_table_leaves_out_what_names_share_and_tells_reasons_below_once() -> None:
-    lines = shown(MIXED, 80, GONE)
+def test_narrow_table_omits_the_common_prefix_and_lists_reasons_below_once() -> None:
+    lines = lines_of(MIXED, 80, GONE)
     assert all(len(line) <= 80 for line in lines)
     assert lines[0] == "m-1b_d_..."
     assert lines[1].split() == ["run", "state", "iteration", "loss", "tokens/s", "left"]
@@ -82,70 +84,75 @@ def test_narrow_table_leaves_out_what_names_share_and_tells_reasons_below_once()
 
 
 def test_names_never_lose_a_part_of_their_scheme() -> None:
-    found = [made("FA_mxfp8", State.COMPLETED), made("FA_mxfp4", State.COMPLETED)]
-    assert shown(found, 60)[2].startswith("FA_mxfp8-0a1b2c3d")
+    entries = [standing_of("FA_mxfp8", State.COMPLETED), standing_of("FA_mxfp4", State.COMPLETED)]
+    assert lines_of(entries, 60)[2].startswith("FA_mxfp8-0a1b2c3d")
 
 
 def test_one_run_keeps_its_whole_name() -> None:
-    assert shown([MIXED[0]], 80)[1].startswith("m-1b_d_bf16-0a1b2c3d")
+    assert lines_of([MIXED[0]], 80)[1].startswith("m-1b_d_bf16-0a1b2c3d")
 
 
 def test_many_runs_of_one_reason_are_named_in_part() -> None:
-    found = [made(f"s{i}", State.FAILED, reason="no data") for i in range(9)]
-    lines = shown(found, 80)
+    entries = [standing_of(f"s{i}", State.FAILED, reason="no data") for i in range(9)]
+    lines = lines_of(entries, 80)
     assert "and 6 more" in lines
     assert sum("no data" in line for line in lines) == 1
 
 
-def test_table_that_is_too_high_leaves_out_what_is_completed() -> None:
-    found = [*(made(f"s{i}", State.COMPLETED) for i in range(30)), MIXED[1]]
-    lines = shown(found, 160, height=10)
+def test_table_that_is_too_high_omits_completed_runs() -> None:
+    entries = [*(standing_of(f"s{i}", State.COMPLETED) for i in range(30)), MIXED[1]]
+    lines = lines_of(entries, 160, height=10)
     assert len(lines) == 3
     assert lines[-1] == "31 runs: 1 running, 30 completed"
-    assert len(shown(found, 160)) == 33
+    assert len(lines_of(entries, 160)) == 33
 
 
 def waiting(name: str) -> Standing:
     job = Job(f"7_{name}", "waiting (Priority)", is_waiting=True)
     where = f"job {job.id} waiting (Priority)"
-    return made(name, State.PENDING, alive=True, where=where, job=job)
+    return standing_of(name, State.PENDING, alive=True, where=where, job=job)
 
 
-def test_jobs_that_wait_for_the_same_are_told_once_in_a_narrow_table() -> None:
-    lines = shown([waiting(f"s{i}") for i in range(9)], 80)
+def test_jobs_that_wait_for_the_same_reason_share_a_line_in_a_narrow_table() -> None:
+    lines = lines_of([waiting(f"s{i}") for i in range(9)], 80)
     assert sum("waiting (Priority)" in line for line in lines) == 1
-    assert "job 7_s3 waiting (Priority)" in shown([waiting(f"s{i}") for i in range(9)], 160)[4]
+    assert "job 7_s3 waiting (Priority)" in lines_of([waiting(f"s{i}") for i in range(9)], 160)[4]
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_running_capture_is_told_beside_where_the_run_is(width: int) -> None:
+def test_running_capture_is_shown_beside_the_job(width: int) -> None:
     capture = {"tensors": 64, "num_bytes": 2.4e6, "queue_bytes": 1.2e6, "bytes_per_s": 5e6}
     status = Status(State.RUNNING, iteration=3, iterations=8, capture=capture)
     running = replace(MIXED[1], status=status)
     words = "job 7_4 running on n1; 64 tensors, 2.4 MB, 1.2 MB wait, 5.0 MB/s"
-    assert words in " ".join(" ".join(shown([running, MIXED[0]], width)).split())
+    assert words in " ".join(" ".join(lines_of([running, MIXED[0]], width)).split())
     stopped = replace(status, capture={"stopped": "capture stopped in iteration 2: full"})
-    lines = shown([replace(running, status=stopped)], width)
+    lines = lines_of([replace(running, status=stopped)], width)
     assert any(line.endswith("job 7_4 running on n1; capture stopped") for line in lines)
     ended = replace(MIXED[2], status=status)
-    assert "tensors" not in " ".join(shown([ended], width)), "the report counts them"
+    assert "tensors" not in " ".join(lines_of([ended], width)), "the report counts them"
 
 
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("height", [8, 24, 40])
-def test_live_table_fits_the_terminal_and_shows_what_runs(width: int, height: int) -> None:
-    found = [waiting(f"s{i}") for i in range(60)]
-    found += [made("late", State.COMPLETED), made("z", State.RUNNING, where="job 7_z on n1")]
-    lines = shown(found, width, GONE, height=height)
+def test_live_table_fits_the_terminal_and_shows_running_runs(width: int, height: int) -> None:
+    entries = [waiting(f"s{i}") for i in range(60)]
+    entries += [
+        standing_of("late", State.COMPLETED),
+        standing_of("z", State.RUNNING, where="job 7_z on n1"),
+    ]
+    lines = lines_of(entries, width, GONE, height=height)
     assert len(lines) <= height
     assert any("z-0a1b2c3d" in line and "running" in line for line in lines)
     assert lines[-1] == "63 runs: 60 pending, 1 running, 1 completed, 1 missing"
     assert re.fullmatch(r"and \d+ more", lines[-2])
 
 
-def test_what_could_not_be_found_out_is_said_once() -> None:
-    found = [made(f"s{i}", State.RUNNING, note="its job was not queried: why") for i in range(3)]
-    assert shown([*found, MIXED[0]], 160)[-2] == "3 of 4: its job was not queried: why"
+def test_note_about_a_failed_query_is_printed_once() -> None:
+    entries = [
+        standing_of(f"s{i}", State.RUNNING, note="its job was not queried: why") for i in range(3)
+    ]
+    assert lines_of([*entries, MIXED[0]], 160)[-2] == "3 of 4: its job was not queried: why"
 
 
 @pytest.mark.parametrize(
@@ -165,23 +172,23 @@ def test_time_left_is_short(seconds: float | None, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_summary_counts_in_the_order_of_a_life() -> None:
+def test_summary_counts_in_the_order_of_a_run_s_life() -> None:
     assert summary([MIXED[0]]) == "1 run: 1 completed"
     assert summary([]) == "no runs"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
 def test_no_line_is_longer_than_the_width_and_no_word_is_broken(width: int) -> None:
-    lines = shown(MIXED, width, GONE)
+    lines = lines_of(MIXED, width, GONE)
     assert all(len(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
     for word in ("preempted", "unreadable", "3.2500", "1h 05m", "m-1b_d_old-00000009", "memory;"):
         assert word in text
 
 
-def test_a_running_run_says_what_it_does_now() -> None:
+def test_running_run_shows_its_current_phase() -> None:
     status = Status(
         State.RUNNING, phase=Phase.CAPTURING, current_iteration=1, iterations=8, micro_batch=1
     )
-    lines = shown([replace(MIXED[1], status=status)], 160)
+    lines = lines_of([replace(MIXED[1], status=status)], 160)
     assert lines[1].endswith("job 7_4 running on n1; capturing iteration 1")

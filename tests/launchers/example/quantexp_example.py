@@ -1,7 +1,6 @@
-"""A launcher in a package of its own: its jobs are processes that nobody waits for.
+"""A launcher in a package of its own: its jobs are background processes.
 
-What a real one asks its scheduler, this one asks the kernel: a job is a session of processes, and its id is the first
-one's.
+A real one queries its scheduler, this one the kernel: a job is a session of processes, and its id is the first one's.
 """
 
 from __future__ import annotations

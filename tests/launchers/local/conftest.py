@@ -1,4 +1,4 @@
-"""What tests of the queue share: many small experiments, and a machine on which they cost nothing."""
+"""Fixtures of the queue's tests: many small experiments, and a machine on which they cost nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(composed: Experiment, tmp_path: Path) -> Callable[..., Experiment]:
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """In the place of real workers, on a machine with four cores and no GPU."""
+    """Stand-ins for real workers, on a machine with four cores and no GPU."""
     workers = Workers()
     monkeypatch.setattr(queue, "carry_out", workers)
     for module in (queue, prepare):
@@ -52,5 +52,5 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
 
 @pytest.fixture
 def console() -> Console:
-    """No terminal; `told` gives what it was told."""
+    """No terminal; `output_of` returns its output."""
     return Console(file=io.StringIO(), width=160, highlight=False)

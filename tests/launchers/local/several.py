@@ -1,8 +1,8 @@
 """Several submitters of one sweep, each a process: `python several.py ROOT NUM_SUBMITTERS NUM_RUNS [WHO_IS_KILLED]`.
 
-Composes once and forks, because what a submitter imports and composes is not what is looked at. In the place of the
-worker stands `worker.py`. The submitter that is to be killed gets SIGKILL once it has started a worker, and none of its
-workers ends by itself before. The last line printed holds the exit codes.
+Composes once and forks, because a submitter's imports and compositions are not under test. `worker.py` stands in
+for the worker. The submitter that is to be killed gets SIGKILL once it has started a worker, and none of its
+workers ends by itself before that. The last printed line has the exit codes.
 """
 
 from __future__ import annotations

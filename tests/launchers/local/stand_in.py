@@ -1,4 +1,4 @@
-"""Stand-ins for what runs an attempt, and what they leave in a run folder."""
+"""Stand-ins for the code that runs an attempt, and the status that they write into a run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantexp.schema import Experiment
 
 
 def put_status(run: RunDir, state: State, reason: str = "") -> None:
-    """Leave the folder as a worker does that ends so, or runs."""
+    """Write the status of a worker that ended in this state, or still runs."""
     status = read_status(run.status)
     assert status is not None
     status.state, status.reason, status.iteration = state, reason, status.iterations
@@ -26,21 +26,21 @@ def put_status(run: RunDir, state: State, reason: str = "") -> None:
     write_status(run.status, status)
 
 
-def told(console: Console) -> str:
-    """What a console that writes into a string was told."""
+def output_of(console: Console) -> str:
+    """The output of a console that writes into a string."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 class Workers:
-    """Stands in for running an attempt: says `completed` after a moment, or as told for a seed."""
+    """Stands in for running an attempt: a run completes after a moment, unless `does` has its seed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        #: Seeds in the order in which they started, and those that run now.
+        #: Seeds in the order of their starts, and those that run now.
         self.started: list[int] = []
         self.running: set[int] = set()
-        #: The most that ever ran at once.
+        #: The largest number of simultaneous runs.
         self.most = 0
         self.variables: list[Mapping[str, str]] = []
         #: What a seed does instead of completing.

@@ -1,4 +1,4 @@
-"""The process that works through a sheet in the background, as far as one can look without another process."""
+"""The background process that works through a sheet, as far as one process alone can test it."""
 
 from __future__ import annotations
 

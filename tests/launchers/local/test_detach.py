@@ -1,4 +1,4 @@
-"""Runs in the background: they outlive the command and its terminal, end when asked to, and leave nothing behind."""
+"""Runs in the background: they outlive the command and its terminal, end on a signal, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_json, read_status
 from quantexp.schema import Experiment
 
-from .stand_in import told
+from .stand_in import output_of
 
 pytestmark = pytest.mark.slow
 
 WORKER = Path(__file__).with_name("worker.py")
-#: Found on PYTHONPATH by every Python that is started: the stand-in instead of the worker.
+#: On the PYTHONPATH of every Python started here: it replaces the worker by the stand-in.
 CUSTOM = f"""\
 import sys
 from quantexp_launchers.local import processes
@@ -48,7 +48,7 @@ def detach(
     in_tmp: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Detach]:
-    """Starts a sweep of so many runs in the background; whatever a failing test leaves is killed."""
+    """Starts a sweep of `num_runs` runs in the background; kills what a failing test leaves running."""
     (in_tmp / "custom").mkdir()
     (in_tmp / "custom" / "sitecustomize.py").write_text(CUSTOM)
     path = [str(in_tmp / "custom"), os.environ.get("PYTHONPATH", "")]
@@ -61,9 +61,9 @@ def detach(
         monkeypatch.setenv("STAND_IN_SECONDS", str(seconds))
         sheet = prepare_sheet([(make(seed), 0) for seed in range(num_runs)], console)
         go_on_in_background(sheet, console)
-        found = re.search(r"in the background, process (\d+)", told(console))
-        assert found is not None
-        processes.append(psutil.Process(int(found[1])))
+        line = re.search(r"in the background, process (\d+)", output_of(console))
+        assert line is not None
+        processes.append(psutil.Process(int(line[1])))
         return sheet, processes[-1]
 
     yield start
@@ -87,16 +87,16 @@ def run_of(sheet: Sheet, index: int = 0) -> RunDir:
 
 
 def wait_until(
-    true: Callable[[], Any], told: Callable[[], Any] = lambda: None, within_s: float = 60
+    is_true: Callable[[], Any], details: Callable[[], Any] = lambda: None, within_s: float = 60
 ) -> None:
     end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end, told()
+    while not is_true():
+        assert time.monotonic() < end, details()
         time.sleep(0.02)
 
 
 def left(root: Path) -> list[psutil.Process]:
-    """Processes with the folder of the runs on their command line."""
+    """Processes that have the folder of the runs on their command line."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -104,7 +104,7 @@ def left(root: Path) -> list[psutil.Process]:
     ]
 
 
-def test_sweep_goes_on_by_itself_and_says_how_to_follow_it(
+def test_sweep_goes_on_by_itself_and_prints_how_to_follow_it(
     detach: Detach, console: Console, in_tmp: Path
 ) -> None:
     sheet, process = detach(2)
@@ -115,7 +115,7 @@ def test_sweep_goes_on_by_itself_and_says_how_to_follow_it(
     wait_until(lambda: read_json(sheet.files.listing)["finished"])
     assert [row["state"] for row in read_json(sheet.files.listing)["runs"]] == ["completed"] * 2
     name, listing = run_of(sheet).root.name, sheet.files.listing.relative_to(in_tmp)
-    assert told(console).splitlines() == [
+    assert output_of(console).splitlines() == [
         f"2 runs continue in the background, process {process.pid}",
         "runs    runs",
         f"follow  quantexp status {listing}",
@@ -129,12 +129,12 @@ def test_sweep_goes_on_by_itself_and_says_how_to_follow_it(
     assert "2 runs" in log
 
 
-def test_one_run_goes_on_from_the_snapshot_of_the_source_and_is_followed_in_its_own_folder(
+def test_one_run_goes_on_from_the_source_snapshot_and_is_followed_in_its_own_folder(
     detach: Detach, console: Console
 ) -> None:
     sheet, process = detach(1, 60)
     name = run_of(sheet).root.name
-    first, *lines = told(console).splitlines()
+    first, *lines = output_of(console).splitlines()
     assert first.startswith("1 run continues in the background, process ")
     assert lines[:2] == [f"runs    runs/{name}", f"follow  quantexp status runs/{name}"]
     wait_until(lambda: status_of(sheet).state is State.RUNNING)
@@ -146,7 +146,7 @@ def test_one_run_goes_on_from_the_snapshot_of_the_source_and_is_followed_in_its_
     wait_until(lambda: not left(sheet.root))
 
 
-def test_end_asked_for_cancels_what_runs_and_leaves_what_waits(detach: Detach) -> None:
+def test_signal_cancels_the_running_run_and_leaves_the_waiting_one(detach: Detach) -> None:
     sheet, process = detach(2, 60)
     wait_until(lambda: status_of(sheet).state is State.RUNNING)
     process.send_signal(signal.SIGTERM)
@@ -157,7 +157,7 @@ def test_end_asked_for_cancels_what_runs_and_leaves_what_waits(detach: Detach) -
     assert waiting.reason == "its sweep was interrupted before it started"
 
 
-def test_killed_background_takes_its_run_along(detach: Detach) -> None:
+def test_run_of_a_killed_background_process_ends_with_it(detach: Detach) -> None:
     sheet, process = detach(2, 60)
     wait_until(lambda: status_of(sheet).state is State.RUNNING)
     process.kill()
@@ -168,7 +168,7 @@ def test_killed_background_takes_its_run_along(detach: Detach) -> None:
     assert not is_held(sheet.files.lock)
 
 
-def test_background_that_does_not_start_says_why(
+def test_background_process_that_does_not_start_gives_the_reason(
     detach: Detach, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(sheet: Sheet) -> None:
@@ -189,7 +189,7 @@ def test_background_that_does_not_start_says_why(
     assert status.reason == "the background process did not start"
 
 
-def test_background_is_ended_where_the_user_does_not_wait_for_its_start(
+def test_interrupt_during_its_start_ends_the_background_process(
     detach: Detach, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep shows: lines where there is no terminal, and on one a line for each run that fits it."""
+"""A sweep's display: plain lines without a terminal; on a terminal, one fitting line for each run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Phase, State, Status, write_status
 from quantexp.schema import Experiment
 
-from .stand_in import Workers, told
+from .stand_in import Workers, output_of
 
 METRICS = '{"iteration": 2, "loss": 5.5, "tokens_per_s": 1234.5}\n'
 
@@ -38,7 +38,7 @@ def over(item: Item, state: State, reason: str = "", **values: object) -> None:
     item.outcome = Outcome(item.experiment, run_of(item), state, reason, **values)  # type: ignore[arg-type]
 
 
-def test_lines_alone_where_there_is_no_terminal(items: list[Item], console: Console) -> None:
+def test_without_a_terminal_the_display_is_plain_lines(items: list[Item], console: Console) -> None:
     with Display(items, console) as display:
         display.started(items[0])
         display.update(0)
@@ -47,7 +47,7 @@ def test_lines_alone_where_there_is_no_terminal(items: list[Item], console: Cons
         display.started(items[1])
         items[1].place = Place.IN_USE
         display.ended(items[1])
-    assert told(console).splitlines() == [
+    assert output_of(console).splitlines() == [
         "started    FA_linear_mxfp8 seed=1",
         "completed  FA_linear_mxfp8 seed=1: loss 5.5000, 3 tensors, 1.0 kB",
         "started    FA_linear_hifp8 seed=1",
@@ -55,7 +55,7 @@ def test_lines_alone_where_there_is_no_terminal(items: list[Item], console: Cons
     ]
 
 
-def test_summary_counts_what_is_where(items: list[Item]) -> None:
+def test_summary_counts_the_runs_in_each_state(items: list[Item]) -> None:
     assert summary(items) == "0 of 4 completed, 4 waiting"
     over(items[0], State.COMPLETED)
     over(items[1], State.FAILED)
@@ -63,7 +63,7 @@ def test_summary_counts_what_is_where(items: list[Item]) -> None:
     assert summary(items) == "1 of 4 completed, 1 failed, 1 running, 1 run by other processes"
 
 
-def test_end_is_told_with_its_reason(items: list[Item]) -> None:
+def test_ended_line_has_the_reason(items: list[Item]) -> None:
     over(items[0], State.FAILED, "loss [nan]")
     assert ended_line(items[0]) == r"[red]failed    [/] FA_linear_mxfp8 seed=1: loss \[nan]"
     items[1].place, items[1].reason = Place.DONE, "no data"
@@ -73,9 +73,7 @@ def test_end_is_told_with_its_reason(items: list[Item]) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_every_line_fits_the_terminal_and_names_the_run_whole(
-    items: list[Item], width: int
-) -> None:
+def test_every_line_fits_the_terminal_and_has_the_whole_name(items: list[Item], width: int) -> None:
     statuses = [
         Status(State.RUNNING, phase=Phase.TRAINING, iteration=2, iterations=1000),
         Status(State.RUNNING, phase=Phase.CAPTURING, iterations=8, current_iteration=1),
@@ -91,9 +89,9 @@ def test_every_line_fits_the_terminal_and_names_the_run_whole(
             display.started(item)
         run_of(items[0]).metrics.write_text(METRICS)
         display.update(0)
-        with console.capture() as shown:
+        with console.capture() as captured:
             console.print(display.live.get_renderable())
-    lines = shown.get().splitlines()
+    lines = captured.get().splitlines()
     assert lines[0].startswith("0 of 4 completed, 4 running  0:00:0")
     assert all(len(line) <= width for line in lines)
     assert [line.split()[:2] for line in lines[1:4]] == [
@@ -106,7 +104,7 @@ def test_every_line_fits_the_terminal_and_names_the_run_whole(
     assert width == 80 or all(":00:0" in line for line in lines[1:])
 
 
-def test_end_that_was_asked_for_is_shown(items: list[Item], console: Console) -> None:
+def test_requested_stop_is_shown(items: list[Item], console: Console) -> None:
     with Display(items, console) as display:
         display.update(1)
         assert display.summary.plain.startswith(
@@ -115,7 +113,7 @@ def test_end_that_was_asked_for_is_shown(items: list[Item], console: Console) ->
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_nobody_who_looks_any_more_ends_nothing(items: list[Item], is_terminal: bool) -> None:
+def test_closed_output_ends_no_run(items: list[Item], is_terminal: bool) -> None:
     class Gone(io.StringIO):
         def write(self, _: str) -> int:
             raise OSError(5, "Input/output error")

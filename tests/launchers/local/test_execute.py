@@ -1,4 +1,4 @@
-"""From a run folder to its outcome, deaths without a word included."""
+"""From a run folder to its outcome, including workers that die without a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], None]:
-    """Puts a function in the worker process's place."""
+    """Replaces the worker process by a function."""
 
     def put(stand_in: Worker) -> None:
         monkeypatch.setattr(processes, "run_worker", stand_in)
@@ -48,7 +48,7 @@ def completes(run_dir: Path, log: Path, on_poll: Callable[[], None], *_: Any, **
     return 0
 
 
-def test_outcome_is_what_the_folder_says(
+def test_outcome_is_read_from_the_folder(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
     worker(completes)
@@ -76,7 +76,7 @@ def test_completed_run_starts_no_worker(
     assert again.run == first.run
 
 
-def test_worker_that_died_without_a_word_is_a_failure_in_one_line(
+def test_worker_that_dies_without_a_message_is_a_failure_in_one_line(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
     def dies(run_dir: Path, log: Path, on_poll: Callable[[], None], *_: Any, **__: Any) -> int:
@@ -93,7 +93,7 @@ def test_worker_that_died_without_a_word_is_a_failure_in_one_line(
     assert status.finished is not None
 
 
-def test_worker_that_died_before_its_log_is_a_failure_too(
+def test_worker_that_dies_before_its_log_exists_is_a_failure_too(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
     def dies(*_: Any, **__: Any) -> int:
@@ -105,7 +105,7 @@ def test_worker_that_died_before_its_log_is_a_failure_too(
     assert result.reason == f"the worker ended with exit code 1 and no reason; see {log}"
 
 
-def test_interrupted_run_is_cancelled_even_before_its_worker_could_say_so(
+def test_interrupted_run_is_cancelled_even_before_its_worker_records_it(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> int:
@@ -119,7 +119,7 @@ def test_interrupted_run_is_cancelled_even_before_its_worker_could_say_so(
     assert status.state is State.CANCELLED
 
 
-def test_interrupt_says_at_once_what_it_waits_for_and_how_long(
+def test_interrupt_prints_at_once_what_it_waits_for_and_how_long(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
     def interrupted(*_: Any, on_stop: Callable[[float], None], **__: Any) -> int:
@@ -135,7 +135,7 @@ def test_interrupt_says_at_once_what_it_waits_for_and_how_long(
     )
 
 
-def test_failure_the_worker_told_is_kept(
+def test_failure_recorded_by_the_worker_is_kept(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
     def fails(run_dir: Path, *_: Any, **__: Any) -> int:
@@ -167,7 +167,7 @@ def test_more_processes_than_gpus_are_refused(
         execute(two, QUIET)
 
 
-def test_interrupted_worker_that_could_not_say_so_is_cancelled(
+def test_interrupted_worker_that_records_nothing_is_cancelled(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
     folders: list[Path] = []

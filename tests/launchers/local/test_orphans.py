@@ -1,6 +1,6 @@
-"""The real thing, interrupted: of several runs at once, each of several ranks, no process is left.
+"""An interrupted sweep of several simultaneous runs with several ranks each leaves no process.
 
-That nothing is left of killed ones is held in test_detach (workers) and launchers/test_local (torchrun and its ranks).
+The same for killed ones is in test_detach (workers) and test_processes (torchrun and its ranks).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sweep(tiny_words: list[str], root: Path) -> Iterator[Sweep]:
-    """Starts three long runs of two ranks each, two at once, and waits until both train."""
+    """Starts three long runs of two ranks each, two at a time, and waits until both train."""
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
@@ -60,7 +60,7 @@ def sweep(tiny_words: list[str], root: Path) -> Iterator[Sweep]:
 
 
 def left(root: Path) -> list[psutil.Process]:
-    """Processes with the folder of the runs on their command line."""
+    """Processes that have the folder of the runs on their command line."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -69,8 +69,8 @@ def left(root: Path) -> list[psutil.Process]:
 
 
 def statuses(root: Path) -> list[Status]:
-    found = [read_status(file) for file in sorted(root.glob("llama*/status.json"))]
-    return [status for status in found if status is not None]
+    contents = [read_status(file) for file in sorted(root.glob("llama*/status.json"))]
+    return [status for status in contents if status is not None]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from quantexp_launchers.local.owner import WORKER, is_worker, workers
 
 from quantexp.runs.paths import RunDir
 
-#: Takes the lock of argv[1] as `quantexp` does, starts what shares it, and what that starts, and waits.
+#: Takes the lock of argv[1] as `quantexp` does, starts a child that shares it and starts its own child, and waits.
 HOLDS = """
 import subprocess, sys
 from pathlib import Path
@@ -37,7 +37,7 @@ sys.stdin.read(); child.stdin.close(); child.wait()
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[tuple[int, int]]:
+def lock_holder(folder: Path) -> Iterator[tuple[int, int]]:
     """A process that holds a folder's lock, and its child that shares it."""
     command = [sys.executable, "-c", HOLDS, str(folder), "quantexp"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -45,14 +45,14 @@ def held(folder: Path) -> Iterator[tuple[int, int]]:
         yield process.pid, int(process.stdout.readline())
 
 
-def test_first_worker_that_shares_the_lock_is_the_one_to_end(tmp_path: Path) -> None:
-    with held(tmp_path) as (_, child):
-        found = workers([RunDir(tmp_path).lock, RunDir(tmp_path / "other").lock])
-        assert {lock.parent: worker.pid for lock, worker in found.items()} == {tmp_path: child}
+def test_first_worker_that_shares_the_lock_is_its_owner(tmp_path: Path) -> None:
+    with lock_holder(tmp_path) as (_, child):
+        owners = workers([RunDir(tmp_path).lock, RunDir(tmp_path / "other").lock])
+        assert {lock.parent: worker.pid for lock, worker in owners.items()} == {tmp_path: child}
 
 
-def test_worker_that_outlived_its_parent_is_found(tmp_path: Path) -> None:
-    with held(tmp_path) as (pid, child):
+def test_worker_that_outlived_its_parent_is_listed(tmp_path: Path) -> None:
+    with lock_holder(tmp_path) as (pid, child):
         psutil.Process(pid).kill()
         (worker,) = workers([RunDir(tmp_path).lock]).values()
         assert worker.pid == child
@@ -70,6 +70,6 @@ def test_process_that_only_looks_at_the_lock_is_no_worker(tmp_path: Path) -> Non
     assert workers([]) == {}
 
 
-def test_worker_is_known_by_its_command_line() -> None:
+def test_worker_is_recognised_by_its_command_line() -> None:
     assert not is_worker(os.getpid())
     assert not is_worker(2**22 + 1)

@@ -1,4 +1,4 @@
-"""All folders of a sweep are there, and say pending, before the first run starts."""
+"""All folders of a sweep exist, with the state pending, before the first run starts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from quantexp.runs.lock import take_lock
 from quantexp.runs.status import State, read_json, read_status, write_json
 from quantexp.schema import CaptureLevel, Experiment
 
-from .stand_in import Workers, put_status, told
+from .stand_in import Workers, output_of, put_status
 
 
 @pytest.fixture(autouse=True)
 def _no_device(workers: Workers) -> None:
-    """What is prepared starts nothing."""
+    """Prepared runs start nothing."""
 
 
-def test_every_folder_says_pending(make: Callable[..., Experiment], console: Console) -> None:
+def test_every_folder_is_pending(make: Callable[..., Experiment], console: Console) -> None:
     sheet = prepare_sheet([(make(1), 0), (make(2), 1)], console)
     for item, seed, stage in zip(sheet.items, (1, 2), (0, 1), strict=True):
         assert item.run is not None
@@ -40,18 +40,18 @@ def test_every_folder_says_pending(make: Callable[..., Experiment], console: Con
         assert from_plain(item.config) == read(item.run.config)
 
 
-def test_commit_is_asked_for_once_and_in_every_provenance(
+def test_commit_is_queried_once_and_is_in_every_provenance(
     make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def checkout() -> dict[str, object]:
-        asked.append(1)
+        calls.append(1)
         return {"commit": "0123", "diff": ""}
 
     monkeypatch.setattr(prepare, "checkout", checkout)
     sheet = prepare_sheet([(make(1), 0), (make(2), 0)], console)
-    assert asked == [1]
+    assert calls == [1]
     for item in sheet.items:
         assert item.run is not None
         assert read_json(item.run.provenance)["source"]["commit"] == "0123"
@@ -67,7 +67,7 @@ def test_completed_run_is_over(make: Callable[..., Experiment], console: Console
     assert item.outcome.skipped
 
 
-def test_run_that_other_versions_completed_says_so(
+def test_run_completed_by_other_versions_waits_with_a_message(
     make: Callable[..., Experiment], console: Console
 ) -> None:
     (item,) = prepare_sheet([(make(1), 0)], console).items
@@ -77,10 +77,10 @@ def test_run_that_other_versions_completed_says_so(
     write_json(item.run.provenance, {**then, "quantexp": "0.0.1"})
     (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.place is Place.WAITING
-    assert "bf16: completed before with other versions (quantexp 0.0.1 then" in told(console)
+    assert "bf16: completed before with other versions (quantexp 0.0.1 then" in output_of(console)
 
 
-def test_run_in_use_is_known_by_its_folder(
+def test_run_in_use_keeps_its_folder_and_gives_the_reason(
     make: Callable[..., Experiment], console: Console
 ) -> None:
     (item,) = prepare_sheet([(make(1), 0)], console).items
@@ -92,7 +92,7 @@ def test_run_in_use_is_known_by_its_folder(
     assert "is in use by another process" in again.reason
 
 
-def test_run_of_a_scheduler_is_over_with_where_it_is(
+def test_run_in_a_scheduler_is_over_with_its_job_as_the_reason(
     make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_sheet([(make(1), 0)], console)
@@ -115,7 +115,7 @@ def test_run_without_data_is_over_and_the_others_are_not(
     assert second.place is Place.WAITING
 
 
-def test_bug_in_one_point_does_not_take_the_others_away(
+def test_bug_in_one_point_is_its_reason(
     make: Callable[..., Experiment],
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,7 +130,7 @@ def test_bug_in_one_point_does_not_take_the_others_away(
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_captures_that_together_are_over_the_free_disk_are_refused_before_any_run(
+def test_captures_that_together_exceed_the_free_disk_are_refused_before_any_run(
     make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiments = [make(seed) for seed in (1, 2)]
@@ -145,7 +145,7 @@ def test_captures_that_together_are_over_the_free_disk_are_refused_before_any_ru
         prepare_sheet([(experiment, 0) for experiment in experiments], console)
 
 
-def test_runs_in_two_places_are_refused(
+def test_runs_below_two_roots_are_refused(
     make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
     other = make(2)

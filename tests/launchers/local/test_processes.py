@@ -1,4 +1,4 @@
-"""Workers in the foreground: their logs, their exit codes, their ends, and that none is left."""
+"""Workers in the foreground: their logs, exit codes and ends, and that none stays behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quantexp.runs.status import State, Status, read_status
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for `python -m quantexp.training.worker`: RUN_DIR/worker.py is what it runs."""
+    """A stand-in for `python -m quantexp.training.worker`: it runs RUN_DIR/worker.py."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$3/worker.py" "$@"\n')
     python.chmod(0o755)
@@ -32,7 +32,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "worker.py"
 
 
-def test_worker_is_given_the_folder_alone_and_its_words_are_logged(
+def test_worker_gets_the_folder_alone_and_its_output_is_logged(
     worker: Path, tmp_path: Path
 ) -> None:
     worker.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
@@ -56,7 +56,7 @@ def test_killed_worker_has_its_signals_code(worker: Path, tmp_path: Path) -> Non
     assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}) == -signal.SIGKILL
 
 
-def test_file_descriptors_asked_for_stay_open(worker: Path, tmp_path: Path) -> None:
+def test_requested_file_descriptors_stay_open(worker: Path, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     worker.write_text(f"import os\nos.write({write_end}, b'x')\n")
     assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}, keep_open=(write_end,)) == 0
@@ -94,30 +94,28 @@ def test_interrupted_worker_may_end_itself(worker: Path, tmp_path: Path) -> None
     assert (tmp_path / "ended").exists()
 
 
-def test_interrupt_is_told_once_with_the_seconds_that_are_left(
-    worker: Path, tmp_path: Path
-) -> None:
+def test_interrupt_is_reported_once_with_the_seconds_of_grace(worker: Path, tmp_path: Path) -> None:
     worker.write_text(WAITING.format(handler="lambda *_: sys.exit(130)"))
-    told: list[float] = []
+    grace_s: list[float] = []
     with pytest.raises(KeyboardInterrupt):
         run_worker(
             tmp_path,
             tmp_path / "log",
             lambda: interrupting_once(tmp_path),
             {},
-            on_stop=told.append,
+            on_stop=grace_s.append,
         )
-    assert told == [processes.GRACE_S]
+    assert grace_s == [processes.GRACE_S]
 
 
 @pytest.mark.parametrize("interrupts", [True, False])
-def test_ranks_that_are_ended_are_told_of_where_an_interrupt_ended_them(
+def test_end_of_the_ranks_is_reported_only_after_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool
 ) -> None:
     monkeypatch.setattr(
         processes, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
     )
-    told: list[float] = []
+    grace_s: list[float] = []
     polls: list[int] = []
 
     def on_poll() -> bool:
@@ -127,8 +125,8 @@ def test_ranks_that_are_ended_are_told_of_where_an_interrupt_ended_them(
         return False
 
     with contextlib.suppress(KeyboardInterrupt):
-        run_ranks(tmp_path, 2, None, tmp_path / "log", on_poll, {}, on_stop=told.append)
-    assert told == ([processes.GRACE_S] if interrupts else [])
+        run_ranks(tmp_path, 2, None, tmp_path / "log", on_poll, {}, on_stop=grace_s.append)
+    assert grace_s == ([processes.GRACE_S] if interrupts else [])
 
 
 def test_second_interrupt_gives_a_worker_no_more_time(worker: Path, tmp_path: Path) -> None:
@@ -151,7 +149,7 @@ def test_worker_that_does_not_end_is_killed(
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_several_processes_are_torchruns_and_meet_through_a_file(tmp_path: Path) -> None:
+def test_several_processes_are_started_by_torchrun_and_meet_through_a_file(tmp_path: Path) -> None:
     words = command(tmp_path, 3)
     assert words[:4] == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
     assert f"--rdzv-endpoint={tmp_path / '.rendezvous'}" in words
@@ -169,7 +167,7 @@ sys.exit(5)
 
 
 @pytest.mark.parametrize("seconds", [1, 60])
-def test_no_rank_outlives_torchrun_ended_or_told_to_end(
+def test_no_rank_outlives_torchrun_whether_it_fails_or_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
     pid = tmp_path / "pid"
@@ -193,7 +191,7 @@ def test_no_rank_outlives_torchrun_ended_or_told_to_end(
 
 
 @pytest.mark.parametrize(("num_threads", "threads"), [(3, "3"), (None, "1")])
-def test_ranks_share_the_cores_unless_told_otherwise(
+def test_ranks_share_the_cores_unless_num_threads_is_set(
     monkeypatch: pytest.MonkeyPatch, num_threads: int | None, threads: str
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -202,7 +200,7 @@ def test_ranks_share_the_cores_unless_told_otherwise(
 
 
 class Started:
-    """`quantexp` with two processes, in a process of its own that can be interrupted."""
+    """`quantexp` with two processes, in a process of its own that a test can interrupt."""
 
     def __init__(self, words: list[str], root: Path) -> None:
         self.root = root
@@ -243,7 +241,7 @@ class Started:
         return self.process.returncode, errors
 
     def left(self) -> list[psutil.Process]:
-        """Every process that has the run's folder on its command line or in its environment's place."""
+        """Every process that has the run's folder on its command line."""
         return [
             process
             for process in psutil.process_iter(["cmdline", "pid"])
@@ -253,7 +251,7 @@ class Started:
 
 @pytest.fixture
 def started(tiny_words: list[str], tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """Starts a long run of two processes that trains; whatever a failing test leaves is killed."""
+    """Starts a long run of two processes and waits until it trains; kills what a failing test leaves running."""
     runs: list[Started] = []
 
     def start(*words: str) -> Started:
@@ -300,7 +298,7 @@ def test_killed_rank_0_cannot_keep_the_run_running(started: Callable[..., Starte
 def test_hanging_rank_fails_the_run_within_the_timeout_and_is_named(
     started: Callable[..., Started],
 ) -> None:
-    """After 12 s without progress, or once the other rank gives up; torchrun's 30 s for what does not end are cut."""
+    """After 12 s without progress, or once the other rank gives up, without torchrun's 30 s of grace."""
     run = started("launcher.timeout_min=0.2")
     os.kill(run.rank_pid(1), signal.SIGSTOP)
     code, errors = run.end(within_s=12 + 30 + 30)
@@ -390,7 +388,7 @@ def test_killed_quantexp_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_ranks_listen_at_the_loopback_address_alone(started: Callable[..., Started]) -> None:
+def test_ranks_listen_on_the_loopback_address_alone(started: Callable[..., Started]) -> None:
     listening = {
         connection.laddr.ip
         for process in started().left()

@@ -1,4 +1,4 @@
-"""Runs go through the slots: how many at once, in which order, shared with other processes, ended by a signal."""
+"""Runs pass through the slots: how many at once, in which order, shared with other processes, ended by a signal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, read_json, read_status
 from quantexp.schema import Experiment
 
-from .stand_in import Workers, put_status, told
+from .stand_in import Workers, output_of, put_status
 
 Work = Callable[..., Sheet]
 
@@ -74,7 +74,7 @@ def test_runs_of_one_slot_go_one_after_the_other_in_order(
     assert workers.most == 1
 
 
-def test_as_many_go_on_at_once_as_there_are_slots(
+def test_as_many_runs_go_on_at_once_as_there_are_slots(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     both = threading.Barrier(2)
@@ -96,7 +96,7 @@ def test_failed_run_does_not_stop_the_others_and_gives_its_slot_back(
     workers.does[1] = lambda run, _: put_status(run, State.FAILED, "loss [nan]")
     sheet = work([(make(seed), 0) for seed in (1, 2)])
     assert states(sheet) == ["failed", "completed"]
-    assert "failed     bf16 seed=1: loss [nan]\n" in told(console)
+    assert "failed     bf16 seed=1: loss [nan]\n" in output_of(console)
 
 
 def test_bug_in_one_run_does_not_stop_the_others(
@@ -115,7 +115,7 @@ def test_bug_in_one_run_does_not_stop_the_others(
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_what_has_completed_starts_nothing(
+def test_completed_run_starts_nothing(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     work([(make(1), 0)])
@@ -154,7 +154,7 @@ def test_second_stage_does_not_start_where_the_first_did_not_complete(
     assert (status.state, status.reason) == (State.PENDING, why)
 
 
-def test_run_that_another_process_has_is_put_off_and_its_end_taken(
+def test_run_locked_by_another_process_is_postponed_and_its_end_is_adopted(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     locked: list[tuple[RunDir, int]] = []
@@ -177,7 +177,7 @@ def test_run_that_another_process_has_is_put_off_and_its_end_taken(
     assert outcome.skipped
 
 
-def test_thread_that_ends_in_whatever_way_is_noticed(
+def test_thread_that_exits_fails_its_run(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     def leaves(run: RunDir, _: object) -> None:
@@ -195,10 +195,10 @@ def test_thread_that_ends_in_whatever_way_is_noticed(
         (State.FAILED, "loss nan", False),
         (State.CANCELLED, "cancelled while its sweep went on", False),
         (State.CANCELLED, INTERRUPTED, True),
-        (State.RUNNING, "", True),  # it was killed and could not say so
+        (State.RUNNING, "", True),  # it was killed and recorded nothing
     ],
 )
-def test_what_another_process_did_not_complete_is_taken_over_if_it_was_interrupted(
+def test_run_that_another_process_did_not_complete_runs_again_if_it_was_interrupted(
     work: Work,
     workers: Workers,
     make: Callable[..., Experiment],
@@ -263,7 +263,7 @@ def test_run_cancelled_before_it_started_is_not_started(
     assert workers.started == [1, 3]
 
 
-def test_run_that_was_ended_alone_is_not_for_others_to_take_over(
+def test_run_cancelled_alone_is_not_taken_over_by_others(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     workers.does[1] = lambda run, _: put_status(run, State.CANCELLED, INTERRUPTED)
@@ -272,7 +272,7 @@ def test_run_that_was_ended_alone_is_not_for_others_to_take_over(
     assert reason(sheet, 0) == "cancelled while its sweep went on"
 
 
-def test_run_of_a_scheduler_is_reported_and_not_waited_for(
+def test_run_in_a_scheduler_is_reported_and_the_queue_does_not_wait_for_it(
     work: Work,
     workers: Workers,
     make: Callable[..., Experiment],
@@ -287,7 +287,7 @@ def test_run_of_a_scheduler_is_reported_and_not_waited_for(
     assert reason(sheet, 0) == "job 12 is waiting"
 
 
-def test_stop_ends_what_runs_and_leaves_the_rest_pending_with_a_reason(
+def test_stop_ends_the_running_runs_and_leaves_the_rest_pending_with_a_reason(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     stop = Stop()
@@ -312,7 +312,7 @@ def test_stop_ends_what_runs_and_leaves_the_rest_pending_with_a_reason(
     assert status.reason == "its sweep was interrupted before it started"
 
 
-def test_run_that_another_process_has_keeps_no_stopped_sweep_waiting(
+def test_run_locked_by_another_process_does_not_delay_a_stopped_sweep(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     stop = Stop()
@@ -377,11 +377,11 @@ def test_sheet_that_cannot_be_written_for_a_while_ends_no_run(
     workers.does[1] = fills_the_disk
     sheet = work([(make(seed), 0) for seed in (1, 2)])
     assert states(sheet) == ["completed"] * 2
-    assert "list of runs cannot be written to " in told(console)
+    assert "list of runs cannot be written to " in output_of(console)
     assert [row["state"] for row in read_json(sheet.files.listing)["runs"]] == ["completed"] * 2
 
 
-def test_run_whose_folder_vanished_is_made_again(
+def test_run_whose_folder_vanished_is_created_again(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     def vanish(sheet: Sheet) -> None:

@@ -1,4 +1,4 @@
-"""Several submitters of one sweep at once, as processes: every run runs once, and all of them know how it ended."""
+"""Several simultaneous submitters of one sweep, as processes: every run runs once, and all of them report its end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Several:
 
     def submit(*words: int, seconds: float = 0.05) -> list[int]:
         monkeypatch.setenv("STAND_IN_SECONDS", str(seconds))
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, str(SCRIPT), str(tmp_path / "runs"), *map(str, words)],
             capture_output=True,
             text=True,
             timeout=200,
         )
-        assert done.returncode == 0, done.stderr
-        return [int(word) for word in done.stdout.split()]
+        assert process.returncode == 0, process.stderr
+        return [int(word) for word in process.stdout.split()]
 
     return submit
 
@@ -42,8 +42,8 @@ def attempts(root: Path) -> Counter[str]:
 
 
 def states(root: Path) -> list[State]:
-    found = [read_status(file) for file in root.glob("llama*/status.json")]
-    return [status.state for status in found if status is not None]
+    statuses = [read_status(file) for file in root.glob("llama*/status.json")]
+    return [status.state for status in statuses if status is not None]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A sweep's sheet tells how its runs stand, and is enough to go on with."""
+"""A sweep's sheet lists the state of its runs and is enough to continue the sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sheet(make: Callable[..., Experiment], workers: Workers, console: Console) -
     return prepare_sheet([(make(1), 0), (make(2), 1)], console)
 
 
-def test_file_lists_the_runs_with_all_that_makes_them(sheet: Sheet) -> None:
+def test_file_lists_the_runs_with_their_configurations(sheet: Sheet) -> None:
     sheet.write()
     content = read_json(sheet.files.listing)
     assert sheet.files.listing.parent == sheet.root / "sweeps"
@@ -55,7 +55,7 @@ def test_sheet_is_read_as_it_was_written(sheet: Sheet) -> None:
         assert item.experiment == read(before.run.config)
 
 
-def test_sheet_is_held_for_as_long_as_somebody_works_through_it(sheet: Sheet) -> None:
+def test_sheet_is_locked_for_as_long_as_a_process_works_through_it(sheet: Sheet) -> None:
     first, second = (item.run for item in sheet.items)
     assert first is not None
     assert second is not None
@@ -101,7 +101,7 @@ def prepared(sheet: Sheet) -> tuple[Item, RunDir]:
     return sheet.items[0], run
 
 
-def test_waiting_run_is_given_the_reason(sheet: Sheet) -> None:
+def test_waiting_run_gets_the_reason(sheet: Sheet) -> None:
     item, run = prepared(sheet)
     item.hold_back("for a reason")
     assert reason(run) == "for a reason"
@@ -125,7 +125,7 @@ def test_run_of_another_process_is_left_alone(sheet: Sheet) -> None:
     assert reason(run) == ""
 
 
-def test_folder_that_is_gone_is_not_made_again(sheet: Sheet) -> None:
+def test_missing_folder_is_not_created_again(sheet: Sheet) -> None:
     item, run = prepared(sheet)
     run.root.rename(sheet.root / "elsewhere")
     item.hold_back("for a reason")

@@ -1,4 +1,4 @@
-"""Each slot has its own GPUs or cores; what a machine does not have is refused before anything starts."""
+"""Each slot has its own GPUs or cores; more than the machine has is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantexp.schema import Experiment, LauncherConfig
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A machine without GPUs, on which this process may use so many cores."""
+    """A machine without GPUs, on which this process may use `count` cores."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(slots, "visible_gpus", list)
 
@@ -54,10 +54,10 @@ def test_one_slot_is_the_whole_machine_as_it_is(cores: Callable[[int], None]) ->
 
 def test_slots_share_the_cores_equally_and_leave_the_rest(cores: Callable[[int], None]) -> None:
     cores(8)
-    found = make_slots(3, 1)
-    assert [slot.cores for slot in found] == [(4, 5), (6, 7), (8, 9)]
-    assert [str(slot) for slot in found] == ["core 4-5", "core 6-7", "core 8-9"]
-    assert {slot.variables(LauncherConfig())["OMP_NUM_THREADS"] for slot in found} == {"2"}
+    layout = make_slots(3, 1)
+    assert [slot.cores for slot in layout] == [(4, 5), (6, 7), (8, 9)]
+    assert [str(slot) for slot in layout] == ["core 4-5", "core 6-7", "core 8-9"]
+    assert {slot.variables(LauncherConfig())["OMP_NUM_THREADS"] for slot in layout} == {"2"}
 
 
 def test_processes_of_a_run_share_its_slot(cores: Callable[[int], None]) -> None:
@@ -68,12 +68,12 @@ def test_processes_of_a_run_share_its_slot(cores: Callable[[int], None]) -> None
     assert slot.variables(LauncherConfig(num_processes=9)) == {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize(("given", "threads"), [("1", "1"), ("64", "4"), ("", "4"), ("4,2", "4")])
-def test_fewer_threads_that_the_user_wants_are_fewer(
-    cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, given: str, threads: str
+@pytest.mark.parametrize(("limit", "threads"), [("1", "1"), ("64", "4"), ("", "4"), ("4,2", "4")])
+def test_omp_num_threads_of_the_user_is_an_upper_limit(
+    cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, limit: str, threads: str
 ) -> None:
     cores(8)
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
     assert make_slots(2, 1)[0].variables(LauncherConfig()) == {"OMP_NUM_THREADS": threads}
 
 
@@ -95,41 +95,41 @@ def test_more_slots_than_cores_are_refused(cores: Callable[[int], None]) -> None
 def test_thread_in_a_slot_keeps_to_its_cores_and_others_do_not() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
-    seen: list[set[int]] = []
+    affinities: list[set[int]] = []
 
     def enter() -> None:
         Slot(cores=(core,)).enter()
-        seen.append(os.sched_getaffinity(0))
+        affinities.append(os.sched_getaffinity(0))
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert seen == [{core}]
+    assert affinities == [{core}]
     assert os.sched_getaffinity(0) == before
 
 
 def test_each_slot_has_a_gpu_for_each_process(gpus: Callable[..., None]) -> None:
     gpus(*["H200"] * 5)
-    found = make_slots(2, 2)
-    assert [slot.gpus for slot in found] == [("0", "1"), ("2", "3")]
-    assert [str(slot) for slot in found] == ["GPU 0,1", "GPU 2,3"]
-    assert found[1].variables(LauncherConfig(num_processes=2)) == {
+    layout = make_slots(2, 2)
+    assert [slot.gpus for slot in layout] == [("0", "1"), ("2", "3")]
+    assert [str(slot) for slot in layout] == ["GPU 0,1", "GPU 2,3"]
+    assert layout[1].variables(LauncherConfig(num_processes=2)) == {
         "CUDA_VISIBLE_DEVICES": "2,3",
         "OMP_NUM_THREADS": "2",
     }
-    assert found[1].variables(LauncherConfig(num_processes=1))["CUDA_VISIBLE_DEVICES"] == "2"
+    assert layout[1].variables(LauncherConfig(num_processes=1))["CUDA_VISIBLE_DEVICES"] == "2"
 
 
-def test_gpus_the_user_made_visible_are_the_ones_shared_out(
+def test_slots_share_the_gpus_that_the_user_made_visible(
     gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus("H200", "H200")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7f, 3,99")  # 99 is not there
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7f, 3,99")  # GPU 99 does not exist
     assert visible_gpus() == ["GPU-7f", "3"]
     assert [slot.gpus for slot in make_slots(2, 1)] == [("GPU-7f",), ("3",)]
 
 
-def test_more_gpus_than_there_are_are_refused(gpus: Callable[..., None]) -> None:
+def test_more_gpus_than_the_machine_has_are_refused(gpus: Callable[..., None]) -> None:
     gpus("H200", "H200")
     with pytest.raises(
         RunError,
@@ -162,7 +162,7 @@ def test_sweep_without_a_number_has_one_slot(
     assert len(slots_for([make(1), make(2)])) == 1
 
 
-def test_runs_that_do_not_agree_how_many_go_on_at_once_are_refused(
+def test_runs_with_different_max_parallel_are_refused(
     make: Callable[..., Experiment],
 ) -> None:
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What is true of a run of this machine: the folder's word and the lock's together."""
+"""The state of a run of this machine, from its folder and its lock together."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tests.launchers.slurm.conftest import MakeRun
 from tests.launchers.slurm.conftest import no_slurm as no_slurm
 
 HERE = platform.node()
-#: No process has it: the kernel's largest number is 2^22.
+#: No process has this number: the kernel's largest is 2^22.
 NO_PID = 2**22 + 1
 
 
 def test_run_whose_lock_is_held_runs(make_run: MakeRun, no_slurm: None) -> None:
     run = make_run(host=HERE, pid=os.getpid(), iteration=2, started="2026-01-01T00:00:00+00:00")
     lock = take_lock(run)
-    found = standing(run)
+    entry = standing(run)
     os.close(lock)
-    assert (found.state, found.alive, found.reason) == (State.RUNNING, True, "")
-    assert found.where == f"here, process {os.getpid()}"
-    assert (found.pace.loss, found.pace.tokens_per_s, found.pace.time_left_s) == (4.75, 128.0, 12.0)
+    assert (entry.state, entry.alive, entry.reason) == (State.RUNNING, True, "")
+    assert entry.where == f"here, process {os.getpid()}"
+    assert (entry.pace.loss, entry.pace.tokens_per_s, entry.pace.time_left_s) == (4.75, 128.0, 12.0)
 
 
-def test_run_that_is_about_to_start_says_so(make_run: MakeRun) -> None:
+def test_locked_run_that_is_pending_is_starting(make_run: MakeRun) -> None:
     run = make_run(state=State.PENDING, host=HERE)
     lock = take_lock(run)
     assert (standing(run).state, standing(run).where) == (State.PENDING, "here, starting")
@@ -41,29 +41,29 @@ def test_run_that_is_about_to_start_says_so(make_run: MakeRun) -> None:
 
 
 def test_run_whose_process_is_gone_was_preempted(make_run: MakeRun) -> None:
-    found = standing(make_run(host=HERE, pid=NO_PID, iteration=3))
-    assert (found.state, found.alive, found.where) == (State.PREEMPTED, False, "")
-    assert found.reason == (
+    entry = standing(make_run(host=HERE, pid=NO_PID, iteration=3))
+    assert (entry.state, entry.alive, entry.where) == (State.PREEMPTED, False, "")
+    assert entry.reason == (
         f"died without recording why: process {NO_PID} on {HERE} is gone (killed, or machine failure), at iteration 3 "
         "of 8"
     )
-    assert found.is_unrecorded_end
+    assert entry.is_unrecorded_end
 
 
-def test_run_that_is_prepared_again_meanwhile_is_not_dead(make_run: MakeRun) -> None:
+def test_run_prepared_again_since_its_status_was_read_is_not_dead(make_run: MakeRun) -> None:
     run = make_run(host=HERE, pid=NO_PID, iteration=3)
-    read_before = read_status(run.status)
-    assert read_before is not None
+    old_status = read_status(run.status)
+    assert old_status is not None
     write_status(run.status, Status(State.PENDING, host=HERE, created="2026-01-01T00:00:00+00:00"))
-    (found,) = local.standings([(run, read_before)])
-    assert (found.state, found.alive, found.reason) == (State.PENDING, False, local.NOT_SCHEDULED)
+    (entry,) = local.standings([(run, old_status)])
+    assert (entry.state, entry.alive, entry.reason) == (State.PENDING, False, local.NOT_SCHEDULED)
 
 
-def test_number_that_another_process_has_now_is_not_the_run(make_run: MakeRun) -> None:
+def test_process_id_reused_by_another_process_is_not_the_run(make_run: MakeRun) -> None:
     assert standing(make_run(host=HERE, pid=os.getpid())).state is State.PREEMPTED
 
 
-def test_worker_that_is_there_lives_though_its_lock_cannot_be_seen(make_run: MakeRun) -> None:
+def test_living_worker_is_alive_though_its_lock_cannot_be_seen(make_run: MakeRun) -> None:
     words = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "quantexp.training.worker"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
         run = make_run(host=HERE, pid=process.pid)
@@ -71,11 +71,11 @@ def test_worker_that_is_there_lives_though_its_lock_cannot_be_seen(make_run: Mak
     assert standing(run).state is State.PREEMPTED
 
 
-def test_prepared_run_that_nobody_starts_waits_for_nobody(make_run: MakeRun) -> None:
-    found = standing(make_run(state=State.PENDING, host=HERE))
-    assert (found.state, found.alive) == (State.PENDING, False)
-    assert found.reason == "prepared, but no process starts it; quantexp resume does"
-    assert not found.is_unrecorded_end
+def test_prepared_run_that_no_process_starts_is_not_scheduled(make_run: MakeRun) -> None:
+    entry = standing(make_run(state=State.PENDING, host=HERE))
+    assert (entry.state, entry.alive) == (State.PENDING, False)
+    assert entry.reason == "prepared, but no process starts it; quantexp resume does"
+    assert not entry.is_unrecorded_end
     refused = standing(make_run("a-1", State.PENDING, host=HERE, reason="SLURM refused it"))
     assert (refused.state, refused.alive, refused.reason) == (
         State.PENDING,
@@ -96,8 +96,8 @@ def test_prepared_run_waits_for_its_turn_in_a_sweep_that_goes_on(make_run: MakeR
     write_json(files.listing, {"runs": rows})
     write_json(files.listing.with_name("broken.json"), [])
     locks = [hold(SweepFiles(file).lock) for file in files.listing.parent.glob("*.json")]
-    found = standings(runs)
-    assert [(each.alive, each.where) for each in found] == [
+    entries = standings(runs)
+    assert [(each.alive, each.where) for each in entries] == [
         (True, "waiting in sweep 20261121_7"),
         (False, ""),
         (False, ""),
@@ -107,7 +107,9 @@ def test_prepared_run_waits_for_its_turn_in_a_sweep_that_goes_on(make_run: MakeR
     assert not standing(runs[0]).alive
 
 
-def test_run_of_another_machine_is_believed_until_it_was_silent_for_long(make_run: MakeRun) -> None:
+def test_run_of_another_machine_counts_as_running_until_it_is_silent_for_long(
+    make_run: MakeRun,
+) -> None:
     run = make_run(host="far", pid=7)
     assert (standing(run).state, standing(run).where) == (State.RUNNING, "far, process 7")
     status = read_status(run.status)
@@ -119,13 +121,13 @@ def test_run_of_another_machine_is_believed_until_it_was_silent_for_long(make_ru
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.PREEMPTED, State.CANCELLED])
-def test_end_that_was_told_is_believed(make_run: MakeRun, state: State) -> None:
-    found = standing(make_run(state=state, reason="so it was", host=HERE, pid=NO_PID))
-    assert (found.state, found.alive, found.reason) == (state, False, "so it was")
-    assert not found.is_unrecorded_end
+def test_recorded_end_is_final(make_run: MakeRun, state: State) -> None:
+    entry = standing(make_run(state=state, reason="so it was", host=HERE, pid=NO_PID))
+    assert (entry.state, entry.alive, entry.reason) == (state, False, "so it was")
+    assert not entry.is_unrecorded_end
 
 
-def test_run_that_ends_while_it_is_looked_at_is_not_lost(
+def test_run_that_ends_during_the_look_is_not_lost(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(host=HERE, pid=NO_PID)

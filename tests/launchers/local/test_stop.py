@@ -1,4 +1,4 @@
-"""Signals are counted while runs go on, and raise once each where a run looks."""
+"""Signals are counted while runs go on, and each raises once at a run's next poll."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_signal_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_each_watch_raises_once_for_each_time() -> None:
+def test_each_watch_raises_once_for_each_request() -> None:
     stop = Stop()
     one, other = stop.watch(), stop.watch()
     one()

@@ -1,4 +1,4 @@
-"""A sweep from its points to its table, its file and its exit code."""
+"""A sweep from its points to its table, file and exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, read_json
 from quantexp.schema import Experiment
 
-from .stand_in import Workers, put_status, told
+from .stand_in import Workers, output_of, put_status
 
 
 def ledger(root: Path) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def test_sweep_ends_with_its_table_and_its_list(
 ) -> None:
     points = [(make(scheme=name), 0) for name in ("bf16", "linear_mxfp8")]
     assert run_points(points, console) == 0
-    text = told(console)
+    text = output_of(console)
     assert text.index("completed  bf16") < text.index("2 runs")
     assert [(row["state"], row["skipped"], row["reason"]) for row in ledger(tmp_path / "runs")] == [
         ("completed", False, ""),
@@ -46,7 +46,7 @@ def test_sweep_ends_with_its_table_and_its_list(
     ]
 
 
-def test_one_failure_makes_the_exit_code(
+def test_one_failure_sets_the_exit_code(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
     workers.does[1] = lambda run, _: put_status(run, State.FAILED, "loss nan")
@@ -62,8 +62,8 @@ def test_run_that_cannot_start_is_in_the_table_and_the_list_with_its_reason(
     lacking.dataset.sample = False
     assert run_points([(lacking, 0), (make(2), 0)], console) == 1
     words = "dataset=wikipedia has no data: give"
-    assert f"llama32-1b wikipedia bf16 seed=1: {words}" in told(console)
-    lines = told(console).splitlines()
+    assert f"llama32-1b wikipedia bf16 seed=1: {words}" in output_of(console)
+    lines = output_of(console).splitlines()
     assert lines[0].startswith(f"failed     bf16 seed=1: {words}"), "told at once"
     row = ledger(tmp_path / "runs")[0]
     assert (row["run"], row["state"]) == (None, "failed")
@@ -71,7 +71,7 @@ def test_run_that_cannot_start_is_in_the_table_and_the_list_with_its_reason(
     assert workers.started == [2]
 
 
-def test_sweep_whose_runs_all_cannot_start_is_written_too(
+def test_sweep_of_which_no_run_can_start_is_written_too(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
@@ -95,7 +95,7 @@ def test_list_that_cannot_be_written_is_a_clean_error(
     assert workers.started == []
 
 
-def test_signal_ends_what_runs_and_the_table_comes_all_the_same(
+def test_signal_ends_the_running_run_and_the_table_is_still_printed(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
     def is_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
@@ -115,17 +115,17 @@ def test_signal_ends_what_runs_and_the_table_comes_all_the_same(
         "pending",
         "pending",
     ]
-    assert "3 runs" in told(console)
-    assert "2 pending: its sweep was interrupted before it started" in told(console)
-    assert told(console).count("stopping: writing captured tensors, 20 s at most") == 1
+    assert "3 runs" in output_of(console)
+    assert "2 pending: its sweep was interrupted before it started" in output_of(console)
+    assert output_of(console).count("stopping: writing captured tensors, 20 s at most") == 1
     (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")
-    assert told(console).splitlines()[-2:] == [
+    assert output_of(console).splitlines()[-2:] == [
         "3 of 3 runs are left. To run them, each from its first iteration:",
         f"  quantexp resume {file}",
     ]
 
 
-def test_failed_run_of_an_interrupted_sweep_is_for_retry(
+def test_failed_run_of_an_interrupted_sweep_is_left_to_retry(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
     def fails(run: RunDir, on_poll: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ def test_failed_run_of_an_interrupted_sweep_is_for_retry(
     with pytest.raises(KeyboardInterrupt):
         run_points([(make(seed), 0) for seed in (1, 2, 3)], console)
     (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")
-    assert told(console).splitlines()[-4:] == [
+    assert output_of(console).splitlines()[-4:] == [
         "2 of 3 runs are left. To run them, each from its first iteration:",
         f"  quantexp resume {file}",
         "1 failed. To run them again:",
@@ -152,7 +152,7 @@ def test_failed_run_of_an_interrupted_sweep_is_for_retry(
     ]
 
 
-def test_machine_that_is_too_small_is_said_before_a_folder_is_made(
+def test_too_small_machine_is_reported_before_any_folder_is_created(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=r"launcher\.max_parallel=5 needs a core for each run"):
@@ -160,7 +160,7 @@ def test_machine_that_is_too_small_is_said_before_a_folder_is_made(
     assert not (tmp_path / "runs").exists()
 
 
-def test_points_that_do_not_agree_on_the_background_are_refused(
+def test_points_that_differ_in_detach_are_refused(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"launcher\.detach is one for the whole sweep"):
@@ -176,7 +176,7 @@ def detached(monkeypatch: pytest.MonkeyPatch) -> list[Sheet]:
     return sheets
 
 
-def test_detached_sweep_is_prepared_and_not_waited_for(
+def test_detached_sweep_is_prepared_and_the_command_does_not_wait_for_it(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
@@ -188,7 +188,7 @@ def test_detached_sweep_is_prepared_and_not_waited_for(
     assert workers.started == []
 
 
-def test_nothing_goes_to_the_background_where_nothing_is_left_to_run(
+def test_nothing_goes_to_the_background_if_no_run_is_left(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
@@ -198,8 +198,8 @@ def test_nothing_goes_to_the_background_where_nothing_is_left_to_run(
     assert run_points([(make(1, detach=True), 0)], console) == 0
     assert detach_run(make(1, detach=True), console) == 0
     assert not detached
-    assert "skipped" in told(console)
-    assert "already completed" in told(console)
+    assert "skipped" in output_of(console)
+    assert "already completed" in output_of(console)
 
 
 def test_detached_run_that_is_in_use_is_refused(
@@ -217,7 +217,7 @@ def test_detached_run_that_is_in_use_is_refused(
     assert not detached
 
 
-def test_detached_run_that_a_scheduler_has_is_refused(
+def test_detached_run_that_is_in_a_scheduler_is_refused(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
@@ -279,14 +279,14 @@ def test_sweep_ends_with_the_report_of_its_runs_beside_its_list(
     (listing,) = (tmp_path / "runs" / "sweeps").glob("*.json")
     assert page.stem == listing.stem
     picture = page.with_suffix(".png")
-    assert told(console).splitlines()[-2:] == [f"report  {page}", f"picture {picture}"]
+    assert output_of(console).splitlines()[-2:] == [f"report  {page}", f"picture {picture}"]
     assert picture.is_file()
     text = page.read_text()
     assert "<h2>bf16</h2>" in text
     assert "<h2>linear_mxfp8</h2>" in text
 
 
-def test_runs_that_are_skipped_get_what_they_lack_and_are_in_the_sweeps_report(
+def test_skipped_runs_get_their_missing_drawings_and_are_in_the_sweeps_report(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
     assert run_points([(make(1), 0), (make(2), 0)], console) == 0
@@ -307,7 +307,7 @@ def test_detached_run_that_is_skipped_is_drawn(
     assert run_points([(make(1), 0)], console) == 0
     assert detach_run(quick(make(1, detach=True))[0], console) == 0
     (report,) = (tmp_path / "runs").glob("*/report.html")
-    assert str(report) in told(console).replace("\n", "").replace(" ", "")
+    assert str(report) in output_of(console).replace("\n", "").replace(" ", "")
 
 
 def test_one_run_alone_has_its_own_report_only(
@@ -317,7 +317,7 @@ def test_one_run_alone_has_its_own_report_only(
     assert pages(tmp_path / "runs") == []
 
 
-def test_report_that_cannot_be_written_is_told_and_changes_nothing(
+def test_report_that_cannot_be_written_is_mentioned_and_changes_nothing(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
@@ -330,7 +330,7 @@ def test_report_that_cannot_be_written_is_told_and_changes_nothing(
     monkeypatch.setattr("quantexp.analysis.report.write.write_report", refuse)
     assert run_points([(make(1), 0)], console) == 0
     assert run_points([quick(make(seed)) for seed in (1, 2)], console) == 0
-    text = told(console)
+    text = output_of(console)
     assert " was not drawn: no room" in text
     assert re.search(r"\.html was not written; quantexp report .*\.json: no room", text)
 
@@ -347,5 +347,5 @@ def test_bug_in_drawing_keeps_its_traceback_and_changes_nothing(
 
     monkeypatch.setattr("quantexp.analysis.report.write.write_report", fail)
     assert run_points([quick(make(seed)) for seed in (1, 2)], console) == 0
-    assert "by nothing" in told(console)
+    assert "by nothing" in output_of(console)
     assert "Traceback" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""A stand-in for the worker: takes a moment, leaves what a completed run leaves, and a mark of each attempt.
+"""A stand-in for the worker: takes a moment and writes the status of a completed run and a mark of each attempt.
 
-`RUN/started-by-PARENT-PID` is made first; SIGTERM makes it say `cancelled`. It ends with its parent, as the real one.
+It writes `RUN/started-by-PARENT-PID` first; SIGTERM makes it `cancelled`. Like the real one, it ends with its parent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(run: Path) -> int:
     signal.signal(signal.SIGTERM, ended)
     signal.signal(signal.SIGINT, ended)
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    if os.getppid() != int(os.environ["QUANTEXP_PARENT"]):  # it was gone before that
+    if os.getppid() != int(os.environ["QUANTEXP_PARENT"]):  # the parent ended before that
         ended()
     (run.parent / run.name / f"started-by-{os.getppid()}-{os.getpid()}").touch()
     say(run / "status.json", "running", "", started=moment(), pid=os.getpid())

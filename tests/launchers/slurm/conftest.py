@@ -35,28 +35,30 @@ sys.exit(answer["code"])
 
 @dataclass(frozen=True)
 class FakeSlurm:
-    """Clients on PATH that print what they are told to, whatever they are asked."""
+    """Clients on PATH that print a fixed answer, whatever their arguments are."""
 
     folder: Path
 
     def answer(
         self, client: str, out: str = "", err: str = "", code: int = 0, delay_s: float = 0
     ) -> None:
-        told = {"out": out, "err": err, "code": code, "delay_s": delay_s}
-        write_json(self.folder / f"{client}.json", told)  # whole: it may be asked right now
+        content = {"out": out, "err": err, "code": code, "delay_s": delay_s}
+        write_json(
+            self.folder / f"{client}.json", content
+        )  # written whole: a client may be reading it
         file = self.folder / client
         if not file.exists():
             file.write_text(_CLIENT.format(python=sys.executable))
             file.chmod(0o755)
 
     def replay(self, kind: str, queue: str = "squeue") -> None:
-        """What a real cluster printed, recorded from SLURM 22.05 with the words that are used here."""
+        """Answer with the recorded output of a real cluster (SLURM 22.05, with the commands of the package)."""
         self.answer("squeue", (RECORDED / kind / f"{queue}.out").read_text())
         self.forget(kind)
         self.answer("scancel")
 
     def forget(self, kind: str) -> None:
-        """sacct alone answers as recorded; without accounting it fails."""
+        """Let sacct alone answer as recorded; without accounting it fails."""
         errors = RECORDED / kind / "sacct.err"
         err = errors.read_text() if errors.exists() else ""
         self.answer("sacct", (RECORDED / kind / "sacct.out").read_text(), err, int(bool(err)))
@@ -70,7 +72,7 @@ class FakeSlurm:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Clients that nothing was told to yet; the machine's own are hidden."""
+    """Clients that know no job; the machine's own are hidden."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -105,7 +107,7 @@ def queue_line(
     reason: str = "None",
     name: str = SUBMISSION,
 ) -> str:
-    """One line as squeue prints it with the columns that are asked for."""
+    """One line of squeue's output, with the columns that the package requests."""
     cells = (job_id, state, status, str(restarts), end, limit, nodes, reason, name)
     widths = (40, 24, 12, 12, 24, 24, 128, 128, 128)
     return (

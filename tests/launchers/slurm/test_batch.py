@@ -1,4 +1,4 @@
-"""Which runs share an array, what waits for what, and that a limit holds over all of it."""
+"""Which runs share an array, which arrays wait for which, and that a limit holds over all of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ROOT = Path("/w/runs")
 SNAPSHOT = ROOT / "snapshots" / "0a"
 
 
-def ready(name: str, stage: int = 0, **asked: Any) -> Ready:
-    launcher = LauncherConfig(kind="slurm", **asked)
+def ready(name: str, stage: int = 0, **keys: Any) -> Ready:
+    launcher = LauncherConfig(kind="slurm", **keys)
     return Ready(Experiment(launcher=launcher), stage, ROOT / name)
 
 
@@ -33,7 +33,7 @@ def test_runs_that_ask_for_the_same_are_one_array_in_their_order() -> None:
     assert only.folder == ROOT / "submissions" / "q"
 
 
-def test_nothing_is_no_array() -> None:
+def test_no_runs_make_no_array() -> None:
     assert batches(ROOT, "q", [], SNAPSHOT) == assign_lanes([]) == []
 
 
@@ -45,7 +45,7 @@ def test_each_distinct_request_is_an_array_of_its_own() -> None:
     assert second.launcher.time_min == 5
 
 
-def test_stages_are_apart_and_the_earlier_one_first() -> None:
+def test_stages_have_separate_arrays_and_the_earlier_one_is_first() -> None:
     points = [ready("a", 1), ready("b", 0), ready("c", 1)]
     first, second = batches(ROOT, "q", points, SNAPSHOT)
     assert (first.stage, names(first)) == (0, ["b"])
@@ -54,7 +54,7 @@ def test_stages_are_apart_and_the_earlier_one_first() -> None:
 
 @pytest.fixture
 def sizes() -> Callable[..., list[Batch]]:
-    """Batches of so many runs each, with a limit over all."""
+    """Batches with these numbers of runs, and a limit over all of them."""
 
     def make(*counts: int, limit: int | None) -> list[Batch]:
         points = [
@@ -67,7 +67,7 @@ def sizes() -> Callable[..., list[Batch]]:
     return make
 
 
-def test_no_limit_is_left_to_the_cluster(sizes: Callable[..., list[Batch]]) -> None:
+def test_without_a_limit_the_cluster_decides(sizes: Callable[..., list[Batch]]) -> None:
     assert [(b.throttle, b.lane) for b in assign_lanes(sizes(3, 4, limit=None))] == [(None, 0)] * 2
 
 
@@ -84,15 +84,15 @@ def test_share_that_an_array_cannot_use_is_left_to_the_others(
 
 
 def test_limit_below_the_number_of_arrays_makes_lanes(sizes: Callable[..., list[Batch]]) -> None:
-    found = [(len(b.runs), b.lane, b.throttle) for b in assign_lanes(sizes(9, 1, 2, 3, limit=2))]
-    assert found == [(9, 0, 1), (1, 1, 1), (2, 1, 1), (3, 1, 1)]
+    lanes = [(len(b.runs), b.lane, b.throttle) for b in assign_lanes(sizes(9, 1, 2, 3, limit=2))]
+    assert lanes == [(9, 0, 1), (1, 1, 1), (2, 1, 1), (3, 1, 1)]
 
 
 @pytest.mark.parametrize(("arrays", "limit"), list(product(range(1, 8), range(1, 8))))
 def test_no_more_than_the_limit_can_run_at_once(
     sizes: Callable[..., list[Batch]], arrays: int, limit: int
 ) -> None:
-    """One array a lane runs at a time, within its share; the shares of all lanes are the limit, or all there is."""
+    """Each lane runs one array at a time, within its share; the shares add up to the limit, or to all runs."""
     laned = assign_lanes(sizes(*range(1, arrays + 1), limit=limit))
     shares = {batch.lane: batch.throttle or 0 for batch in laned}
     assert all(shares.values())
@@ -122,12 +122,12 @@ def test_later_stage_waits_until_every_array_of_the_earlier_one_completed() -> N
     assert dependency(later, [sent(one, 7), sent(two, 8)]) == "afterok:7:8"
 
 
-def test_later_stage_waits_for_runs_that_others_have_submitted() -> None:
+def test_later_stage_waits_for_runs_of_other_submitters() -> None:
     (later,) = batches(ROOT, "q", [ready("c", 1)], SNAPSHOT)
     assert dependency(later, [], ["3_4", "5"]) == "afterok:3_4:5"
 
 
-def test_array_that_must_complete_first_is_not_waited_for_twice() -> None:
+def test_dependency_names_each_array_once() -> None:
     points = [ready("a", max_parallel=1), ready("b", 1, max_parallel=1)]
     first, second = assign_lanes(batches(ROOT, "q", points, SNAPSHOT))
     assert dependency(second, [sent(first, 7)]) == "afterok:7"

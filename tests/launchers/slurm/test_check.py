@@ -1,4 +1,4 @@
-"""Every request to SLURM that is refused, by its words."""
+"""Every refused request to SLURM, by its message."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_variable_that_is_no_name_is_refused(name: str) -> None:
     )
 
 
-def test_variable_that_every_rank_is_given_is_refused() -> None:
+def test_variable_that_quantexp_sets_for_every_rank_is_refused() -> None:
     assert refusal(environment={"MASTER_ADDR": "x"}) == (
         "launcher.environment.MASTER_ADDR cannot be set: quantexp needs it itself"
     )
@@ -69,14 +69,14 @@ def test_option_that_is_no_name_is_refused(name: str) -> None:
         ("output", "x", "quantexp needs it itself"),
     ],
 )
-def test_option_that_quantexp_sets_is_refused_with_the_key_that_decides_it(
+def test_option_that_quantexp_sets_is_refused_with_the_key_that_determines_it(
     name: str, value: str, remedy: str
 ) -> None:
     words = refusal(sbatch={name: value})
     assert words == f"launcher.sbatch.{name} cannot be set: {remedy}"
 
 
-def test_other_resources_may_be_asked_for_but_gpus_only_by_their_key() -> None:
+def test_other_resources_may_be_requested_but_gpus_only_by_their_key() -> None:
     check(request(sbatch={"gres": "nvme:1", "exclusive": "true"}))
     assert refusal(sbatch={"gres": "gpu:2"}) == (
         "launcher.sbatch.gres=gpu:2 cannot be set: set launcher.gpus_per_node"
@@ -100,7 +100,7 @@ def test_argument_of_srun_that_changes_the_layout_is_refused(argument: str, reme
 
 
 @pytest.mark.parametrize("name", ["arr", "a", "tim", "ntask", "tasks", "outp", "export-f", "e"])
-def test_beginning_of_an_option_of_quantexp_is_refused_as_that_option(name: str) -> None:
+def test_abbreviation_of_an_option_of_quantexp_is_refused_as_that_option(name: str) -> None:
     assert refusal(sbatch={name: "1"}).startswith(f"launcher.sbatch.{name} cannot be set: ")
 
 
@@ -121,5 +121,5 @@ def test_value_of_an_option_of_srun_is_no_option() -> None:
     check(request(srun_args=["-pnode", "--hint=nomultithread", "-u", "label-n"]))
 
 
-def test_gpus_are_refused_in_any_place_of_gres() -> None:
+def test_gpus_are_refused_at_any_position_of_gres() -> None:
     assert refusal(sbatch={"gres": "nvme:1, gpu:2"}).endswith("set launcher.gpus_per_node")

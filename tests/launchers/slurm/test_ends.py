@@ -1,4 +1,4 @@
-"""What the scheduler did to a job, from what SLURM 22.05 said of jobs that were ending (recorded, and shortened)."""
+"""How the scheduler ended a job, from SLURM 22.05's records of ending jobs (recorded, and shortened)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORD = (
 )
 
 
-def said(
+def job_record(
     state: str, reason: str = "None", restarts: int = 0, preempted: str = "None"
 ) -> dict[str, str]:
     text = RECORD.format(state=state, reason=reason, restarts=restarts, preempted=preempted)
@@ -40,59 +40,76 @@ AT = "2026-11-21T05:45:54"
 @pytest.mark.parametrize(
     ("job", "ended_as", "state", "cause"),
     [
-        (said("COMPLETING"), JobState.CANCELLED, State.CANCELLED, "cancelled in the scheduler"),
-        (said("CANCELLED"), JobState.CANCELLED, State.CANCELLED, "cancelled in the scheduler"),
-        (said("COMPLETING", restarts=1), JobState.REQUEUED, State.PREEMPTED, "requeued"),
-        (said("PENDING", "BeginTime", restarts=1), JobState.REQUEUED, State.PREEMPTED, "requeued"),
         (
-            said("RUNNING", preempted=AT),
+            job_record("COMPLETING"),
+            JobState.CANCELLED,
+            State.CANCELLED,
+            "cancelled in the scheduler",
+        ),
+        (
+            job_record("CANCELLED"),
+            JobState.CANCELLED,
+            State.CANCELLED,
+            "cancelled in the scheduler",
+        ),
+        (job_record("COMPLETING", restarts=1), JobState.REQUEUED, State.PREEMPTED, "requeued"),
+        (
+            job_record("PENDING", "BeginTime", restarts=1),
+            JobState.REQUEUED,
+            State.PREEMPTED,
+            "requeued",
+        ),
+        (
+            job_record("RUNNING", preempted=AT),
             *(JobState.PREEMPTED, State.PREEMPTED, "preempted by another job"),
         ),
         (
-            said("COMPLETING", "TimeLimit"),
+            job_record("COMPLETING", "TimeLimit"),
             *(JobState.TIMEOUT, State.PREEMPTED, "the time limit of 60 min was reached"),
         ),
         (
-            said("TIMEOUT", "TimeLimit"),
+            job_record("TIMEOUT", "TimeLimit"),
             *(JobState.TIMEOUT, State.PREEMPTED, "the time limit of 60 min was reached"),
         ),
         (
-            said("NODE_FAIL", "NodeDown"),
+            job_record("NODE_FAIL", "NodeDown"),
             *(JobState.NODE_FAIL, State.PREEMPTED, "node n1 was lost"),
         ),
         (
-            said("DEADLINE"),
+            job_record("DEADLINE"),
             *(JobState.DEADLINE, State.PREEMPTED, "the deadline of job 22 was reached"),
         ),
         (
-            said("COMPLETING", "QOSMaxWallDurationPerJobLimit"),
+            job_record("COMPLETING", "QOSMaxWallDurationPerJobLimit"),
             *(JobState.UNKNOWN, State.PREEMPTED),
             "ended by the scheduler (QOSMaxWallDurationPerJobLimit)",
         ),
     ],
 )
-def test_what_was_done_to_a_job(
+def test_end_of_a_job_has_its_state_and_cause(
     job: dict[str, str], ended_as: JobState, state: State, cause: str
 ) -> None:
-    found = ending_job(job, 0)
-    assert found is not None
-    assert (found.state, ENDS[found.state].state, cause_of(found)) == (ended_as, state, cause)
+    ended = ending_job(job, 0)
+    assert ended is not None
+    assert (ended.state, ENDS[ended.state].state, cause_of(ended)) == (ended_as, state, cause)
 
 
 def test_every_state_that_ends_a_job_is_in_the_table() -> None:
     assert {state for state in JobState if not state.alive} <= set(ENDS)
 
 
-@pytest.mark.parametrize("job", [said("COMPLETING", "TimeLimit"), said("NODE_FAIL", "NodeDown")])
-def test_job_s_own_end_and_the_ledger_say_the_same(job: dict[str, str]) -> None:
-    found = ending_job(job, 0)
-    assert found is not None
+@pytest.mark.parametrize(
+    "job", [job_record("COMPLETING", "TimeLimit"), job_record("NODE_FAIL", "NodeDown")]
+)
+def test_job_s_own_end_and_the_ledger_agree(job: dict[str, str]) -> None:
+    ended = ending_job(job, 0)
+    assert ended is not None
     status = Status(State.RUNNING, iteration=4, iterations=9)
-    assert end_in_job(found, status, 3, None) == run_end(found, status)
+    assert end_in_job(ended, status, 3, None) == run_end(ended, status)
 
 
-@pytest.mark.parametrize("job", [{}, said("RUNNING"), said("RUNNING", restarts=0)])
-def test_job_that_ends_by_itself_was_not_taken_away(job: dict[str, str]) -> None:
+@pytest.mark.parametrize("job", [{}, job_record("RUNNING"), job_record("RUNNING", restarts=0)])
+def test_job_that_ends_by_itself_was_not_ended_by_the_scheduler(job: dict[str, str]) -> None:
     assert ending_job(job, 0) is None
 
 
@@ -101,7 +118,7 @@ CANCELLED = (
 )
 
 
-def printed(folder: Path, *ends: tuple[str, str]) -> Path:
+def write_output(folder: Path, *ends: tuple[str, str]) -> Path:
     """A job's own output over several starts, each ended at a time for a reason."""
     lines = ["srun: error: n2: task 0: Terminated\n"]
     for at, why in ends:
@@ -120,54 +137,56 @@ def printed(folder: Path, *ends: tuple[str, str]) -> Path:
     ],
 )
 @pytest.mark.usefixtures("_utc")
-def test_job_s_own_output_says_why_it_was_put_back(
+def test_job_s_own_output_has_the_cause_of_its_requeue(
     tmp_path: Path, why: str, cause: str | None
 ) -> None:
-    output = printed(tmp_path, ("06:20:25", "PREEMPTION"), ("06:30:39", why))
+    output = write_output(tmp_path, ("06:20:25", "PREEMPTION"), ("06:30:39", why))
     assert cause_printed(output, "2026-11-21T06:30:39.500+00:00") == cause
     assert cause_printed(output, "2026-11-21T06:30:40.000+00:00") is None, "of an earlier start"
 
 
-def test_output_that_says_nothing_or_is_gone_has_no_cause(tmp_path: Path) -> None:
-    assert cause_printed(printed(tmp_path), "2026-11-21T06:30:39.500+00:00") is None
-    assert cause_printed(printed(tmp_path, ("06:20:25", "PREEMPTION")), None) is None
+def test_output_that_is_silent_or_missing_has_no_cause(tmp_path: Path) -> None:
+    assert cause_printed(write_output(tmp_path), "2026-11-21T06:30:39.500+00:00") is None
+    assert cause_printed(write_output(tmp_path, ("06:20:25", "PREEMPTION")), None) is None
     assert cause_printed(tmp_path / "gone", "2026-11-21T06:30:39.500+00:00") is None
 
 
-def test_printed_cause_is_told_of_a_job_that_was_put_back_alone() -> None:
-    printed = "node n2 was lost"
+def test_printed_cause_is_reported_only_for_a_requeued_job() -> None:
+    cause_in_log = "node n2 was lost"
     status = Status(State.RUNNING, iteration=4, iterations=9)
     for job, cause in (
-        (said("PENDING", "BeginTime", restarts=1), printed),
-        (said("COMPLETING"), "cancelled in the scheduler"),
+        (job_record("PENDING", "BeginTime", restarts=1), cause_in_log),
+        (job_record("COMPLETING"), "cancelled in the scheduler"),
     ):
-        found = ending_job(job, 0)
-        assert found is not None
-        assert end_in_job(found, status, 3, printed)[1].startswith(f"{cause} at iteration 4 of 9")
+        ended = ending_job(job, 0)
+        assert ended is not None
+        assert end_in_job(ended, status, 3, cause_in_log)[1].startswith(
+            f"{cause} at iteration 4 of 9"
+        )
 
 
-def test_restart_of_before_is_not_another_one() -> None:
-    assert ending_job(said("RUNNING", restarts=2), 2) is None
-    assert ending_job(said("COMPLETING", restarts=3), 2) is not None
+def test_earlier_restart_does_not_count_again() -> None:
+    assert ending_job(job_record("RUNNING", restarts=2), 2) is None
+    assert ending_job(job_record("COMPLETING", restarts=3), 2) is not None
 
 
 def words(job: dict[str, str], restarts: int = 0, max_requeue: int = 3) -> tuple[State, str]:
-    taken = ending_job(job, restarts)
-    assert taken is not None
+    ended = ending_job(job, restarts)
+    assert ended is not None
     before = [{"reason": f"cause {number}"} for number in range(restarts)]
     status = Status(State.RUNNING, iteration=4, iterations=9, restarts=before)
-    return end_in_job(taken, status, max_requeue, None)
+    return end_in_job(ended, status, max_requeue, None)
 
 
-def test_run_that_comes_back_says_where_it_begins() -> None:
-    assert words(said("PENDING", restarts=1)) == (
+def test_requeued_run_reports_where_it_begins() -> None:
+    assert words(job_record("PENDING", restarts=1)) == (
         State.PREEMPTED,
         "requeued at iteration 4 of 9; it will begin again at its first iteration",
     )
 
 
-def test_time_limit_says_what_to_do() -> None:
-    state, reason = words(said("COMPLETING", "TimeLimit"))
+def test_time_limit_comes_with_a_remedy() -> None:
+    state, reason = words(job_record("COMPLETING", "TimeLimit"))
     assert state is State.PREEMPTED
     assert reason.startswith(
         "the time limit of 60 min was reached at iteration 4 of 9; it will begin again"
@@ -176,7 +195,7 @@ def test_time_limit_says_what_to_do() -> None:
 
 
 def test_cancelled_run_does_not_come_back() -> None:
-    assert words(said("COMPLETING")) == (
+    assert words(job_record("COMPLETING")) == (
         State.CANCELLED,
         "cancelled in the scheduler at iteration 4 of 9",
     )
@@ -189,8 +208,8 @@ def test_waiting_reason_of_a_cancelled_job_is_not_its_cause() -> None:
     assert cause_of(never) == "cancelled in the scheduler (DependencyNeverSatisfied)"
 
 
-def test_start_too_many_fails_with_every_reason() -> None:
-    job = said("RUNNING", restarts=2, preempted=AT)
+def test_one_start_too_many_fails_with_every_reason() -> None:
+    job = job_record("RUNNING", restarts=2, preempted=AT)
     assert words(job, restarts=2, max_requeue=2) == (
         State.FAILED,
         "requeued 3 times, and launcher.max_requeue=2 allows no more: cause 0; cause 1; preempted by "
@@ -199,8 +218,8 @@ def test_start_too_many_fails_with_every_reason() -> None:
     assert words(job, restarts=2, max_requeue=3)[0] is State.PREEMPTED
 
 
-def test_run_that_may_not_come_back_at_all_says_so() -> None:
-    assert words(said("RUNNING", preempted=AT), max_requeue=0) == (
+def test_run_that_may_not_be_requeued_at_all_gives_the_reason() -> None:
+    assert words(job_record("RUNNING", preempted=AT), max_requeue=0) == (
         State.PREEMPTED,
         "preempted by another job at iteration 4 of 9; launcher.max_requeue=0 allows no requeue",
     )
@@ -209,7 +228,7 @@ def test_run_that_may_not_come_back_at_all_says_so() -> None:
 # Reading the record.
 
 
-def test_task_of_an_array_is_found_among_all() -> None:
+def test_record_of_an_array_s_task_is_chosen_among_all() -> None:
     lines = (
         "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED Restarts=3\n"
         "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING Restarts=0\n"
@@ -220,12 +239,12 @@ def test_task_of_an_array_is_found_among_all() -> None:
     assert record_of(lines, "1") == record_of("", "1") == {}
 
 
-def test_values_with_blanks_are_whole_and_a_path_can_say_nothing() -> None:
+def test_values_with_blanks_are_whole_and_a_path_sets_no_field() -> None:
     line = (
         "JobId=7 JobName=a b JobState=RUNNING Reason=None "
         "Command=/w/x JobState=COMPLETING Reason=TimeLimit Restarts=9 y/run.sh WorkDir=/w\n"
     )
-    found = record_of(line, "7")
-    assert found["JobName"] == "a b"
-    assert (found["JobState"], found["Reason"]) == ("RUNNING", "None")
-    assert ending_job(found | {"Restarts": "0"}, 0) is None
+    record = record_of(line, "7")
+    assert record["JobName"] == "a b"
+    assert (record["JobState"], record["Reason"]) == ("RUNNING", "None")
+    assert ending_job(record | {"Restarts": "0"}, 0) is None

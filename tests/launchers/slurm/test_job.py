@@ -1,4 +1,4 @@
-"""The two ends of a job's script: what begins, what is left alone, and how each end is told."""
+"""Begin and end of a job's script: which runs begin, which stay untouched, and how each end is recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quantexp.runs.ranks import RankRecord, write_record
 from quantexp.runs.status import State, Status, read_status, write_json, write_status
 from quantexp.schema import Experiment
 
-#: What the scheduler says of a job that it does nothing to.
+#: The scheduler's record of a job that it leaves running.
 RUNS = {"JobState": "RUNNING", "Reason": "None", "Restarts": "0", "PreemptTime": "None"}
 CANCELLED = {**RUNS, "JobState": "COMPLETING"}
 LIMIT = {**RUNS, "JobState": "COMPLETING", "Reason": "TimeLimit", "TimeLimit": "01:00:00"}
@@ -42,7 +42,7 @@ BEGINS_AGAIN = "it will begin again at its first iteration"
 
 @dataclass
 class World:
-    """A run that was submitted, as its job finds it."""
+    """A submitted run, as its job finds it."""
 
     task: job.Task
     experiment: Experiment
@@ -54,23 +54,23 @@ class World:
 
     @property
     def status(self) -> Status:
-        found = read_status(self.run.status)
-        assert found is not None
-        return found
+        status = read_status(self.run.status)
+        assert status is not None
+        return status
 
-    def told(self, state: State, reason: str = "", **values: object) -> None:
-        """Have the run say that."""
-        given = replace(self.status, state=state, reason=reason, **values)  # type: ignore[arg-type]
-        write_status(self.run.status, given)
+    def record(self, state: State, reason: str = "", **values: object) -> None:
+        """Write a status as the run does."""
+        status = replace(self.status, state=state, reason=reason, **values)  # type: ignore[arg-type]
+        write_status(self.run.status, status)
 
     def started(self, times: int) -> job.Task:
-        """The job of another start."""
+        """The job at its next start."""
         self.monkeypatch.setenv("QUANTEXP_START", f"12 {times}")
         return replace(self.task, starts_before=times)
 
     def trains(self, iteration: int = 3) -> None:
-        """Have the run be in its training."""
-        self.told(State.RUNNING, iteration=iteration, started="2026-01-01T00:00:00.000+00:00")
+        """Leave the folder as a training run does."""
+        self.record(State.RUNNING, iteration=iteration, started="2026-01-01T00:00:00.000+00:00")
         self.run.metrics.write_text('{"iteration": 1}\n')
         self.run.rank_log(0).write_text("words\n")
 
@@ -109,7 +109,7 @@ def world(
 # Which run a job is for.
 
 
-def test_task_of_an_array_is_its_place_in_the_list(world: Callable[..., World]) -> None:
+def test_task_of_an_array_is_its_position_in_the_list(world: Callable[..., World]) -> None:
     task = world().task
     assert (task.index, task.job_id, task.raw_job_id, task.starts_before) == (1, "7_1", "12", 0)
     assert task.umask == 0o022
@@ -121,7 +121,7 @@ def test_job_alone_is_the_first_of_the_list(world: Callable[..., World]) -> None
     assert (task.run.root, task.job_id, task.starts_before) == (Path("/other"), "12", 2)
 
 
-def test_place_that_the_list_does_not_have_is_refused(world: Callable[..., World]) -> None:
+def test_position_beyond_the_list_is_refused(world: Callable[..., World]) -> None:
     environment = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
     with pytest.raises(RunError, match=r"tasks\.json lists 2 runs, and this is task 2"):
         own_task(world().task.submission, environment)
@@ -139,7 +139,7 @@ def test_error_is_one_line_and_exit_code_1(
 # Beginning.
 
 
-def test_run_that_waits_begins(world: Callable[..., World]) -> None:
+def test_pending_run_begins(world: Callable[..., World]) -> None:
     waits = world()
     assert begin(waits.task) == 0
     assert (waits.status.state, waits.status.job_id) == (State.PENDING, "7_1")
@@ -147,7 +147,7 @@ def test_run_that_waits_begins(world: Callable[..., World]) -> None:
     assert not waits.run.attempts.exists()
 
 
-def test_umask_of_the_submitter_holds_in_the_job(world: Callable[..., World]) -> None:
+def test_job_has_the_umask_of_the_submitter(world: Callable[..., World]) -> None:
     waits = world()
     before = os.umask(0o077)
     try:
@@ -157,7 +157,7 @@ def test_umask_of_the_submitter_holds_in_the_job(world: Callable[..., World]) ->
         os.umask(before)
 
 
-def test_vanished_folder_is_said_so(world: Callable[..., World], tmp_path: Path) -> None:
+def test_vanished_folder_is_reported(world: Callable[..., World], tmp_path: Path) -> None:
     gone = world()
     gone.run.root.rename(tmp_path / "elsewhere")
     with pytest.raises(RunError, match=r"the run folder .* is gone; submit the run again"):
@@ -173,7 +173,7 @@ def test_run_of_another_submission_is_left_alone(
 ) -> None:
     caplog.set_level("INFO", "quantexp")
     other = world()
-    other.told(State.PENDING, submission=submission, task=index)
+    other.record(State.PENDING, submission=submission, task=index)
     before = other.run.status.read_bytes()
     for task in (other.task, other.started(1)):
         assert begin(task) == NOTHING_TO_DO
@@ -188,7 +188,7 @@ def test_run_that_is_over_is_left_alone(
 ) -> None:
     caplog.set_level("INFO", "quantexp")
     over = world()
-    over.told(state)
+    over.record(state)
     assert begin(over.started(1)) == NOTHING_TO_DO
     assert f"is {state} already" in caplog.text
 
@@ -211,14 +211,14 @@ def test_changed_configuration_fails_the_run(world: Callable[..., World]) -> Non
     assert "config.yaml, line 2: did not find" in edited.status.reason
 
 
-def test_folder_that_somebody_keeps_is_an_error_of_the_first_start(
+def test_folder_in_use_is_an_error_of_the_first_start(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = world()
+    busy = world()
     monkeypatch.setattr(job, "PATIENCE_S", 0.1)
-    lock = take_lock(kept.run)
+    lock = take_lock(busy.run)
     with pytest.raises(RunInUseError, match=r"is in use by another process; wait for it, or stop"):
-        begin(kept.task)
+        begin(busy.task)
     os.close(lock)
 
 
@@ -227,31 +227,31 @@ def test_later_start_waits_in_the_queue_for_an_earlier_one_that_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On a node that was lost it goes on; it is told that it is no longer wanted, but may hang."""
+    """On a lost node the earlier start continues; it stops at its next write, unless it hangs."""
     caplog.set_level("INFO", "quantexp")
-    kept = world()
+    busy = world()
     monkeypatch.setattr(job, "PATIENCE_S", 0.1)
-    take_over(kept.run)
-    lock = take_lock(kept.run)
-    assert begin(kept.started(1)) == REQUEUE
+    take_over(busy.run)
+    lock = take_lock(busy.run)
+    assert begin(busy.started(1)) == REQUEUE
     assert "; the job is requeued" in caplog.text
     monkeypatch.setenv("QUANTEXP_START", "12 0")
-    assert not is_ours(kept.run), "the earlier start sees that it is over"
+    assert not is_ours(busy.run), "the earlier start sees that it is over"
     with pytest.raises(RunInUseError):
-        begin(kept.started(2))
+        begin(busy.started(2))
     os.close(lock)
 
 
 # Beginning again.
 
 
-def test_next_start_sets_the_earlier_one_aside_whole(
+def test_next_start_sets_the_whole_earlier_one_aside(
     world: Callable[..., World], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "quantexp")
     back = world()
     back.trains()
-    back.told(State.PREEMPTED, f"preempted by another job at iteration 3 of 8; {BEGINS_AGAIN}")
+    back.record(State.PREEMPTED, f"preempted by another job at iteration 3 of 8; {BEGINS_AGAIN}")
     before, config = back.status, back.run.config.read_bytes()
     assert begin(back.started(1)) == 0
     status = back.status
@@ -281,24 +281,24 @@ def test_next_start_sets_the_earlier_one_aside_whole(
         (State.PREEMPTED, "ended from outside", "ended from outside"),
     ],
 )
-def test_why_a_run_starts_again(
+def test_restart_has_its_reason(
     world: Callable[..., World], state: State, reason: str, why: str | None
 ) -> None:
     back = world()
     back.trains()
-    back.told(state, reason, host="n1")
+    back.record(state, reason, host="n1")
     assert begin(back.started(1)) == 0
     assert back.status.restarts[0]["reason"] == (why or "requeued at iteration 3 of 8")
 
 
 @pytest.mark.usefixtures("_utc")
 @pytest.mark.parametrize("state", [State.RUNNING, State.PREEMPTED])
-def test_node_s_own_words_say_why_where_the_run_could_not(
+def test_node_s_own_log_gives_the_reason_that_the_run_could_not_give(
     world: Callable[..., World], state: State
 ) -> None:
     back = world()
     back.trains()
-    back.told(state, "ended from outside")
+    back.record(state, "ended from outside")
     back.task.submission.printed("7_1").write_text(
         "slurmstepd-n2: error: *** JOB 12 ON n2 CANCELLED AT 2026-01-01T00:00:09 DUE TO PREEMPTION ***\n"
     )
@@ -306,7 +306,7 @@ def test_node_s_own_words_say_why_where_the_run_could_not(
     assert back.status.restarts[0]["reason"] == "preempted by another job at iteration 3 of 8"
 
 
-def test_start_that_never_got_to_its_ranks_counts_too(world: Callable[..., World]) -> None:
+def test_start_that_never_reached_its_ranks_counts_too(world: Callable[..., World]) -> None:
     back = world()
     assert begin(back.task) == 0
     assert begin(back.started(1)) == 0
@@ -314,14 +314,14 @@ def test_start_that_never_got_to_its_ranks_counts_too(world: Callable[..., World
     assert not back.run.attempts.exists(), "there is nothing to keep"
 
 
-def test_start_too_many_fails_with_every_reason(world: Callable[..., World]) -> None:
+def test_one_start_too_many_fails_with_every_reason(world: Callable[..., World]) -> None:
     back = world()
     for times in (1, 2):
         back.trains()
-        back.told(State.PREEMPTED, f"cause {times}; it will")
+        back.record(State.PREEMPTED, f"cause {times}; it will")
         assert begin(back.started(times)) == 0
     back.trains()
-    back.told(State.PREEMPTED, "cause 3; it will")
+    back.record(State.PREEMPTED, "cause 3; it will")
     assert begin(back.started(3)) == 1
     assert back.status.state is State.FAILED
     assert back.status.reason == (
@@ -348,24 +348,24 @@ def ends(world: Callable[..., World]) -> Callable[..., World]:
 
 def test_completed_run_exits_with_0(ends: Callable[..., World]) -> None:
     run = ends()
-    run.told(State.COMPLETED)
+    run.record(State.COMPLETED)
     assert end(run.task, 0, RUNS) == 0
     assert run.status.state is State.COMPLETED
 
 
-@pytest.mark.parametrize("said", [RUNS, CANCELLED, LIMIT, PREEMPTED, {}])
-def test_completed_run_stays_so_whatever_comes_after(
-    ends: Callable[..., World], said: dict[str, str]
+@pytest.mark.parametrize("job_record", [RUNS, CANCELLED, LIMIT, PREEMPTED, {}])
+def test_completed_run_stays_completed_whatever_comes_after(
+    ends: Callable[..., World], job_record: dict[str, str]
 ) -> None:
     run = ends()
-    run.told(State.COMPLETED)
-    assert end(run.task, 143, said) == 0
+    run.record(State.COMPLETED)
+    assert end(run.task, 143, job_record) == 0
     assert run.status.state is State.COMPLETED
 
 
-def test_failure_that_the_run_told_is_kept(ends: Callable[..., World]) -> None:
+def test_failure_recorded_by_the_run_is_kept(ends: Callable[..., World]) -> None:
     run = ends()
-    run.told(State.FAILED, "loss nan")
+    run.record(State.FAILED, "loss nan")
     assert end(run.task, 1, RUNS) == 1
     assert (run.status.state, run.status.reason) == (State.FAILED, "loss nan")
 
@@ -379,7 +379,7 @@ def test_failure_that_the_run_told_is_kept(ends: Callable[..., World]) -> None:
         (0, "the worker ended with exit code 0 and no reason; see "),
     ],
 )
-def test_death_without_a_word_is_a_failure(
+def test_death_without_a_record_is_a_failure(
     ends: Callable[..., World], code: int, words: str
 ) -> None:
     run = ends()
@@ -388,9 +388,9 @@ def test_death_without_a_word_is_a_failure(
     assert run.status.reason.startswith(words)
 
 
-def test_ranks_that_could_not_start_say_what_they_printed(ends: Callable[..., World]) -> None:
+def test_reason_of_ranks_that_could_not_start_is_their_output(ends: Callable[..., World]) -> None:
     run = ends()
-    run.told(State.PENDING)
+    run.record(State.PENDING)
     run.run.rank_log(0).unlink()
     run.task.submission.printed("7_1").write_text("this run is for another number of processes\n")
     assert end(run.task, 1, RUNS) == 1
@@ -400,7 +400,7 @@ def test_ranks_that_could_not_start_say_what_they_printed(ends: Callable[..., Wo
 
 
 @pytest.mark.parametrize(
-    ("said", "state", "words"),
+    ("job_record", "state", "words"),
     [
         (CANCELLED, State.CANCELLED, "cancelled in the scheduler at iteration 3 of 8"),
         (
@@ -421,49 +421,49 @@ def test_ranks_that_could_not_start_say_what_they_printed(ends: Callable[..., Wo
         ),
     ],
 )
-def test_what_the_scheduler_did_is_the_run_s_end(
-    ends: Callable[..., World], said: dict[str, str], state: State, words: str
+def test_scheduler_s_cause_is_the_run_s_end(
+    ends: Callable[..., World], job_record: dict[str, str], state: State, words: str
 ) -> None:
     run = ends()
-    for code, told in ((130, State.PREEMPTED), (0, State.RUNNING), (137, State.RUNNING)):
-        run.told(told, "ended from outside")
-        assert end(run.task, code, said) == 1
+    for code, before in ((130, State.PREEMPTED), (0, State.RUNNING), (137, State.RUNNING)):
+        run.record(before, "ended from outside")
+        assert end(run.task, code, job_record) == 1
         assert (run.status.state, run.status.reason) == (state, words)
 
 
-def test_preempted_job_that_would_count_as_failed_is_put_back(ends: Callable[..., World]) -> None:
+def test_preempted_job_that_would_count_as_failed_is_requeued(ends: Callable[..., World]) -> None:
     run = ends()
     assert end(run.task, 130, PREEMPTED) == REQUEUE
     assert run.status.state is State.PREEMPTED
-    run.told(State.RUNNING, restarts=[{"reason": "one"}, {"reason": "two"}])
+    run.record(State.RUNNING, restarts=[{"reason": "one"}, {"reason": "two"}])
     assert end(run.task, 130, PREEMPTED) == 1
     assert run.status.state is State.FAILED  # type: ignore[comparison-overlap]
     assert run.status.reason.startswith("requeued 3 times, and launcher.max_req")
 
 
-def test_signal_that_the_scheduler_knows_nothing_of_is_a_cancellation(
+def test_signal_from_outside_the_scheduler_is_a_cancellation(
     ends: Callable[..., World],
 ) -> None:
     run = ends()
-    run.told(State.PREEMPTED, "ended from outside")
+    run.record(State.PREEMPTED, "ended from outside")
     assert end(run.task, 130, RUNS) == 1
     assert run.status.state is State.CANCELLED
     assert run.status.reason == "ended by a signal that the scheduler did not send"
 
 
-def test_run_is_not_given_up_where_the_scheduler_does_not_say_why(
+def test_run_may_begin_again_if_the_scheduler_gives_no_reason(
     ends: Callable[..., World],
 ) -> None:
     """Cancelled ones do not come back, and the scheduler may well have put it back."""
     run = ends()
-    run.told(State.PREEMPTED, "ended from outside")
+    run.record(State.PREEMPTED, "ended from outside")
     assert end(run.task, 130, {}) == 1
     assert run.status.state is State.PREEMPTED
     assert run.status.reason == "ended from outside, and the scheduler did not say why"
     assert begin(run.started(1)) == 0
 
 
-def test_end_of_a_start_that_is_no_longer_the_newest_changes_nothing(
+def test_end_of_an_older_start_changes_nothing(
     ends: Callable[..., World], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "quantexp")
@@ -477,9 +477,11 @@ def test_end_of_a_start_that_is_no_longer_the_newest_changes_nothing(
     assert "another start of the job has taken over" in caplog.text
 
 
-def test_end_of_a_run_that_was_submitted_anew_changes_nothing(ends: Callable[..., World]) -> None:
+def test_end_of_a_job_changes_nothing_once_its_run_is_submitted_again(
+    ends: Callable[..., World],
+) -> None:
     run = ends()
-    run.told(State.PENDING, submission="q-2")
+    run.record(State.PENDING, submission="q-2")
     before = run.run.status.read_bytes()
     assert end(run.task, 130, CANCELLED) == 1
     assert run.run.status.read_bytes() == before
@@ -489,7 +491,7 @@ def test_end_of_a_run_that_was_submitted_anew_changes_nothing(ends: Callable[...
 
 
 def records(run: RunDir, *states: State, reason: str = "") -> None:
-    """What each rank leaves; the reason is the failed one's."""
+    """Leave each rank's record; the reason is the failed one's."""
     for rank, state in enumerate(states):
         why = reason if state is State.FAILED else ""
         write_record(run, rank, RankRecord(1, state, why, finished="2026-01-01"))
@@ -513,17 +515,17 @@ def test_rank_that_was_killed_is_named(ends: Callable[..., World]) -> None:
 
 def test_run_of_several_is_completed_only_if_every_rank_is(ends: Callable[..., World]) -> None:
     run = ends(2)
-    run.told(State.COMPLETED)
+    run.record(State.COMPLETED)
     records(run.run, State.COMPLETED, State.FAILED, reason="no")
     assert end(run.task, 1, RUNS) == 1
     assert run.status.state is State.FAILED
-    run.told(State.COMPLETED)
+    run.record(State.COMPLETED)
     records(run.run, State.COMPLETED, State.COMPLETED)
     assert end(run.task, 143, CANCELLED) == 0
     assert run.status.state is State.COMPLETED  # type: ignore[comparison-overlap]
 
 
-def test_lists_of_captured_tensors_are_joined_however_it_ended(ends: Callable[..., World]) -> None:
+def test_lists_of_captured_tensors_are_joined_whatever_the_end(ends: Callable[..., World]) -> None:
     run = ends(2)
     run.run.tensors.mkdir()
     for name in ("manifest.jsonl", "manifest.rank1.jsonl"):
@@ -534,10 +536,10 @@ def test_lists_of_captured_tensors_are_joined_however_it_ended(ends: Callable[..
     assert len((run.run.tensors / "manifest.jsonl").read_text().splitlines()) == 2
 
 
-# The scheduler's words.
+# The scheduler's output.
 
 
-def test_words_are_read_to_their_end() -> None:
+def test_output_is_read_to_its_end() -> None:
     read, write = os.pipe()
     os.write(write, "JobId=1 Comment=é\n".encode())
     os.close(write)
@@ -545,7 +547,7 @@ def test_words_are_read_to_their_end() -> None:
     os.close(read)
 
 
-def test_client_that_does_not_answer_is_waited_for_no_longer_than_that() -> None:
+def test_reading_stops_after_its_time_limit() -> None:
     read, write = os.pipe()
     os.write(write, b"JobId=1")
     start = time.monotonic()
@@ -556,6 +558,6 @@ def test_client_that_does_not_answer_is_waited_for_no_longer_than_that() -> None
 
 
 def test_the_ends_of_a_job_import_no_torch() -> None:
-    """SLURM kills what has not ended after KillWait, on a node that may have other work."""
+    """SLURM kills what has not ended after KillWait, on a node that may be busy with other work."""
     script = "import sys, quantexp_launchers.slurm.job; sys.exit(bool({'torch', 'megatron'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

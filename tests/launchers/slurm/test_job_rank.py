@@ -1,4 +1,4 @@
-"""One rank of a job: which run it is for, and how it finds the others."""
+"""One rank of a job: which run it trains, and how it meets the other ranks."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_task_that_the_submission_does_not_list_is_refused(
     )
 
 
-def test_ports_are_below_those_that_systems_give_out() -> None:
+def test_ports_are_below_the_systems_own_range() -> None:
     ports = {rendezvous_port(job) for job in range(100_000)}
     assert min(ports) == 20000
     assert max(ports) < 32768
     assert rendezvous_port(5) != rendezvous_port(6)
 
 
-def test_importing_what_a_task_needs_imports_neither_hydra_nor_torch() -> None:
+def test_importing_the_job_module_imports_neither_hydra_nor_torch() -> None:
     program = (
         "import sys, quantexp_launchers.slurm.job\n"
         "sys.exit(bool({'hydra', 'torch', 'submitit'} & set(sys.modules)))\n"

@@ -1,4 +1,4 @@
-"""What is true of a submitted run: the folder's word and the scheduler's together."""
+"""The state of a submitted run, from its folder and the scheduler together."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from quantexp.runs.status import State, Status, read_status, write_json, write_s
 from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
 HERE = platform.node()
-#: No process has it: the kernel's largest number is 2^22.
+#: No process has this number: the kernel's largest is 2^22.
 NO_PID = 2**22 + 1
 
 
 def submitted(make_run: MakeRun, state: State = State.RUNNING, **fields: object) -> RunDir:
-    known = {"submission": SUBMISSION, "task": 4, "job_id": "7_4", "host": "n1", **fields}
-    return make_run(state=state, **known)
+    values = {"submission": SUBMISSION, "task": 4, "job_id": "7_4", "host": "n1", **fields}
+    return make_run(state=state, **values)
 
 
-def test_waiting_run_says_what_it_waits_for(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_pending_run_has_the_reason_why_it_waits(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue", queue_line("7_4", "PENDING", reason="Resources"))
-    found = standing(submitted(make_run, State.PENDING))
-    assert (found.state, found.alive, found.reason) == (State.PENDING, True, "")
-    assert found.where == "job 7_4 waiting (Resources)"
+    entry = standing(submitted(make_run, State.PENDING))
+    assert (entry.state, entry.alive, entry.reason) == (State.PENDING, True, "")
+    assert entry.where == "job 7_4 waiting (Resources)"
 
 
-def test_running_run_says_where(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_running_run_has_its_node(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue", queue_line("7_4", "RUNNING", nodes="n1"))
     for state in (State.PENDING, State.RUNNING, State.PREEMPTED):
-        found = standing(submitted(make_run, state, name=f"m_d_{state}-1"))
-        assert (found.state, found.alive, found.where) == (
+        entry = standing(submitted(make_run, state, name=f"m_d_{state}-1"))
+        assert (entry.state, entry.alive, entry.where) == (
             State.RUNNING,
             True,
             "job 7_4 running on n1",
@@ -52,13 +52,13 @@ def test_running_run_says_where(slurm: FakeSlurm, make_run: MakeRun) -> None:
         (State.PENDING, {"restarts": [{"reason": "node lost"}]}, "node lost"),
     ],
 )
-def test_run_that_was_put_back_waits(
+def test_requeued_run_is_pending(
     slurm: FakeSlurm, make_run: MakeRun, state: State, fields: dict[str, object], why: str
 ) -> None:
     slurm.answer("squeue", queue_line("7_4", "PENDING", reason="BeginTime", restarts=1))
-    found = standing(submitted(make_run, state, **fields))
-    assert (found.state, found.alive) == (State.PENDING, True)
-    assert (found.reason, found.where) == (f"requeued ({why})", "job 7_4 waiting (BeginTime)")
+    entry = standing(submitted(make_run, state, **fields))
+    assert (entry.state, entry.alive) == (State.PENDING, True)
+    assert (entry.reason, entry.where) == (f"requeued ({why})", "job 7_4 waiting (BeginTime)")
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_run_that_was_put_back_waits(
         ),
     ],
 )
-def test_end_of_the_job_is_the_end_of_a_run_that_did_not_tell(
+def test_end_of_the_job_is_the_end_of_a_run_without_a_record(
     slurm: FakeSlurm, make_run: MakeRun, line: dict[str, Any], state: State, reason: str
 ) -> None:
     slurm.answer("squeue", queue_line("7_4", **line))
-    found = standing(submitted(make_run, iteration=3))
-    assert (found.state, found.alive, found.reason, found.where) == (state, False, reason, "")
-    assert found.is_unrecorded_end
+    entry = standing(submitted(make_run, iteration=3))
+    assert (entry.state, entry.alive, entry.reason, entry.where) == (state, False, reason, "")
+    assert entry.is_unrecorded_end
 
 
 def test_failed_job_shows_the_end_of_the_runs_log_or_of_its_own(
@@ -154,27 +154,27 @@ def test_failed_job_shows_the_end_of_the_runs_log_or_of_its_own(
 
 
 @pytest.mark.parametrize("job", ["COMPLETING", "RUNNING", "CANCELLED"])
-def test_end_that_a_run_told_is_believed_while_its_job_ends(
+def test_recorded_end_of_a_run_counts_while_its_job_ends(
     slurm: FakeSlurm, make_run: MakeRun, job: str
 ) -> None:
     slurm.answer("squeue", queue_line("7_4", job))
-    found = standing(submitted(make_run, State.FAILED, reason="loss nan"))
-    assert (found.state, found.alive, found.reason) == (State.FAILED, False, "loss nan")
+    entry = standing(submitted(make_run, State.FAILED, reason="loss nan"))
+    assert (entry.state, entry.alive, entry.reason) == (State.FAILED, False, "loss nan")
     assert slurm.calls("sacct") == []
 
 
-def test_run_that_took_being_put_back_for_its_end_waits(
+def test_run_that_recorded_its_requeue_as_an_end_is_pending(
     slurm: FakeSlurm, make_run: MakeRun
 ) -> None:
     run = submitted(make_run, State.CANCELLED, reason="interrupted")
     slurm.answer("squeue", queue_line("7_4", "COMPLETING", nodes="n1"))
-    found = standing(run)
-    assert (found.state, found.alive, found.reason) == (State.RUNNING, True, "")
-    assert found.where == "job 7_4 ending on n1"
+    entry = standing(run)
+    assert (entry.state, entry.alive, entry.reason) == (State.RUNNING, True, "")
+    assert entry.where == "job 7_4 ending on n1"
     slurm.answer("squeue", queue_line("7_4", "PENDING", reason="BeginTime", restarts=1))
-    found = standing(run)
-    assert (found.state, found.alive) == (State.PENDING, True)
-    assert found.reason == "requeued (interrupted)"
+    entry = standing(run)
+    assert (entry.state, entry.alive) == (State.PENDING, True)
+    assert entry.reason == "requeued (interrupted)"
 
 
 @pytest.mark.parametrize(
@@ -186,18 +186,18 @@ def test_run_that_took_being_put_back_for_its_end_waits(
         ("FAILED", State.CANCELLED, "interrupted"),
     ],
 )
-def test_run_that_only_knows_of_a_signal_ended_as_its_job_did(
+def test_run_that_recorded_only_a_signal_ended_as_its_job_did(
     slurm: FakeSlurm, make_run: MakeRun, job: str, state: State, reason: str
 ) -> None:
     slurm.answer("squeue", queue_line("7_4", job))
     run = submitted(make_run, State.CANCELLED, reason="interrupted", iteration=3)
-    found = standing(run)
-    assert found.state is state
-    assert found.reason.startswith(reason)
-    assert found.is_unrecorded_end is (job != "FAILED")
+    entry = standing(run)
+    assert entry.state is state
+    assert entry.reason.startswith(reason)
+    assert entry.is_unrecorded_end is (job != "FAILED")
 
 
-def test_run_that_only_knows_of_a_signal_keeps_its_word_where_nobody_knows_more(
+def test_run_that_recorded_only_a_signal_keeps_its_state_if_the_job_is_unknown(
     slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = submitted(make_run, State.CANCELLED, reason="interrupted")
@@ -206,7 +206,7 @@ def test_run_that_only_knows_of_a_signal_keeps_its_word_where_nobody_knows_more(
         assert (standing(run).state, standing(run).note) == (State.CANCELLED, None)
 
 
-def test_run_that_tells_its_end_while_its_job_is_asked_for_is_believed(
+def test_end_recorded_during_the_query_of_the_job_counts(
     slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = submitted(make_run)
@@ -228,22 +228,22 @@ def test_preempted_run_that_was_cancelled_since_is_cancelled(
     assert standing(run).state is State.CANCELLED
 
 
-def test_job_that_nobody_knows_any_more_was_preempted(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_run_whose_job_is_forgotten_was_preempted(slurm: FakeSlurm, make_run: MakeRun) -> None:
     run = submitted(make_run, iteration=3, started="2026-01-01T00:00:00+00:00")
-    found = standing(run)
-    assert (found.state, found.is_unrecorded_end) == (State.PREEMPTED, True)
-    assert found.reason == (
+    entry = standing(run)
+    assert (entry.state, entry.is_unrecorded_end) == (State.PREEMPTED, True)
+    assert entry.reason == (
         "the scheduler no longer knows job 7_4, and the run did not record its end, at iteration 3 of 8"
     )
 
 
-def test_job_that_nobody_knows_and_that_never_started_was_cancelled_but_not_for_sure(
+def test_run_whose_job_is_forgotten_and_never_started_was_probably_cancelled(
     slurm: FakeSlurm, make_run: MakeRun
 ) -> None:
     run = submitted(make_run, State.PENDING)
-    found = standing(run)
-    assert (found.state, found.is_unrecorded_end) == (State.CANCELLED, False)
-    assert found.reason == (
+    entry = standing(run)
+    assert (entry.state, entry.is_unrecorded_end) == (State.CANCELLED, False)
+    assert entry.reason == (
         "the scheduler no longer knows job 7_4, which never started: cancelled there"
     )
     own = RunsRoot(run.root.parent).submissions / SUBMISSION
@@ -257,53 +257,55 @@ def test_job_of_another_name_is_another_job(slurm: FakeSlurm, make_run: MakeRun)
     assert standing(submitted(make_run)).state is State.PREEMPTED
 
 
-def test_run_whose_submitter_died_is_found_by_its_name(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_job_of_a_run_whose_submitter_died_is_identified_by_its_name(
+    slurm: FakeSlurm, make_run: MakeRun
+) -> None:
     slurm.answer("squeue", queue_line("7_4", "PENDING") + queue_line("7_5", "RUNNING"))
-    found = standing(submitted(make_run, State.PENDING, job_id=None))
-    assert found.where == "job 7_4 waiting"
-    assert found.job is not None
-    assert found.job.id == "7_4"
+    entry = standing(submitted(make_run, State.PENDING, job_id=None))
+    assert entry.where == "job 7_4 waiting"
+    assert entry.job is not None
+    assert entry.job.id == "7_4"
 
 
 def test_run_that_is_being_submitted_is_pending(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue")
     run = submitted(make_run, State.PENDING, job_id=None)
-    found = standing(run)
-    assert (found.state, found.alive, found.where) == (State.PENDING, True, "being submitted")
+    entry = standing(run)
+    assert (entry.state, entry.alive, entry.where) == (State.PENDING, True, "being submitted")
     status = read_status(run.status)
     assert status is not None
     long_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     write_json(run.status, {**vars(status), "updated": long_ago})
-    found = standing(run)
-    assert (found.state, found.alive) == (State.PREEMPTED, False)
-    assert found.reason == "its submission ended before SLURM had taken the job"
+    entry = standing(run)
+    assert (entry.state, entry.alive) == (State.PREEMPTED, False)
+    assert entry.reason == "its submission ended before SLURM had taken the job"
 
 
-def test_without_slurm_the_folder_is_believed_with_a_note(
+def test_without_slurm_the_folder_s_state_counts_with_a_note(
     no_slurm: None, make_run: MakeRun
 ) -> None:
     here, there = (
         make_run("a-1", State.COMPLETED, host=HERE),
         submitted(make_run, name="b-2"),
     )
-    done, running = standings([here, there])
-    assert done.note is None
+    completed, running = standings([here, there])
+    assert completed.note is None
     assert (running.state, running.alive, running.where) == (State.RUNNING, True, "job 7_4")
     assert running.note is not None
     assert running.note.startswith("its job was not queried: no SLURM here: squeue is not on")
 
 
-def test_sixty_runs_are_one_question(slurm: FakeSlurm, make_run: MakeRun) -> None:
+def test_sixty_runs_are_one_query(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue", "".join(queue_line(f"7_{i}", "RUNNING") for i in range(60)))
     runs = [
         make_run(f"r-{i}", job_id=f"7_{i}", submission=SUBMISSION, task=i, iteration=1)
         for i in range(60)
     ]
-    assert {found.state for found in standings(runs)} == {State.RUNNING}
+    assert {entry.state for entry in standings(runs)} == {State.RUNNING}
     assert len(slurm.calls()) == 1
 
 
-def test_live_job_says_what_it_does(slurm: FakeSlurm) -> None:
+def test_live_job_is_described(slurm: FakeSlurm) -> None:
     slurm.answer(
         "squeue",
         queue_line("7_0", "PENDING", reason="Priority")
@@ -321,12 +323,12 @@ def test_live_job_says_what_it_does(slurm: FakeSlurm) -> None:
     assert slurm.calls("sacct") == []
 
 
-def test_live_job_is_asked_for_even_after_a_failure(slurm: FakeSlurm) -> None:
+def test_live_job_is_queried_even_after_a_failure(slurm: FakeSlurm) -> None:
     slurm.answer("squeue", queue_line("7_4", "COMPLETING", nodes="n1"))
     assert live_job(Status(State.FAILED, job_id="7_4")) == "job 7_4 is ending on n1"
 
 
-def test_not_knowing_whether_a_job_is_alive_is_an_error(no_slurm: None) -> None:
+def test_job_that_cannot_be_queried_is_an_error(no_slurm: None) -> None:
     with pytest.raises(ClientError, match="no SLURM here"):
         live_job(Status(State.PREEMPTED, job_id="7"))
     with pytest.raises(ClientError, match="no SLURM here"):

@@ -20,7 +20,7 @@ from quantexp_launchers.slurm.sbatch import script
 
 from quantexp.schema import ContainerRuntime, LauncherConfig
 
-#: Everything that a shell, sbatch or Python's search path could take for something else; but see `check_root`.
+#: Everything that a shell, sbatch or Python's search path could misread; but see `check_root`.
 NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; & | > # é *'
 
 
@@ -48,7 +48,7 @@ def srun(text: str) -> list[str]:
     return shlex.split(line)
 
 
-def test_plain_run_asks_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_run_requests_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
     assert script(batch(launcher())) == (
         "#!/bin/bash\n\n# Parameters\n"
@@ -90,7 +90,7 @@ def test_plain_run_asks_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_key_of_a_request_reaches_sbatch() -> None:
-    asked = launcher(
+    config = launcher(
         num_processes=8,
         nodes=2,
         gpus_per_node=4,
@@ -111,9 +111,9 @@ def test_every_key_of_a_request_reaches_sbatch() -> None:
         max_requeue=0,
         signal_s=300,
     )
-    found = options(script(batch(asked, runs=5, throttle=2, dependency="afterok:7")))
+    sbatch_options = options(script(batch(config, runs=5, throttle=2, dependency="afterok:7")))
     folder = "/w/runs/submissions/q-1"
-    assert found == {
+    assert sbatch_options == {
         "account": "research",
         "array": "0-4%2",
         "constraint": "ib&nvme",
@@ -143,7 +143,7 @@ def test_every_key_of_a_request_reaches_sbatch() -> None:
     }
 
 
-def test_array_runs_all_at_once_unless_a_limit_is_asked_for() -> None:
+def test_array_runs_all_at_once_without_a_limit() -> None:
     assert options(script(batch(launcher(), runs=3)))["array"] == "0-2%3"
     assert "array" not in options(script(batch(launcher(), runs=1)))
 
@@ -153,9 +153,9 @@ def test_warning_comes_in_the_second_half_of_a_short_run(time_min: int, signal_s
     assert options(script(batch(launcher(time_min=time_min))))["signal"] == f"USR2@{signal_s}"
 
 
-def test_threads_that_are_asked_for_win_over_those_of_the_cores() -> None:
-    asked = launcher(cpus_per_process=3, environment={"OMP_NUM_THREADS": "1"})
-    lines = script(batch(asked)).splitlines()
+def test_requested_threads_take_precedence_over_those_of_the_cores() -> None:
+    config = launcher(cpus_per_process=3, environment={"OMP_NUM_THREADS": "1"})
+    lines = script(batch(config)).splitlines()
     assert [line for line in lines if "OMP_NUM_THREADS" in line] == ["export OMP_NUM_THREADS=1"]
 
 
@@ -169,14 +169,14 @@ def test_further_arguments_of_srun_come_after_our_own() -> None:
 
 @pytest.mark.parametrize("runtime", [ContainerRuntime.apptainer, ContainerRuntime.singularity])
 def test_apptainer_starts_every_python_of_the_script(runtime: ContainerRuntime) -> None:
-    asked = launcher(
+    config = launcher(
         container="/images/a b.sif",
         container_runtime=runtime,
         container_mounts=["/data:/data:ro"],
         python="python3",
         gpus_per_node=1,
     )
-    text = script(batch(asked))
+    text = script(batch(config))
     inside = [runtime.value, "exec", "--nv", "--bind", "/w/runs:/w/runs"]
     inside += ["--bind", "/data:/data:ro", "/images/a b.sif", "python3"]
     task = [*inside, "-u", "-m", "quantexp_launchers.slurm.job", "rank", "/w/runs/submissions/q-1"]
@@ -186,18 +186,18 @@ def test_apptainer_starts_every_python_of_the_script(runtime: ContainerRuntime) 
     assert all(shlex.join(inside) in line for line in steps)
 
 
-def test_cpu_run_asks_apptainer_for_no_gpu() -> None:
+def test_cpu_run_requests_no_gpu_from_apptainer() -> None:
     assert "--nv" not in script(batch(launcher(container="a.sif", python="python3")))
 
 
-def test_pyxis_is_asked_by_srun_for_the_ranks_and_for_both_ends() -> None:
-    asked = launcher(
+def test_srun_starts_ranks_and_both_ends_with_pyxis() -> None:
+    config = launcher(
         container="registry#image:1",
         container_runtime=ContainerRuntime.pyxis,
         container_mounts=["/data:/data"],
         python="python3",
     )
-    text = script(batch(asked))
+    text = script(batch(config))
     plugin = [
         "--container-image=registry#image:1",
         "--container-mounts=/w/runs:/w/runs,/data:/data",
@@ -219,7 +219,7 @@ def test_pyxis_is_asked_by_srun_for_the_ranks_and_for_both_ends() -> None:
     assert shlex.split(end)[: len(step) + 1] == [*step, "end"]
 
 
-# What the script does. Python's stand-in notes its arguments and its environment; srun's exits as it is told.
+# What the script does. Python's stand-in notes its arguments and environment; srun's exits with a chosen code.
 
 STAND_IN = """\
 #!{python} -IS
@@ -245,7 +245,7 @@ sys.exit(int(code.read_text()) if code.exists() else 0)
 
 
 class World:
-    """A folder with stand-ins, in which scripts are run."""
+    """A folder with stand-ins in which scripts run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -306,7 +306,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def own(world: World) -> Callable[..., LauncherConfig]:
-    """A launcher with the stand-in for Python."""
+    """Launchers with the stand-in for Python."""
     return lambda **keys: launcher(python=str(world.bin / "python"), **keys)
 
 
@@ -351,16 +351,16 @@ def test_ends_of_the_script(
             assert call["argv"][-1] == str(codes.get("srun", 0))
 
 
-def test_task_of_an_array_asks_about_itself_alone(
+def test_task_of_an_array_queries_itself_alone(
     world: World, own: Callable[..., LauncherConfig]
 ) -> None:
     world.exits(end=76)
     world.run(own(), SLURM_ARRAY_JOB_ID="12", SLURM_ARRAY_TASK_ID="3")
-    asked = [call["argv"] for call in world.calls if call["verb"] == "scontrol"]
-    assert sorted(asked) == [["requeue", "12_3"], ["show", "job", "--oneliner", "12_3"]]
+    queries = [call["argv"] for call in world.calls if call["verb"] == "scontrol"]
+    assert sorted(queries) == [["requeue", "12_3"], ["show", "job", "--oneliner", "12_3"]]
 
 
-def test_script_that_is_asked_to_end_still_says_how_the_run_ended(
+def test_script_that_is_terminated_still_records_how_the_run_ended(
     world: World, own: Callable[..., LauncherConfig]
 ) -> None:
     """SLURM sends SIGTERM to all processes of the job, and again while the last lines run."""
@@ -384,7 +384,7 @@ def test_nothing_of_the_configuration_reaches_the_shell(
     world: World, own: Callable[..., LauncherConfig]
 ) -> None:
     value = f"{NASTY}\n#SBATCH --hold\n"
-    asked = own(
+    config = own(
         partition=NASTY,
         constraint=NASTY,
         environment={"NASTY": value},
@@ -392,7 +392,7 @@ def test_nothing_of_the_configuration_reaches_the_shell(
         sbatch={"comment": NASTY},
         mail_user=NASTY,
     )
-    assert world.run(asked) == 0
+    assert world.run(config) == 0
     submission = str(world.root / "submissions" / "q-1")
     begin, ranks = world.calls[:2]
     assert begin["argv"] == ["-m", "quantexp_launchers.slurm.job", "begin", submission]
@@ -403,16 +403,16 @@ def test_nothing_of_the_configuration_reaches_the_shell(
     for call in (begin, ranks):
         assert call["env"]["NASTY"] == value
         assert call["env"]["PYTHONPATH"] == str(world.root / "snapshots" / "0a")
-    text = script(batch(asked, world.root))
+    text = script(batch(config, world.root))
     assert options(text)["partition"] == options(text)["comment"] == NASTY
     assert options(text)["output"] == f"{submission}/%j_0_log.out"
 
 
-def test_container_s_words_do_not_reach_the_shell_either(
+def test_options_of_a_container_do_not_reach_the_shell_either(
     world: World, own: Callable[..., LauncherConfig]
 ) -> None:
-    asked = own(container=NASTY, container_mounts=[NASTY])
-    assert world.run(asked) == 0
+    config = own(container=NASTY, container_mounts=[NASTY])
+    assert world.run(config) == 0
     begin = world.calls[0]
     root = f"{world.root}:{world.root}"
     assert begin["argv"][:6] == ["exec", "--bind", root, "--bind", NASTY, NASTY]
@@ -443,13 +443,13 @@ def test_module_that_cannot_be_loaded_ends_the_job_before_the_run_begins(
     module = 'module() { echo "$2" >>loaded; [ "$2" != cuda/99 ]; }\nexport -f module\n'
     (world.folder / "modules.sh").write_text(module)
     for modules, code in ((["gcc", NASTY], 0), (["gcc", "cuda/99", "never"], 1)):
-        asked = own(modules=modules)
-        assert world.run(asked, BASH_ENV=str(world.folder / "modules.sh")) == code
+        config = own(modules=modules)
+        assert world.run(config, BASH_ENV=str(world.folder / "modules.sh")) == code
     assert (world.folder / "loaded").read_text().splitlines() == ["gcc", NASTY, "gcc", "cuda/99"]
     assert world.verbs.count("begin") == 1
 
 
-def test_only_what_the_batch_asks_for_decides_the_script() -> None:
-    """So that a plan shows the very script: runs, stage and lane of a batch of one do not stand in it."""
+def test_only_the_request_of_a_batch_determines_its_script() -> None:
+    """So a plan shows the exact script: it does not contain the runs, stage and lane of a batch of one."""
     one = batch(launcher())
     assert script(one) == script(replace(one, runs=(Path("/elsewhere"),), stage=1, lane=2))

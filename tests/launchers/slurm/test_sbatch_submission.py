@@ -1,5 +1,5 @@
-"""Submitting to SLURM with stand-ins for its clients: what is asked first, what is refused in which words, and what a
-submission leaves behind.
+"""Submitting to SLURM with stand-ins for its clients: the check before it, the messages of refusals, and the files
+that a submission leaves behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantexp.errors import RunError
 from quantexp.runs.paths import Submission
 from quantexp.schema import LauncherConfig
 
-#: Notes how it was called, then does what the test says.
+#: Notes how it was called, then runs the test's lines.
 CLIENT = """\
 #!{python} -IS
 import json, os, sys
@@ -40,7 +40,7 @@ Client = Callable[..., None]
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """Puts a stand-in for one of SLURM's clients on PATH; without words, all that submitting needs."""
+    """Puts a stand-in for one of SLURM's clients on PATH; submitting works without further calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
@@ -60,12 +60,12 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
 
 @pytest.fixture
 def calls(tmp_path: Path, client: Client) -> Calls:
-    """How the stand-ins were called."""
+    """The calls of the stand-ins."""
 
     def read(name: str = "sbatch") -> list[dict[str, Any]]:
         lines = (tmp_path / "calls").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
-        return [call for call in found if Path(call["argv"][0]).name == name]
+        records = [json.loads(line) for line in lines]
+        return [call for call in records if Path(call["argv"][0]).name == name]
 
     return read
 
@@ -101,7 +101,7 @@ def test_missing_client_is_named(
     )
 
 
-def test_scheduler_is_asked_about_the_very_script(
+def test_scheduler_checks_the_exact_script(
     client: Client, calls: Calls, batch: Callable[..., Batch]
 ) -> None:
     one = batch(3, partition="lo")
@@ -139,7 +139,7 @@ def test_batch_that_no_node_can_run_is_refused(client: Client, batch: Callable[.
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("output", "reason"),
     [
         (
             "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n",
@@ -157,11 +157,11 @@ def test_batch_that_no_node_can_run_is_refused(client: Client, batch: Callable[.
         ("", "it gives no reason"),
     ],
 )
-def test_refusal_is_told_once_without_noise(said: str, reason: str) -> None:
-    assert refusal(said) == reason
+def test_refusal_is_reported_once_without_noise(output: str, reason: str) -> None:
+    assert refusal(output) == reason
 
 
-def test_request_that_is_refused_is_named_in_the_words_of_the_configuration(
+def test_refused_request_is_named_by_its_configuration_keys(
     client: Client, batch: Callable[..., Batch]
 ) -> None:
     client("sbatch", 'sys.stderr.write("allocation failure: Too much\\n"); sys.exit(1)')
@@ -173,7 +173,7 @@ def test_request_that_is_refused_is_named_in_the_words_of_the_configuration(
     )
 
 
-def test_controller_that_does_not_answer_is_given_up(
+def test_wait_for_a_silent_controller_has_a_limit(
     client: Client, batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client("sbatch", "import time; time.sleep(60)")
@@ -197,7 +197,7 @@ def test_controller_that_does_not_answer_is_given_up(
         ("unknown", 6, None),
     ],
 )
-def test_time_that_a_partition_never_gives_is_refused_where_sbatch_would_take_it(
+def test_time_beyond_a_partition_s_limit_is_refused_though_sbatch_would_accept_it(
     client: Client,
     batch: Callable[..., Batch],
     partition: str | None,
@@ -205,12 +205,12 @@ def test_time_that_a_partition_never_gives_is_refused_where_sbatch_would_take_it
     words: str | None,
 ) -> None:
     client("sinfo", "print('short* 5:00'); print('long infinite'); print('days 2-00:00:00')")
-    asked = batch(partition=partition, time_min=time_min)
+    one = batch(partition=partition, time_min=time_min)
     if words is None:
-        check(asked)
+        check(one)
         return
     with pytest.raises(RunError) as caught:
-        check(asked)
+        check(one)
     assert str(caught.value) == f"SLURM would never start the job: launcher.time_min {words}"
 
 
@@ -221,9 +221,7 @@ def test_quality_of_service_may_have_another_limit(
     check(batch(qos="long", time_min=600))
 
 
-def test_limits_that_are_not_told_refuse_nothing(
-    client: Client, batch: Callable[..., Batch]
-) -> None:
+def test_unknown_limits_refuse_nothing(client: Client, batch: Callable[..., Batch]) -> None:
     client("sinfo", "sys.exit(1)")
     check(batch(time_min=600))
 
@@ -235,7 +233,7 @@ def test_ids_are_those_of_the_array_s_tasks(client: Client, batch: Callable[...,
     assert submit(batch(1)) == ["8"]
 
 
-def test_what_is_sent_is_what_was_planned(
+def test_sent_script_is_the_planned_one(
     client: Client, calls: Calls, batch: Callable[..., Batch]
 ) -> None:
     several = batch(3, partition="lo")
@@ -246,7 +244,7 @@ def test_what_is_sent_is_what_was_planned(
     assert Submission(several.folder).script.read_text() == script(several)
 
 
-def test_what_a_submission_writes_is_for_the_user_alone(
+def test_files_of_a_submission_are_private(
     client: Client, calls: Calls, batch: Callable[..., Batch]
 ) -> None:
     one = batch(2)
@@ -262,7 +260,7 @@ def test_what_a_submission_writes_is_for_the_user_alone(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_refused_submission_is_told_once_and_not_by_sbatch_too(
+def test_refused_submission_is_reported_once_and_not_by_sbatch_too(
     client: Client, batch: Callable[..., Batch], capfd: pytest.CaptureFixture[str]
 ) -> None:
     client("sbatch", 'sys.stderr.write("sbatch: error: No more\\n"); sys.exit(1)')
@@ -271,19 +269,19 @@ def test_refused_submission_is_told_once_and_not_by_sbatch_too(
     assert capfd.readouterr() == ("", "")
 
 
-def test_answer_that_is_no_number_is_a_refusal(client: Client, batch: Callable[..., Batch]) -> None:
+def test_answer_without_a_number_is_a_refusal(client: Client, batch: Callable[..., Batch]) -> None:
     client("sbatch", 'print("thank you")')
     with pytest.raises(RunError, match="sbatch must answer with the job's id, got 'thank you'"):
         submit(batch())
 
 
-def test_variables_cannot_change_what_is_asked_for(
+def test_variables_cannot_change_the_request(
     client: Client,
     calls: Calls,
     batch: Callable[..., Batch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = {
+    environment = {
         "SBATCH_PARTITION": "theirs",
         "SBATCH_ACCOUNT": "mine",
         "SBATCH_WAIT": "1",
@@ -294,11 +292,15 @@ def test_variables_cannot_change_what_is_asked_for(
         "SUBMITIT_EXECUTOR": "local",
         "MY_OWN": "kept",
     }
-    for name, value in given.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     check(batch(partition="ours"))
     submit(batch(partition="ours"))
     for call in calls():
         env = call["env"]
-        assert {name for name in given if name in env} == {"SBATCH_ACCOUNT", "SLURM_CONF", "MY_OWN"}
-    assert all(os.environ[name] == value for name, value in given.items())
+        assert {name for name in environment if name in env} == {
+            "SBATCH_ACCOUNT",
+            "SLURM_CONF",
+            "MY_OWN",
+        }
+    assert all(os.environ[name] == value for name, value in environment.items())

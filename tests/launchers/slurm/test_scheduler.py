@@ -1,4 +1,4 @@
-"""What SLURM's clients printed, read back: recorded from real clusters with and without accounting."""
+"""Reading the output of SLURM's clients, recorded from real clusters with and without accounting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantexp_launchers.slurm.states import JobState, SlurmJob
 from .conftest import KINDS, RECORDED, FakeSlurm, queue_line
 
 SINGLE = [str(number) for number in range(1, 20) if number not in (5, 6)]
-#: As they were submitted when the recording was made; 5_4 was cancelled before it started.
+#: The jobs submitted for the recording; 5_4 was cancelled before it started.
 IDS = [*SINGLE, *(f"5_{i}" for i in range(8)), *(f"6_{i}" for i in range(4)), "99"]
 
 
@@ -25,7 +25,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 # squeue.
 
 
-def test_controller_alone_answers_for_all_that_it_knows(slurm: FakeSlurm, kind: str) -> None:
+def test_controller_alone_answers_for_all_jobs_that_it_knows(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind)
     states = {job_id: job.state for job_id, job in jobs([*IDS[:13], "5_0", "6_1"]).items()}
     assert states == {
@@ -47,14 +47,14 @@ def test_controller_alone_answers_for_all_that_it_knows(slurm: FakeSlurm, kind: 
 
 def test_many_ids_are_one_call(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind)
-    found = jobs([f"5_{i}" for i in (0, 1, 2, 3, 5, 6, 7)])
-    assert len(found) == 7
+    by_id = jobs([f"5_{i}" for i in (0, 1, 2, 3, 5, 6, 7)])
+    assert len(by_id) == 7
     (call,) = slurm.calls()
     assert call[0] == "squeue"
     assert "--jobs=5" in call
 
 
-def test_more_ids_than_a_command_line_takes_are_several_calls(slurm: FakeSlurm) -> None:
+def test_more_ids_than_fit_a_command_line_are_several_calls(slurm: FakeSlurm) -> None:
     slurm.answer("squeue")
     jobs(map(str, range(IDS_PER_CALL + 1)))
     assert len(slurm.calls("squeue")) == 2
@@ -77,22 +77,22 @@ def test_running_job_has_its_node_and_no_end(slurm: FakeSlurm, kind: str) -> Non
 
 def test_ended_job_has_exit_code_signal_time_and_limit(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind)
-    found = jobs(["2", "3", "4"])
-    assert (found["2"].exit_code, found["2"].signal) == (3, 0)
-    assert (found["3"].exit_code, found["3"].signal) == (0, 9)
-    late = found["4"]
+    by_id = jobs(["2", "3", "4"])
+    assert (by_id["2"].exit_code, by_id["2"].signal) == (3, 0)
+    assert (by_id["3"].exit_code, by_id["3"].signal) == (0, 9)
+    late = by_id["4"]
     assert (late.time_limit_min, late.reason, late.alive) == (1, "TimeLimit", False)
     second = 1795238998 if kind == "accounting" else 1795238999
     assert late.ended == datetime.fromtimestamp(second, UTC)
 
 
-def test_job_that_was_put_back_waits_and_counts_its_restarts(slurm: FakeSlurm, kind: str) -> None:
+def test_requeued_job_is_pending_and_counts_its_restarts(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind)
-    found = jobs(["11", "13", "18"])  # requeued, its node lost, preempted
-    assert [job.restarts for job in found.values()] == [1, 1, 1]
-    assert found["11"].state is JobState.RUNNING
+    by_id = jobs(["11", "13", "18"])  # requeued, its node lost, preempted
+    assert [job.restarts for job in by_id.values()] == [1, 1, 1]
+    assert by_id["11"].state is JobState.RUNNING
     for job_id, reason in (("13", "Resources"), ("18", "BeginTime")):
-        assert (found[job_id].state, found[job_id].reason) == (JobState.PENDING, reason)
+        assert (by_id[job_id].state, by_id[job_id].reason) == (JobState.PENDING, reason)
 
 
 def test_name_may_hold_any_separator(slurm: FakeSlurm, kind: str) -> None:
@@ -102,8 +102,8 @@ def test_name_may_hold_any_separator(slurm: FakeSlurm, kind: str) -> None:
 
 def test_tasks_cancelled_together_are_each_cancelled(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind, "squeue-together")
-    found = jobs(["5_0", "5_1", "5_3", "5_7"])
-    assert [found[f"5_{i}"].state for i in (0, 1, 3, 7)] == [
+    by_id = jobs(["5_0", "5_1", "5_3", "5_7"])
+    assert [by_id[f"5_{i}"].state for i in (0, 1, 3, 7)] == [
         JobState.RUNNING,
         JobState.FAILED,
         JobState.CANCELLED,
@@ -111,7 +111,7 @@ def test_tasks_cancelled_together_are_each_cancelled(slurm: FakeSlurm, kind: str
     ]
 
 
-def test_task_cancelled_before_it_started_is_known_to_nobody(slurm: FakeSlurm, kind: str) -> None:
+def test_task_cancelled_before_it_started_is_unknown(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind)
     assert set(IDS) - set(jobs(IDS)) >= {"5_4", "99"}
 
@@ -121,7 +121,7 @@ def test_unknown_number_is_absent(slurm: FakeSlurm) -> None:
     assert jobs([]) == {}
 
 
-def test_heading_of_a_named_cluster_is_passed_over(slurm: FakeSlurm) -> None:
+def test_heading_of_a_named_cluster_is_skipped(slurm: FakeSlurm) -> None:
     slurm.answer("squeue", "CLUSTER: far\n" + queue_line("7", "RUNNING"))
     assert jobs(["7"])["7"].state is JobState.RUNNING
 
@@ -142,10 +142,10 @@ def test_time_limit_is_minutes(slurm: FakeSlurm, limit: str, minutes: int | None
 # sacct.
 
 
-def test_accounting_answers_for_what_the_controller_forgot(slurm: FakeSlurm) -> None:
+def test_accounting_answers_for_jobs_that_the_controller_forgot(slurm: FakeSlurm) -> None:
     slurm.forget("accounting")
-    found = jobs(["1", "2", "3", "4", "12", "5_1", "6_0", "6_2"])
-    assert {job_id: job.state for job_id, job in found.items()} == {
+    by_id = jobs(["1", "2", "3", "4", "12", "5_1", "6_0", "6_2"])
+    assert {job_id: job.state for job_id, job in by_id.items()} == {
         "1": JobState.COMPLETED,
         "2": JobState.FAILED,
         "3": JobState.FAILED,
@@ -155,18 +155,18 @@ def test_accounting_answers_for_what_the_controller_forgot(slurm: FakeSlurm) -> 
         "6_0": JobState.CANCELLED,
         "6_2": JobState.CANCELLED,
     }
-    assert (found["2"].exit_code, found["3"].signal) == (3, 9)
-    assert found["4"].time_limit_min == 1
-    assert found["4"].ended == datetime.fromtimestamp(1795238998, UTC)
-    assert found["6_2"].nodes is None
+    assert (by_id["2"].exit_code, by_id["3"].signal) == (3, 9)
+    assert by_id["4"].time_limit_min == 1
+    assert by_id["4"].ended == datetime.fromtimestamp(1795238998, UTC)
+    assert by_id["6_2"].nodes is None
 
 
-def test_job_that_only_accounting_calls_alive_is_lost(slurm: FakeSlurm) -> None:
+def test_job_that_is_alive_only_in_accounting_is_lost(slurm: FakeSlurm) -> None:
     slurm.forget("accounting")
     assert jobs(["5_0", "5_5", "7", "10", "11"]) == {}
 
 
-def test_accounting_is_asked_for_the_past_alone(slurm: FakeSlurm) -> None:
+def test_accounting_is_queried_for_past_jobs_alone(slurm: FakeSlurm) -> None:
     slurm.forget("accounting")
     assert jobs(["1"], past=()) == {}
     assert jobs_named("quantexp-done", past=False) == {}
@@ -187,7 +187,7 @@ def test_stride_and_single_tasks_of_a_range_are_read(slurm: FakeSlurm) -> None:
     )
 
 
-def test_accounting_that_is_down_is_not_taken_for_none(slurm: FakeSlurm) -> None:
+def test_accounting_that_is_down_is_an_error(slurm: FakeSlurm) -> None:
     slurm.answer(
         "sacct", err="sacct: error: Problem talking to the database: Connection refused\n", code=1
     )
@@ -207,12 +207,12 @@ def test_cluster_without_sacct_has_no_accounting(slurm: FakeSlurm) -> None:
 # By name.
 
 
-def test_jobs_of_a_name_are_found_by_their_task(slurm: FakeSlurm, kind: str) -> None:
+def test_jobs_of_a_name_are_indexed_by_their_task(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind)
-    found = jobs_named("quantexp-sweep")
-    assert sorted(found, key=str) == [0, 1, 2, 3, 5, 6, 7]
-    assert found[1].state is JobState.FAILED
-    assert found[3].state is JobState.PENDING
+    by_task = jobs_named("quantexp-sweep")
+    assert sorted(by_task, key=str) == [0, 1, 2, 3, 5, 6, 7]
+    assert by_task[1].state is JobState.FAILED
+    assert by_task[3].state is JobState.PENDING
     assert list(jobs_named("quantexp-base")) == [None]
     assert jobs_named("quantexp-none") == {}
 
@@ -221,8 +221,8 @@ def test_ended_jobs_of_a_name_are_in_accounting(slurm: FakeSlurm) -> None:
     slurm.forget("accounting")
     slurm.answer("squeue")
     since = datetime(2026, 11, 21, tzinfo=UTC)
-    found = jobs_named("quantexp-gone", since)
-    assert {task: job.state for task, job in found.items()} == dict.fromkeys(
+    by_task = jobs_named("quantexp-gone", since)
+    assert {task: job.state for task, job in by_task.items()} == dict.fromkeys(
         range(4), JobState.CANCELLED
     )
     (call,) = slurm.calls("sacct")
@@ -233,12 +233,12 @@ def test_ended_jobs_of_a_name_are_in_accounting(slurm: FakeSlurm) -> None:
 # The clients.
 
 
-def test_machine_without_slurm_says_so(no_slurm: None) -> None:
+def test_machine_without_slurm_is_reported(no_slurm: None) -> None:
     with pytest.raises(ClientError, match=r"no SLURM here: squeue is not on PATH; go to a machine"):
         jobs(["1"])
 
 
-def test_controller_that_does_not_answer_is_given_up(
+def test_wait_for_a_silent_controller_has_a_limit(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "CLIENT_S", 0.2)
@@ -250,12 +250,12 @@ def test_controller_that_does_not_answer_is_given_up(
 
 
 def test_client_that_fails_is_quoted(slurm: FakeSlurm) -> None:
-    said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    slurm.answer("squeue", err=f"squeue: error: retrying\n{said}\n", code=1)
+    error = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    slurm.answer("squeue", err=f"squeue: error: retrying\n{error}\n", code=1)
     with pytest.raises(ClientError) as caught:
         jobs(["1"])
     assert str(caught.value) == (
-        f"squeue failed (exit code 1): {said}; see `scontrol ping`, and try again"
+        f"squeue failed (exit code 1): {error}; see `scontrol ping`, and try again"
     )
     slurm.answer("squeue", code=1)
     with pytest.raises(ClientError, match="squeue failed \\(exit code 1\\): no message"):
@@ -268,9 +268,9 @@ def test_defaults_in_the_users_environment_do_not_change_the_answer(
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("SACCT_FORMAT", "JobID")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    told = clients.run_client(["env"]).splitlines()
-    assert "SLURM_TIME_FORMAT=%s" in told
-    assert not [line for line in told if line.startswith(("SQUEUE_", "SACCT_"))]
+    variables = clients.run_client(["env"]).splitlines()
+    assert "SLURM_TIME_FORMAT=%s" in variables
+    assert not [line for line in variables if line.startswith(("SQUEUE_", "SACCT_"))]
 
 
 def test_cancelling_names_every_job_in_one_call(slurm: FakeSlurm) -> None:

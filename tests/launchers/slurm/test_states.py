@@ -34,12 +34,12 @@ def test_state_is_read_by_its_first_word(words: str, state: JobState) -> None:
     assert job_state(words) is state
 
 
-def test_word_of_a_newer_slurm_is_taken_for_alive() -> None:
+def test_unknown_state_of_a_newer_slurm_counts_as_alive() -> None:
     assert job_state("EXPEDITING") is JobState.UNKNOWN
     assert JobState.UNKNOWN.alive
 
 
-def test_what_may_still_run_or_write_is_alive() -> None:
+def test_job_that_may_still_run_or_write_is_alive() -> None:
     assert [state for state in JobState if state.alive] == [
         JobState.PENDING,
         JobState.RUNNING,
@@ -60,7 +60,7 @@ def test_what_may_still_run_or_write_is_alive() -> None:
         (JobState.SUSPENDED, None, None, "suspended"),
     ],
 )
-def test_job_that_is_alive_says_what_it_does(
+def test_living_job_is_described(
     state: JobState, reason: str | None, nodes: str | None, words: str
 ) -> None:
     assert describe(SlurmJob("7", "x", state, reason, nodes=nodes)) == words

@@ -1,5 +1,5 @@
-"""From points to jobs, with a stand-in for the sending: what is prepared, what is written when, and that it is all or
-nothing.
+"""From points to jobs, with a stand-in for SLURM: what is prepared, what is written when, and that all jobs are sent or
+none.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ QUIET = Console(quiet=True)
 
 
 class Slurm:
-    """Stands in for SLURM: notes what it is asked, and answers with numbers."""
+    """Stands in for SLURM: notes the requests and answers with numbers."""
 
     def __init__(self) -> None:
         self.checked: list[Batch] = []
         self.sent: list[Batch] = []
         self.cancelled: list[str] = []
-        #: Called with every batch that is sent, before it is taken.
+        #: Called with every batch before it is accepted.
         self.on_submit: Callable[[Batch], object] = lambda _: None
 
     def check(self, batch: Batch) -> None:
@@ -87,12 +87,12 @@ def point(composed: Experiment, tmp_path: Path) -> Point:
 
 
 def status_of(run: RunDir) -> Status:
-    found = read_status(run.status)
-    assert found is not None
-    return found
+    status = read_status(run.status)
+    assert status is not None
+    return status
 
 
-def test_everything_is_checked_and_prepared_before_anything_is_sent(
+def test_all_runs_are_checked_and_prepared_before_any_is_sent(
     slurm: Slurm, point: Point, tmp_path: Path
 ) -> None:
     def look(batch: Batch) -> None:
@@ -112,7 +112,7 @@ def test_everything_is_checked_and_prepared_before_anything_is_sent(
         assert read(one.run.config).training.seed == one.experiment.training.seed
 
 
-def test_submission_lists_its_runs_for_the_user_alone(slurm: Slurm, point: Point) -> None:
+def test_submission_lists_its_runs_in_a_private_file(slurm: Slurm, point: Point) -> None:
     before = os.umask(0o022)
     try:
         send([point(1), point(2)], QUIET)
@@ -134,7 +134,7 @@ def test_submission_lists_its_runs_for_the_user_alone(slurm: Slurm, point: Point
 @pytest.mark.parametrize(
     ("environment", "mode"), [({}, 0o755), ({"TOKEN": "t0ken-0f-n0b0dy"}, 0o700)]
 )
-def test_folder_whose_configuration_holds_variables_is_for_the_user_alone(
+def test_folder_whose_configuration_has_variables_is_private(
     slurm: Slurm, point: Point, environment: dict[str, str], mode: int, tmp_path: Path
 ) -> None:
     before = os.umask(0o022)
@@ -175,11 +175,11 @@ def test_limit_holds_over_all_arrays(slurm: Slurm, point: Point) -> None:
     ]
 
 
-# What need not be sent.
+# Runs that need not be sent.
 
 
 def waits(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """Another submitter has sent it."""
+    """Leave the run as another submitter that has sent it."""
     with open_run(experiment, "cpu", []) as (folder, _):
         status = status_of(folder.run)
         write_status(folder.run.status, replace(status, submission="q-9", task=4, job_id="90_4"))
@@ -195,7 +195,7 @@ def waits(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return folder.run
 
 
-def test_run_that_waits_already_is_not_sent_again(
+def test_waiting_run_is_not_sent_again(
     slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = waits(point(1)[0], monkeypatch)
@@ -208,7 +208,7 @@ def test_run_that_waits_already_is_not_sent_again(
     assert run.status.read_bytes() == before
 
 
-def test_later_stage_waits_for_what_another_submitter_has_sent(
+def test_later_stage_waits_for_a_run_of_another_submitter(
     slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits(point(1)[0], monkeypatch)
@@ -220,19 +220,19 @@ def test_completed_run_is_not_sent_and_nothing_waits_for_it(slurm: Slurm, point:
     experiment, _ = point(1)
     experiment.capture = replace(experiment.capture, level=CaptureLevel.off)
     with open_run(experiment, "cpu", []) as (folder, _):
-        done = replace(
+        completed = replace(
             status_of(folder.run),
             state=State.COMPLETED,
             iteration=8,
             finished="2026-01-02T00:00:00+00:00",
         )
-        write_status(folder.run.status, done)
+        write_status(folder.run.status, completed)
     sent, arrays = send([(experiment, 0), point(2, 1)], QUIET)
     assert sent[0].reason.startswith("already completed 2026-01-02T")
     assert [array.batch.dependency for array in arrays] == [None]
 
 
-def test_nothing_to_send_asks_for_nothing(
+def test_nothing_to_send_creates_no_submission(
     slurm: Slurm,
     point: Point,
     monkeypatch: pytest.MonkeyPatch,
@@ -243,11 +243,11 @@ def test_nothing_to_send_asks_for_nothing(
     assert submit_run(point(1)[0], Console(width=300)) == 0
     assert not slurm.sent
     assert not (tmp_path / "runs" / "submissions").exists()
-    assert "not sent" in (shown := capsys.readouterr().out)
-    assert "job 90_4 is waiting" in shown
+    assert "not sent" in (output := capsys.readouterr().out)
+    assert "job 90_4 is waiting" in output
 
 
-def test_earlier_attempt_that_is_run_again_is_said_so(
+def test_unreadable_earlier_attempt_is_reported(
     slurm: Slurm, point: Point, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open_run(point(1)[0], "cpu", []) as (folder, _):
@@ -257,7 +257,7 @@ def test_earlier_attempt_that_is_run_again_is_said_so(
     assert "an earlier attempt cannot be read (" in capsys.readouterr().out
 
 
-# What is refused.
+# Refusals.
 
 
 def test_points_with_different_folders_are_refused(
@@ -273,7 +273,7 @@ def test_points_with_different_folders_are_refused(
     )
 
 
-def test_points_that_are_one_run_are_refused(slurm: Slurm, point: Point) -> None:
+def test_points_of_the_same_run_are_refused(slurm: Slurm, point: Point) -> None:
     with pytest.raises(ConfigError) as caught:
         send([point(1), point(1, time_min=5)], QUIET)
     assert str(caught.value).startswith(
@@ -312,7 +312,7 @@ def test_request_that_slurm_refuses_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_missing_data_is_an_error_before_anything_is_sent(slurm: Slurm, point: Point) -> None:
+def test_missing_data_is_an_error_before_any_run_is_sent(slurm: Slurm, point: Point) -> None:
     experiment, _ = point(2)
     experiment.dataset = replace(experiment.dataset, sample=False, path=None)
     with pytest.raises(DataError, match="has no data"):
@@ -325,7 +325,7 @@ def test_missing_data_is_an_error_before_anything_is_sent(slurm: Slurm, point: P
     [(RunError("SLURM refuses the job: no more"), "SLURM refuses the job: no more"),
      (KeyboardInterrupt(), "KeyboardInterrupt")],
 )  # fmt: skip
-def test_all_is_taken_back_where_one_array_is_refused(
+def test_all_arrays_are_withdrawn_if_one_is_refused(
     slurm: Slurm, point: Point, error: BaseException, why: str, tmp_path: Path
 ) -> None:
     def second_is_refused(batch: Batch) -> None:
@@ -366,9 +366,9 @@ def test_sweep_is_listed_before_it_is_sent_and_with_its_jobs_after(
 
     def rows() -> list[dict[str, Any]]:
         (file,) = sweeps.iterdir()
-        found = json.loads(file.read_text())["runs"]
-        assert isinstance(found, list)
-        return found
+        runs = json.loads(file.read_text())["runs"]
+        assert isinstance(runs, list)
+        return runs
 
     def look(_: Batch) -> None:
         assert [row["job_id"] for row in rows()] == [None, None]
@@ -387,7 +387,7 @@ def test_sweep_is_listed_before_it_is_sent_and_with_its_jobs_after(
 # The plan.
 
 
-def test_planned_batch_is_the_one_that_is_sent(slurm: Slurm, point: Point) -> None:
+def test_planned_batch_is_the_sent_one(slurm: Slurm, point: Point) -> None:
     experiment, _ = point(1, partition="gpu")
     sent, arrays = send([(experiment, 0)], QUIET)
     plan, real = planned(experiment, sent[0].run.root), arrays[0].batch

@@ -1,4 +1,4 @@
-"""What a person sees after a submission."""
+"""The lines printed after a submission."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Show = Callable[..., str]
 
 @pytest.fixture
 def show(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Show:
-    """Prints a submission of so many runs, and some that were not sent; gives the words."""
+    """Prints a submission of `runs` runs and some unsent ones; returns the output."""
 
     def words(
         runs: int = 1,
@@ -30,9 +30,9 @@ def show(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Show:
         **launcher: Any,
     ) -> str:
         folders = tuple(in_tmp / "runs" / f"run [{n}]" for n in range(runs))
-        asked = LauncherConfig(kind="slurm", **launcher)
+        config = LauncherConfig(kind="slurm", **launcher)
         folder = in_tmp / "runs" / "submissions" / "q-1"
-        one = Batch(folder, "q-1", folders, asked, in_tmp, **(batch or {}))
+        one = Batch(folder, "q-1", folders, config, in_tmp, **(batch or {}))
         ids = tuple(f"7_{n}" for n in range(runs)) if runs > 1 else ("7",)
         sent = [
             Sent(Experiment(), RunDir(run), job_id)
@@ -49,8 +49,8 @@ def show(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Show:
     return words
 
 
-def lines(shown: str) -> list[str]:
-    return [" ".join(line.split()) for line in shown.splitlines()]
+def lines(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_one_run_has_its_id_folder_script_and_commands(show: Show) -> None:
@@ -64,21 +64,21 @@ def test_one_run_has_its_id_folder_script_and_commands(show: Show) -> None:
     ]
 
 
-def test_array_names_its_runs_its_limit_and_what_it_waits_for(show: Show) -> None:
-    shown = lines(show(3, batch={"throttle": 2, "dependency": "afterok:5"}, gpus_per_node=1))
-    assert shown[0] == "submitted 3 runs as the array 7, at most 2 at a time, after afterok:5"
-    assert shown[1:4] == [f"job 7_{n} runs/run [{n}]" for n in range(3)]
-    assert "follow quantexp status runs/sweeps/s.json --watch" in shown
+def test_array_has_its_runs_its_limit_and_its_dependency(show: Show) -> None:
+    output = lines(show(3, batch={"throttle": 2, "dependency": "afterok:5"}, gpus_per_node=1))
+    assert output[0] == "submitted 3 runs as the array 7, at most 2 at a time, after afterok:5"
+    assert output[1:4] == [f"job 7_{n} runs/run [{n}]" for n in range(3)]
+    assert "follow quantexp status runs/sweeps/s.json --watch" in output
 
 
 def test_limit_that_does_not_bind_is_not_mentioned(show: Show) -> None:
     assert lines(show(3, batch={"throttle": 3}))[0] == "submitted 3 runs as the array 7"
 
 
-def test_of_many_runs_a_few_are_named(show: Show) -> None:
-    shown = lines(show(60))
-    assert sum(line.startswith("job 7_") for line in shown) == FEW
-    assert "and 48 more" in shown
+def test_only_a_few_of_many_runs_are_named(show: Show) -> None:
+    output = lines(show(60))
+    assert sum(line.startswith("job 7_") for line in output) == FEW
+    assert "and 48 more" in output
 
 
 def test_run_without_a_gpu_is_pointed_out(show: Show) -> None:
@@ -87,9 +87,9 @@ def test_run_without_a_gpu_is_pointed_out(show: Show) -> None:
     assert words not in lines(show(gpus_per_node=1))
 
 
-def test_what_was_not_sent_says_why_and_is_not_there_to_stop(show: Show) -> None:
-    shown = lines(show(0, ("already completed [then]", "job 3 is waiting (Resources)")))
-    assert shown == [
+def test_unsent_runs_have_a_reason_and_no_command_to_stop_them(show: Show) -> None:
+    output = lines(show(0, ("already completed [then]", "job 3 is waiting (Resources)")))
+    assert output == [
         "not sent runs/other0: already completed [then]",
         "not sent runs/other1: job 3 is waiting (Resources)",
         "follow quantexp status runs/sweeps/s.json --watch",
@@ -98,6 +98,6 @@ def test_what_was_not_sent_says_why_and_is_not_there_to_stop(show: Show) -> None
 
 def test_commands_can_be_copied_whatever_the_folder_is_called(show: Show) -> None:
     nasty = "it's $(a) `folder` & more"
-    shown = lines(show(scope=nasty))
-    (command,) = (line for line in shown if line.startswith("stop "))
+    output = lines(show(scope=nasty))
+    (command,) = (line for line in output if line.startswith("stop "))
     assert shlex.split(command) == ["stop", "quantexp", "cancel", nasty]
