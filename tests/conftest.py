@@ -1,4 +1,4 @@
-"""What tests share: a tiny model that keeps every proportion that matters, and a way to run it."""
+"""Shared fixtures: a tiny model that keeps every proportion that matters, and a way to run it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TINY = [
     "analysis.auto=false",
 ]
 
-#: What makes each of the shipped models tiny, after TINY. DeepSeek: one dense layer and one of experts, two of them
+#: Overrides that make each shipped model tiny, after TINY. DeepSeek: one dense layer and one of experts, two of them
 #: shared; heads of unlike widths for keys and values; extents that leave short last blocks.
 TINY_MODELS = {
     "llama32-1b": [],
@@ -64,24 +64,24 @@ TINY_MODELS = {
 pytest_plugins = ["slow_tests", "attacks"]
 
 TESTS = Path(__file__).parent
-#: Folders whose tests share what is expensive: the SLURM clusters, the run with every tracker.
+#: Folders whose tests share expensive fixtures: the SLURM clusters, the run with every tracker.
 TOGETHER = (TESTS / "slurm", TESTS / "training" / "tracking")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one process runs as a whole comes first, since it takes longest; SLURM's tests mostly wait."""
+    """Put the folders that one process runs as a whole first: they take longest, and SLURM's tests mostly wait."""
     items.sort(key=lambda item: [folder not in item.path.parents for folder in TOGETHER])
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays: no garbage collection looks at it again."""
+    """Exclude everything that exists before the first test from garbage collection."""
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n 2` a file's tests stay in one process, and those of the folders above."""
+    """With `pytest -n 2` the tests of a file stay in one process, and so do those of the folders above."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
@@ -95,7 +95,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the old scripts leaks into a test, nor how wide some terminal is."""
+    """Hide the variables of the old scripts and the width of the terminal from tests."""
     for name in ("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -118,7 +118,7 @@ _threads_left = [50]
 
 @pytest.fixture(scope="session", autouse=True)
 def _shipped_configuration_read_once() -> Iterator[None]:
-    """Compositions of all tests share what they read of the shipped configuration, which no test changes."""
+    """Share the files of the shipped configuration, which no test changes, between all compositions."""
     shared: dict[tuple[str, str], bytes] = {}
 
     def read(loader: Any) -> None:
@@ -154,7 +154,7 @@ def tiny_words(cache: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny_models() -> dict[str, list[str]]:
-    """By the names of the shipped models, what makes a tiny experiment one of them."""
+    """For each shipped model, the overrides that turn a tiny experiment into it."""
     return TINY_MODELS
 
 
@@ -212,7 +212,7 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What Triton compiles is kept for a module's tests alone."""
+    """A Triton cache for the tests of one module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         yield
@@ -255,7 +255,7 @@ def triton_interpreter() -> Callable[..., AbstractContextManager[Callable[..., A
 
 @pytest.fixture
 def largest_file() -> Callable[[int], AbstractContextManager[None]]:
-    """A context in which no file of this process may have more bytes: the system refuses to write them."""
+    """A context in which the system refuses to write more bytes to any file of this process."""
 
     @contextmanager
     def limited(num_bytes: int) -> Iterator[None]:

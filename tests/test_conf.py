@@ -22,7 +22,7 @@ from quantexp.schema import Experiment, QuantConfig
 FILES = sorted(file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml"))
 #: A group below another one is chosen with slashes; quant/more is a folder of the group quant.
 SUBGROUPS = {f"quant/{site}" for site in ("linear", "qk", "pv")}
-#: What a preset cuts of a model: chosen with both.
+#: Presets that cut a model down: they are chosen together with it.
 CUT = "model/cut"
 
 
@@ -53,7 +53,7 @@ def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if str(f.parent) == CUT], ids=str)
-def test_what_a_preset_cuts_is_in_force(file: Path) -> None:
+def test_a_presets_cuts_are_in_force(file: Path) -> None:
     words = choice(file)
     cut = OmegaConf.merge(
         OmegaConf.structured(compose(words[1:], None, {}).model),
@@ -71,7 +71,7 @@ def test_shipped_experiment_is_one_or_a_sweep(file: Path, tmp_path: Path) -> Non
         assert read(tmp_path / "config.yaml") == point.experiment
 
 
-def test_quant_holds_exactly_the_ten_schemes() -> None:
+def test_quant_contains_exactly_the_ten_schemes() -> None:
     assert {file.stem for file in (conf_dir() / "quant").glob("*.yaml")} == set(SCHEMES)
 
 

@@ -55,9 +55,9 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
-    """Not one bit apart, which holds for two micro-batches in all.
+    """The results are bit-identical, which holds for two micro-batches in total.
 
-    One process adds a/2 + b/2 in its fp32 main gradient; each of two holds a or b there, which DistributedDataParallel
+    One process adds a/2 + b/2 in its fp32 main gradient; each of two has a or b there, which DistributedDataParallel
     halves and adds. Halving is exact in binary floating point wherever on the way it happens (gradients here are far
     from underflow, and the scales of MX blocks are powers of two themselves), and a sum of two terms has one order.
     The same goes for the mean of the two losses. Of more micro-batches the sums would differ in their last bits.
@@ -73,21 +73,21 @@ def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
     tiny_words: list[str], tmp_path: Path
 ) -> None:
     """The same two sums as above, of operands rounded stochastically after a random transform."""
-    told = []
+    metrics = []
     for processes in (1, 2):
         words = [*tiny_words, *SHARED, "quant=more/linear_mxfp4_sr_rht", "capture=off"]
         words += [f"paths.root={tmp_path / 'runs'}", f"launcher.num_processes={processes}"]
         outcome = execute(compose(words), QUIET)
         assert outcome.state is State.COMPLETED
-        told.append([(m["loss"], m["grad_norm"]) for m in lines(outcome.run.metrics)])
-    assert told[0] == told[1]
+        metrics.append([(m["loss"], m["grad_norm"]) for m in lines(outcome.run.metrics)])
+    assert metrics[0] == metrics[1]
 
 
 def test_experts_train_as_in_one_process_too(
     tiny_words: list[str], tiny_models: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    """The same two sums as above. What is told of the balancing loss multiplies with its factor before or after."""
-    told = []
+    """The same two sums as above. The reported balancing loss is multiplied by its factor before or after its sum."""
+    metrics = []
     for processes in (1, 2):
         words = [*tiny_words, *tiny_models["deepseek2_lite"], *SHARED, "capture=off"]
         words += [f"paths.root={tmp_path / 'runs'}", f"launcher.num_processes={processes}"]
@@ -95,8 +95,8 @@ def test_experts_train_as_in_one_process_too(
         assert outcome.state is State.COMPLETED
         assert outcome.precision is not None
         assert outcome.precision["router_calls"] == {"layer 1 router": 6}
-        told.append(lines(outcome.run.metrics))
-    for one, two in zip(*told, strict=True):
+        metrics.append(lines(outcome.run.metrics))
+    for one, two in zip(*metrics, strict=True):
         assert (one["loss"], one["grad_norm"]) == (two["loss"], two["grad_norm"])
         assert one["aux_loss"] == pytest.approx(two["aux_loss"], rel=2.0**-22)
 
@@ -163,7 +163,7 @@ def test_weights_are_rank_0s_alone(outcomes: list[Outcome]) -> None:
         assert content["metadata"]["rank"] == line["rank"]
 
 
-def test_shards_of_two_processes_hold_the_same_tensors(
+def test_shards_of_two_processes_contain_the_same_tensors(
     outcomes: list[Outcome], tiny_words: list[str], tmp_path: Path
 ) -> None:
     words = [*tiny_words, *SHARED, f"paths.root={tmp_path}", "launcher.num_processes=2"]
@@ -171,7 +171,7 @@ def test_shards_of_two_processes_hold_the_same_tensors(
     outcome = execute(compose([*words, *more]), QUIET)
     assert outcome.state is State.COMPLETED
 
-    def held(folder: Path) -> list[tuple[object, ...]]:
+    def tensors_of(folder: Path) -> list[tuple[object, ...]]:
         keys = (
             "rank",
             "layer",
@@ -186,11 +186,11 @@ def test_shards_of_two_processes_hold_the_same_tensors(
             tuple(map(str, (line[k] for k in keys))) for line in lines(folder / "manifest.jsonl")
         )
 
-    assert held(outcome.run.tensors) == held(outcomes[1].run.tensors)
+    assert tensors_of(outcome.run.tensors) == tensors_of(outcomes[1].run.tensors)
     shards = sorted(file.name for file in (outcome.run.tensors / "shards").iterdir())
     assert shards == ["rank0-00001.safetensors", "rank1-00001.safetensors"]
     capture = open_capture(outcome.run.tensors)
-    assert len(capture) == len(held(outcome.run.tensors))
+    assert len(capture) == len(tensors_of(outcome.run.tensors))
     assert all(entry.is_intact() for entry in capture)
 
 
@@ -201,7 +201,7 @@ def test_each_rank_has_its_own_log_and_record(outcomes: list[Outcome]) -> None:
     assert not outcomes[1].run.rendezvous.exists()
 
 
-def test_one_rank_tells_the_trackers(outcomes: list[Outcome]) -> None:
+def test_one_rank_reports_to_the_trackers(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         (events,) = outcome.run.tensorboard.iterdir()
         assert events.stat().st_size > 0
@@ -225,7 +225,7 @@ sys.exit(main(sys.argv[1:]))
 def defect(
     tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Outcome]:
-    """Runs two processes, the second with a defect."""
+    """Run two processes, the second with a defect."""
 
     def run(statement: str) -> Outcome:
         script = tmp_path / "defective.py"
@@ -237,7 +237,7 @@ def defect(
             "launcher.num_threads=1",
             "launcher.timeout_min=1",
         )
-        # Only now: Hydra, which looks for plugins when the first experiment is composed, loads the module anew.
+        # Imported only here: Hydra looks for plugins when it composes the first experiment, and reloads the module.
         from quantexp_launchers.local import processes
 
         command = processes.command
@@ -265,7 +265,7 @@ def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
     assert not result.run.metrics.exists(), "no step was taken"
 
 
-def test_error_of_one_rank_is_the_reason_not_what_the_others_saw_of_it(
+def test_error_of_one_rank_is_the_reason_not_its_consequences_in_the_others(
     defect: Callable[[str], Outcome],
 ) -> None:
     result = defect(

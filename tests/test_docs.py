@@ -1,4 +1,4 @@
-"""What the documentation tells users to type is typed here.
+"""Executes what the documentation tells users to type.
 
     bash, text    commands: `quantexp ...`, in text after a `$`; those that train or plan are composed, `list` is
                   executed, those about runs are executed on small runs (slow)
@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quantexp.analysis.draw.arguments import request_of as asked_to_draw
-from quantexp.analysis.requantise.arguments import request_of as asked_to_requantise
+from quantexp.analysis.draw.arguments import request_of as draw_request
+from quantexp.analysis.requantise.arguments import request_of as requantise_request
 from quantexp.cli.arguments import parser_of
 from quantexp.cli.main import main
 from quantexp.cli.verbs import VERBS
@@ -83,7 +83,7 @@ class Command:
 
     verb: str
     words: tuple[str, ...]
-    #: What the page says about how many points it has.
+    #: The number of points that the page states.
     points: int | None = None
 
     @property
@@ -94,12 +94,12 @@ class Command:
 @cached
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found = []
+    parsed = []
     for match in (*FENCE.finditer(text), *INDENTED.finditer(FENCE.sub("", text))):
         comment = COMMENT.search(match.string, 0, match.start())
         language = match.groupdict().get("language") or ("bash" if match.re is INDENTED else "")
-        found.append(Block(page, language, match["text"], comment["text"] if comment else ""))
-    return found
+        parsed.append(Block(page, language, match["text"], comment["text"] if comment else ""))
+    return parsed
 
 
 def lines(block: Block) -> list[str]:
@@ -132,12 +132,12 @@ def command_of(text: str) -> Command:
 
 
 def check(command: Command) -> None:
-    """Compose what it would train; of other commands, parse the words."""
+    """Compose the experiments that it would train; of other commands, parse the words."""
     arguments = parser_of(command.verb).parse_intermixed_args(list(command.words))
     if command.verb == "draw":
-        asked_to_draw(arguments)
+        draw_request(arguments)
     elif command.verb == "requantise":
-        asked_to_requantise(arguments)
+        requantise_request(arguments)
     elif command.verb not in COMPOSED:
         pass
     elif getattr(arguments, "multirun", False):
@@ -177,15 +177,17 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(DOCS.parent))
 
 
-#: Not the page that explains, and not the benchmarks, which name schemes in results alone.
+#: All but the page that explains them and the benchmarks, which name schemes only in results.
 EXPLAINED = [page for page in PAGES if page.name not in ("glossary.md", "benchmarks.md")]
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and the site make them."""
-    found = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in titles
+    }
 
 
 @every_page
@@ -197,7 +199,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 @every_page
-def test_every_block_is_executed_or_says_why_not(page: Path) -> None:
+def test_every_block_is_executed_or_states_why_not(page: Path) -> None:
     for block in blocks(page):
         assert block.language in ("bash", "python", "yaml", "text"), block.text
         assert block.comment != NOT_RUN.strip(), block.text
@@ -219,8 +221,8 @@ def test_slots_and_fa_are_explained_where_a_page_first_uses_them(page: Path) -> 
 
 def test_every_page_is_on_the_map() -> None:
     listed = {link["file"] for link in LINK.finditer((DOCS / "index.md").read_text())}
-    shown = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    assert {page for page in shown if page.count("/") == 0} - {"index.md"} <= listed
+    existing = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert {page for page in existing if page.count("/") == 0} - {"index.md"} <= listed
 
 
 @every_page
@@ -238,7 +240,7 @@ def test_commands_of_a_page_are_commands(
             check(command)
 
 
-def test_every_sweep_of_the_sweeps_page_says_its_number_of_points() -> None:
+def test_every_sweep_of_the_sweeps_page_states_its_number_of_points() -> None:
     sweeps = [one for one in commands(DOCS / "sweeps.md") if one.verb == "train"]
     assert len(sweeps) > 10
     assert all("-m" in command.words for command in sweeps)
@@ -311,7 +313,7 @@ def _runs() -> list[str]:
 
 
 def expanded(word: str) -> list[str]:
-    """What the shell makes of a pattern."""
+    """The files to which the shell expands a pattern."""
     return (
         sorted(map(str, Path().glob(word))) if word.startswith("runs/") and "*" in word else [word]
     )

@@ -64,14 +64,14 @@ def command(folder: Path, cache: Path) -> Command:
 @pytest.fixture(scope="module")
 def first(command: Command, folder: Path) -> RunDir:
     """A completed run of bf16."""
-    done = command("quant=bf16")
-    assert done.returncode == 0, done.stderr
-    assert "completed" in done.stdout
+    process = command("quant=bf16")
+    assert process.returncode == 0, process.stderr
+    assert "completed" in process.stdout
     (run,) = (folder / "runs").glob("*-*")
     return RunDir(run)
 
 
-def test_run_folder_holds_the_contracts_files(first: RunDir, folder: Path) -> None:
+def test_run_folder_contains_the_contracts_files(first: RunDir, folder: Path) -> None:
     assert first.root.name.startswith("llama32-1b_wikipedia_bf16-")
     assert read(first.config).quant.name == "bf16"
     assert json.loads(first.status.read_text())["state"] == "completed"
@@ -99,23 +99,23 @@ def test_run_folder_holds_the_contracts_files(first: RunDir, folder: Path) -> No
     assert sorted(p.name for p in folder.iterdir()) == ["runs"], "nothing else is left behind"
 
 
-def test_second_call_is_skipped_and_says_so(first: RunDir, command: Command) -> None:
+def test_second_call_is_skipped_with_a_message(first: RunDir, command: Command) -> None:
     before = first.metrics.stat().st_mtime_ns
-    done = command("quant=bf16")
-    assert done.returncode == 0
-    assert "skipped" in done.stdout
-    assert "already completed" in done.stdout
+    process = command("quant=bf16")
+    assert process.returncode == 0
+    assert "skipped" in process.stdout
+    assert "already completed" in process.stdout
     assert first.metrics.stat().st_mtime_ns == before
     assert not first.attempts.exists()
 
 
-def test_sweep_runs_what_is_not_done_and_prints_its_table(
+def test_sweep_runs_unfinished_points_and_prints_its_table(
     first: RunDir, command: Command, folder: Path
 ) -> None:
-    done = command("-m", "quant=bf16,FA_mxfp8")
-    assert done.returncode == 0, done.stderr
-    assert "2 runs" in done.stdout
-    header, *lines = done.stdout[done.stdout.index("2 runs") :].splitlines()[1:]
+    process = command("-m", "quant=bf16,FA_mxfp8")
+    assert process.returncode == 0, process.stderr
+    assert "2 runs" in process.stdout
+    header, *lines = process.stdout[process.stdout.index("2 runs") :].splitlines()[1:]
     assert header.split()[:3] == ["scheme", "final", "loss"]
     assert [line.split()[0] for line in lines[:2]] == ["bf16", "FA_mxfp8"]
     assert ["skipped" in line for line in lines[:2]] == [True, False]
@@ -129,38 +129,38 @@ def test_sweep_runs_what_is_not_done_and_prints_its_table(
     assert [(e["operand"], e["status"]) for e in forward] == [("q", "engaged"), ("k", "engaged")]
 
 
-def test_sweep_goes_on_after_failures_and_exits_1(
+def test_sweep_continues_after_failures_and_exits_1(
     first: RunDir, command: Command, folder: Path
 ) -> None:
-    """Two points whose data is missing, one whose weights overflow, one that is done already."""
-    done = command("-m", "dataset.path=/nowhere/data,null", "training.lr=1e30,1e-4")
-    assert done.returncode == 1
-    assert done.stdout.count("dataset.tokenizer=huggingface needs a path: ") == 4, "told twice each"
-    assert "4 runs" in done.stdout
+    """Two points whose data is missing, one whose weights overflow, one that is already completed."""
+    process = command("-m", "dataset.path=/nowhere/data,null", "training.lr=1e30,1e-4")
+    assert process.returncode == 1
+    assert process.stdout.count("dataset.tokenizer=huggingface needs a path: ") == 4, (
+        "told twice each"
+    )
+    assert "4 runs" in process.stdout
     *_, file = sorted((folder / "runs" / "sweeps").glob("*.json"))
     rows = json.loads(file.read_text())["runs"]
-    *not_started, overflowed, done_already = rows
-    assert (overflowed["state"], done_already["state"]) == ("failed", "completed")
+    *not_started, overflowed, repeated = rows
+    assert (overflowed["state"], repeated["state"]) == ("failed", "completed")
     assert overflowed["reason"].startswith("stopped at iteration ")
     assert "in 1 iterations in a row (training.max_nonfinite_iterations)" in overflowed["reason"]
-    assert done_already["run"] == first.root.name
-    assert done_already["skipped"]
+    assert repeated["run"] == first.root.name
+    assert repeated["skipped"]
     assert [(row["run"], row["state"]) for row in not_started] == [(None, "failed")] * 2
     failed = RunDir(folder / "runs" / overflowed["run"])
     assert json.loads(failed.status.read_text())["reason"] == overflowed["reason"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_command_that_is_ended_takes_its_worker_along(
-    tmp_path: Path, cache: Path, how: signal.Signals
-) -> None:
+def test_ending_a_command_ends_its_worker(tmp_path: Path, cache: Path, how: signal.Signals) -> None:
     command = [sys.executable, "-m", "quantexp", *TINY, "training.iterations=100000", "capture=off"]
     command += [f"paths.root={tmp_path}", f"paths.cache={cache}"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
     status = None
     for _ in range(1200):
-        found = list(tmp_path.glob("*/status.json"))
-        status = read_status(found[0]) if found else None
+        files = list(tmp_path.glob("*/status.json"))
+        status = read_status(files[0]) if files else None
         if status is not None and status.iteration > 0:
             break
         time.sleep(0.1)
@@ -173,9 +173,9 @@ def test_a_command_that_is_ended_takes_its_worker_along(
             break
         time.sleep(0.1)
     assert not psutil.pid_exists(status.pid)
-    ended = read_status(found[0])
+    ended = read_status(files[0])
     assert ended is not None
-    # SIGKILL cannot be taken for the user's wish to end the run.
+    # SIGKILL does not show that the user wants to end the run.
     assert ended.state is (State.PREEMPTED if how is signal.SIGKILL else State.CANCELLED)
     if how is not signal.SIGKILL:
         assert process.returncode == 130
@@ -194,8 +194,8 @@ def test_old_variables_decide_what_every_point_of_a_sweep_captures(
     )
     assert not (tmp_path / "tensors").exists()
 
-    done = command("-m", "training.seed=71,72", "capture.stop_after_capture=true")
-    assert done.returncode == 0, done.stderr
+    process = command("-m", "training.seed=71,72", "capture.stop_after_capture=true")
+    assert process.returncode == 0, process.stderr
     captured = sorted((tmp_path / "tensors").iterdir())
     assert len(captured) == 2
     assert sorted(captured_seeds(folder, captured)) == [71, 72]
@@ -207,7 +207,7 @@ def test_old_variables_decide_what_every_point_of_a_sweep_captures(
 
 
 def captured_seeds(folder: Path, captured: list[Path]) -> list[int]:
-    """The seeds of the runs whose names the folders have; each is the scheme that the variable says."""
+    """The seeds of the runs that the folders are named after; each has the scheme of the variable."""
     runs = [read(RunDir(folder / "runs" / point.name).config) for point in captured]
     assert {run.quant.name for run in runs} == {"FA_linear_mxfp4"}
     assert {run.capture.level.value for run in runs} == {"tensors"}

@@ -1,4 +1,4 @@
-"""What import-linter cannot say of the layout: no circle among files, and rooms that start without torch."""
+"""Rules of the layout beyond import-linter: no circle among files, and rooms that start without torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
     return [set(circle) for circle in together if len(circle) > 1]
 
 
-def test_circle_is_found() -> None:
+def test_circle_is_detected() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]
 
 
@@ -57,10 +57,10 @@ def test_room_imports_no_torch_until_it_needs_it(room: str) -> None:
     files = sorted((PACKAGE / room).rglob("*.py"))
     parts = [file.relative_to(PACKAGE.parent).with_suffix("").parts for file in files]
     names = [".".join(part).removesuffix(".__init__") for part in parts]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _IMPORT, *names], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_no_file_grows_past_350_lines() -> None:

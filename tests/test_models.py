@@ -63,7 +63,7 @@ def test_the_quick_test_fits_a_laptop(
         assert getattr(experiment.model, key) == getattr(whole, key)
 
 
-def test_what_the_quick_test_cuts_can_be_set() -> None:
+def test_cuts_of_the_quick_test_can_be_overridden() -> None:
     words = [
         "training=fast",
         "model=deepseek2_lite",

@@ -1,4 +1,4 @@
-"""The wheel holds all that a run needs, and works from an empty folder."""
+"""The wheel contains everything that a run needs, and works from an empty folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-#: What the wheel is built from; a copy, so that the checkout is left as it is.
+#: The sources of the wheel, which is built in a copy to leave the checkout unchanged.
 SOURCES = ("conf", "quantexp", "launchers", "pyproject.toml", "README.md")
 
 
@@ -56,7 +56,7 @@ def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     )
 
 
-def test_wheel_holds_configuration_sample_and_plugin(wheel: Path) -> None:
+def test_wheel_contains_configuration_sample_and_plugin(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     conf = {f"quantexp/{p.relative_to(ROOT)}" for p in (ROOT / "conf").rglob("*.yaml")}
     code = {
@@ -90,16 +90,16 @@ def test_console_script_and_launchers_are_declared(wheel: Path) -> None:
 def test_installed_wheel_lists_its_schemes_from_an_empty_folder(
     installed: Path, tmp_path: Path
 ) -> None:
-    done = run(installed, tmp_path, "-m", "quantexp", "list", "schemes")
-    assert done.returncode == 0, done.stderr
-    assert "FA_linear_mxfp8" in done.stdout
+    process = run(installed, tmp_path, "-m", "quantexp", "list", "schemes")
+    assert process.returncode == 0, process.stderr
+    assert "FA_linear_mxfp8" in process.stdout
     where = run(installed, tmp_path, "-c", "import quantexp.folders as f; print(f.conf_dir())")
     assert Path(where.stdout.strip()) == installed / "quantexp" / "conf"
 
 
 def test_installed_wheel_composes_and_finds_its_launcher(installed: Path, tmp_path: Path) -> None:
     words = ["-m", "quantexp", "plan", "-m", "training=fast", "quant=bf16,FA_mxfp8"]
-    done = run(installed, tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    assert "in all  2 runs" in done.stdout
+    process = run(installed, tmp_path, *words)
+    assert process.returncode == 0, process.stderr
+    assert "in all  2 runs" in process.stdout
     assert not list(tmp_path.iterdir())

@@ -2,8 +2,8 @@
 
 Triton decides when a kernel's module is imported whether it is compiled or interpreted, by TRITON_INTERPRET, and for
 all kernels of the process alike. The module is named on the command line; requests (a function's name, its arguments,
-attributes of the module while it is called) and answers are pickles on stdin and stdout. What returns nothing answers
-with its arguments.
+attributes of the module while it is called) and answers are pickles on stdin and stdout. A function that returns
+nothing answers with its arguments.
 """
 
 from __future__ import annotations

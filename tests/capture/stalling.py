@@ -1,4 +1,4 @@
-"""A store whose background thread stands still."""
+"""A store whose background thread is paused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quantexp.capture.store.folder import CaptureStore
 
 
 def stalled(store: CaptureStore) -> threading.Event:
-    """From now on the store's background thread waits for this event before each batch."""
+    """Make the store's background thread wait for the returned event before each batch."""
     gate, work = threading.Event(), store.queue._work
 
     def wait(batch: Sequence[Any]) -> None:

@@ -144,7 +144,7 @@ def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tin
     }
 
 
-def test_qkv_proj_fc1_and_fc2_are_told_apart(quantised: RunDir) -> None:
+def test_qkv_proj_fc1_and_fc2_are_distinguished(quantised: RunDir) -> None:
     lines = [m for m in manifest(quantised) if m["layer_type"] == "linear"]
     assert {m["module"] for m in lines} == {"qkv", "proj", "fc1", "fc2"}
     assert {m["file"].split("_")[4] for m in lines} == {
@@ -193,26 +193,26 @@ def test_each_micro_batch_is_captured_once_with_its_number(run_tiny: RunTiny) ->
     assert Counter(m["micro_batch"] for m in inputs) == {0: len(inputs) // 2, 1: len(inputs) // 2}
 
 
-def test_no_mode_looks_at_torchs_functions_while_a_tensor_is_kept(
+def test_no_mode_intercepts_torchs_functions_while_a_tensor_is_recorded(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_keeping, asked = [False], Counter[bool]()
+    is_keeping, calls = [False], Counter[bool]()
     keep, answer = Recorder.keep, _CudaMeansCpu.__torch_function__
 
-    def kept(*args: Any) -> None:
+    def marked_keep(*args: Any) -> None:
         is_keeping[0] = True
         keep(*args)
         is_keeping[0] = False
 
-    def answered(*args: Any) -> Any:
-        asked[is_keeping[0]] += 1
+    def counted_answer(*args: Any) -> Any:
+        calls[is_keeping[0]] += 1
         return answer(*args)
 
-    monkeypatch.setattr(Recorder, "keep", kept)
-    monkeypatch.setattr(_CudaMeansCpu, "__torch_function__", answered)
+    monkeypatch.setattr(Recorder, "keep", marked_keep)
+    monkeypatch.setattr(_CudaMeansCpu, "__torch_function__", counted_answer)
     assert manifest(run_tiny())
-    assert asked[False] > 0
-    assert asked[True] == 0
+    assert calls[False] > 0
+    assert calls[True] == 0
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_a_recomputed_forward_is_not_captured_again(quantised: RunDir, run_tiny:
 
 
 def test_the_iterations_of_the_schedule_are_captured(run_tiny: RunTiny) -> None:
-    """What the schedule is of which keys: test_schedule."""
+    """`test_rules_schedule` tests which keys give which schedule."""
     run = run_tiny("training.iterations=3", "capture.iterations=[1,3]")
     assert {m["iteration"] for m in manifest(run)} == {1, 3}
 
@@ -303,7 +303,7 @@ def test_fp16_gradients_carry_their_loss_scale(run_tiny: RunTiny) -> None:
     assert {m["loss_scale"] for m in lines} == {256.0}
 
 
-def test_the_capture_goes_where_it_is_told_below_the_runs_own_name(
+def test_the_capture_goes_to_capture_dir_below_the_runs_own_name(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     run = run_tiny(f"capture.dir={tmp_path / 'elsewhere'}")
@@ -314,12 +314,12 @@ def test_the_capture_goes_where_it_is_told_below_the_runs_own_name(
 def test_a_full_disk_ends_the_run_with_one_line_and_no_half_file(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, written = torch.save, list[Path]()
+    real, files = torch.save, list[Path]()
 
     def full_after_ten(content: Any, file: Path) -> None:
         real(content, file)
-        written.append(file)
-        if len(written) == 11:
+        files.append(file)
+        if len(files) == 11:
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full_after_ten)
@@ -343,7 +343,7 @@ def test_a_folder_that_cannot_be_written_ends_the_run_with_one_line(
     assert "captured tensors cannot be written to" in status.reason
 
 
-def test_torchs_own_words_for_a_full_disk_are_translated(
+def test_torchs_message_for_a_full_disk_is_translated(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(content: Any, file: Path) -> None:

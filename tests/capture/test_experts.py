@@ -1,4 +1,4 @@
-"""What is captured of latent attention, experts and their routers, and what it is said to cost."""
+"""Captures of latent attention, experts and their routers, and their price."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_names_and_metadata_of_experts_latents_and_routers(
     assert (router["dtype"], router["formats"], router["shape"]) == ("float32", {}, [64, 2, 4])
 
 
-def test_one_sequence_needs_no_word_about_rows(
+def test_one_sequence_needs_no_metadata_about_rows(
     run_tiny: RunTiny, tiny_models: dict[str, list[str]]
 ) -> None:
     words = ["training.micro_batch_size=1", "capture.stop_after_capture=true"]
@@ -91,12 +91,12 @@ def test_quantised_operands_of_the_product_over_tokens_lie_by_sequence(
     name = next(module for module, _ in lines if module.startswith("expert"))
     rows = lines[name, "input"]["row_sequences"]
     longest = max(rows.count(0), rows.count(1))
-    held = lines[name, "input_wgrad"]
-    assert (held["shape"][:2], held["dim"]) == ([longest, 2], 0)
+    operand = lines[name, "input_wgrad"]
+    assert (operand["shape"][:2], operand["dim"]) == ([longest, 2], 0)
     scales = lines[name, "input_wgrad_scale"]
-    assert scales["shape"] == [-(-longest // 32), 2, held["shape"][2]]
+    assert scales["shape"] == [-(-longest // 32), 2, operand["shape"][2]]
     x = torch.load(run.tensors / lines[name, "input"]["file"], weights_only=True)["tensor"]
-    y = torch.load(run.tensors / held["file"], weights_only=True)["tensor"]
+    y = torch.load(run.tensors / operand["file"], weights_only=True)["tensor"]
     own = x[torch.tensor(rows) == 1].float()
     # E4M3 has 4 significant bits: within 2^-4 of a normal value; what is small beside its block may vanish.
     assert torch.allclose(
@@ -117,7 +117,7 @@ def test_router_logits_need_a_router(tiny: Tiny) -> None:
 def test_a_rule_takes_a_router_by_name(tiny: Tiny, tiny_models: dict[str, list[str]]) -> None:
     rule = "capture.rules=[{modules: [router], tensors: [router_logits], level: stats}]"
     experiment = tiny(*tiny_models["deepseek2_lite"], rule)
-    taken = [e for e in expected_tensors(experiment) if e.module.name == "router"]
-    assert [(e.module.layer, e.tensor, e.take.level.value) for e in taken] == [
+    routers = [e for e in expected_tensors(experiment) if e.module.name == "router"]
+    assert [(e.module.layer, e.tensor, e.take.level.value) for e in routers] == [
         (1, "router_logits", "stats")
     ]

@@ -42,7 +42,9 @@ def test_lines_of_an_iteration_are_read_without_the_torn_one(folder: Path) -> No
     assert not index.is_cut
 
 
-def test_an_index_that_is_late_ends_early(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_past_its_deadline_ends_early(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lines, "_STRIDE", 2)
     index = IterationIndex(folder, MANIFEST, lambda: True)
     assert index.is_cut

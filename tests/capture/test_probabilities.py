@@ -1,6 +1,6 @@
-"""The attention probabilities and what the backward makes of them, kept on request alone.
+"""The attention probabilities and their gradients, captured only on request.
 
-That each of them follows from q, k, v and dO under every scheme is shown in `recompute`; here is what holds of any.
+`recompute` shows that each of them follows from q, k, v and dO under every scheme; these tests hold for any tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quantexp.schema import Experiment
 
 Tiny = Callable[..., Experiment]
 
-#: One rounding to bf16, relative; a sum over a row errs by no more of the sum of its magnitudes.
+#: One rounding to bf16, relative; the error of a sum over a row is at most this share of the sum of its magnitudes.
 ROUNDING = 2.0**-8
 P_ALONE = "capture.rules=[{level:off},{tensors:[attn_weights,grad_attn_weights,grad_scores],level:tensors}]"
 
@@ -50,9 +50,9 @@ def test_rows_are_causal_probabilities_and_gradients_are_those_of_a_softmax(
 
 
 def test_they_are_left_out_by_default_and_the_plan_knows_their_price(tiny: Tiny) -> None:
-    plain, asked = make_plan(tiny()), make_plan(tiny("capture.attn_weights=true"))
+    plain, extended = make_plan(tiny()), make_plan(tiny("capture.attn_weights=true"))
     layers, sequences, heads, T = 2, 2, 4, 64
     each = sequences * heads * T * T * 2
-    assert asked.capture_bytes - plain.capture_bytes == layers * 3 * each
-    assert asked.capture_tensors - plain.capture_tensors == layers * 3
+    assert extended.capture_bytes - plain.capture_bytes == layers * 3 * each
+    assert extended.capture_tensors - plain.capture_tensors == layers * 3
     assert make_plan(tiny(P_ALONE)).capture_bytes == layers * 3 * each

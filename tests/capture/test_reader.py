@@ -60,8 +60,8 @@ def folder(tmp_path: Path) -> Path:
 def test_any_metadata_selects(
     folder: Path, wanted: dict[str, Any], files: list[int | None]
 ) -> None:
-    found = [entry.metadata["file"] for entry in open_capture(folder).select(**wanted)]
-    assert found == [None if i is None else f"mxfp8/{i}.pt" for i in files]
+    selected = [entry.metadata["file"] for entry in open_capture(folder).select(**wanted)]
+    assert selected == [None if i is None else f"mxfp8/{i}.pt" for i in files]
 
 
 def test_values_come_as_torch_and_numpy_and_a_weight_counts_once(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_values_come_as_torch_and_numpy_and_a_weight_counts_once(folder: Path) -
         assert entry.is_intact()
 
 
-def test_a_tensor_that_was_left_out_says_why(folder: Path) -> None:
+def test_a_tensor_that_was_left_out_has_a_reason(folder: Path) -> None:
     (entry,) = open_capture(folder).select(left_out="*")
     with pytest.raises(CaptureError, match=r"L1 input of .* has no values: over capture.max_gb=1"):
         entry.torch()
@@ -100,7 +100,7 @@ def test_a_dataframe_without_pandas_is_refused_by_name(
         open_capture(folder).dataframe()
 
 
-def test_an_unknown_key_is_refused_with_those_there_are(folder: Path) -> None:
+def test_an_unknown_key_is_refused_with_the_available_ones(folder: Path) -> None:
     with pytest.raises(CaptureError, match="lajer must be a key of the metadata, one of bytes, fi"):
         open_capture(folder).select(lajer=0)
 
@@ -165,8 +165,8 @@ def test_an_old_collection_of_mixed_names_is_selected_by_what_each_name_says(
     old = open_capture(tmp_path)
     assert [len(old.select(layer=0)), len(old.select(phase="pre"))] == [2, 1]
     assert main(["captures", str(tmp_path), "--list", "tensor=query"]) == 0
-    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert shown == [
+    table = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert table == [
         "all: layer 0, module attention, operation forward, tensor query",
         "phase",
         "",
@@ -174,7 +174,7 @@ def test_an_old_collection_of_mixed_names_is_selected_by_what_each_name_says(
     ]
 
 
-def test_where_nothing_was_captured_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"holds no captured tensors: neither a manifest.jsonl"):
         open_capture(tmp_path)
     with pytest.raises(
@@ -184,7 +184,7 @@ def test_where_nothing_was_captured_says_so(tmp_path: Path) -> None:
 
 
 class Malicious:
-    """Runs a command where it is unpickled."""
+    """Runs a command when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -217,9 +217,9 @@ def test_the_verb_counts_lists_and_filters(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["captures", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["listed"], told["files"], told["bytes"], told["left_out"]) == (6, 4, 48, 1)
-    assert told["by_module"]["fc1"] == {
+    counts = json.loads(capsys.readouterr().out)
+    assert (counts["listed"], counts["files"], counts["bytes"], counts["left_out"]) == (6, 4, 48, 1)
+    assert counts["by_module"]["fc1"] == {
         "tensors": 4,
         "iterations": 3,
         "files": 3,
@@ -247,11 +247,11 @@ def test_the_verb_finds_a_file_that_changed(
     torch.save({"tensor": value(9), "metadata": {}}, folder / "mxfp8/2.pt")
     (folder / "mxfp8/3.pt").unlink()
     assert main(["captures", str(folder), "--check"]) == 1
-    told = capsys.readouterr()
-    text = " ".join(told.out.split())
+    output = capsys.readouterr()
+    text = " ".join(output.out.split())
     assert "other values than the manifest's hash" in text
     assert "3.pt is missing although it is listed" in text
-    assert "2 of 4 tensors have the values of the manifest's hash" in told.err
+    assert "2 of 4 tensors have the values of the manifest's hash" in output.err
 
 
 def test_the_verb_says_how_many_tensors_have_no_hash(
@@ -262,8 +262,10 @@ def test_the_verb_says_how_many_tensors_have_no_hash(
     lines[0]["hash"] = None
     manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["captures", str(folder), "--check"]) == 0
-    told = "3 of 4 tensors have the values of the manifest's hash, 1 have no hash to be checked by"
-    assert told in capsys.readouterr().out
+    summary = (
+        "3 of 4 tensors have the values of the manifest's hash, 1 have no hash to be checked by"
+    )
+    assert summary in capsys.readouterr().out
 
 
 def test_the_verb_says_which_hash_it_cannot_check(
@@ -272,11 +274,11 @@ def test_the_verb_says_which_hash_it_cannot_check(
     manifest = folder / "manifest.jsonl"
     manifest.write_text(manifest.read_text().replace("xxh3_128:", "md5:"))
     assert main(["captures", str(folder), "--check"]) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    assert "a hash of the kind md5 cannot be checked here, only xxh3_128 and SHA-256" in told
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a hash of the kind md5 cannot be checked here, only xxh3_128 and SHA-256" in printed
 
 
-def test_exports_hold_the_values_and_their_metadata(
+def test_exports_contain_the_values_and_their_metadata(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind in ("pt", "safetensors", "npz"):
@@ -305,30 +307,30 @@ def statistics_line(**more: Any) -> str:
 
 
 def test_statistics_alone_can_be_opened_too(folder: Path) -> None:
-    known, more = statistics_line(), statistics_line(tensor="grad_output")
-    (folder / "statistics.jsonl").write_text(known + more)
+    listed, more = statistics_line(), statistics_line(tensor="grad_output")
+    (folder / "statistics.jsonl").write_text(listed + more)
     (folder / "statistics.rank1.jsonl").write_text(statistics_line(rank=1))
     plain = open_capture(folder)
-    found = open_capture(folder, statistics=True)
-    assert list(found)[: len(plain)] == list(plain)
-    added = list(found)[len(plain) :]
+    capture = open_capture(folder, statistics=True)
+    assert list(capture)[: len(plain)] == list(plain)
+    added = list(capture)[len(plain) :]
     assert [(e.metadata["tensor"], e.metadata.get("rank")) for e in added] == [
         ("grad_output", None),
         ("input", 1),
     ]
-    assert found.described() == added
-    assert len(found.with_values()) == len(plain.with_values())
+    assert capture.described() == added
+    assert len(capture.with_values()) == len(plain.with_values())
 
 
-def test_a_folder_of_statistics_alone_can_be_opened_where_they_are_asked_for(
+def test_a_folder_of_statistics_alone_can_be_opened_on_request(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "statistics.jsonl").write_text(statistics_line())
     (entry,) = open_capture(tmp_path, statistics=True)
     with pytest.raises(CaptureError, match="has no values: only statistics were kept"):
         entry.torch()
-    told = r"holds no captured tensors: statistics alone were kept; run with capture=tensors"
-    with pytest.raises(CaptureError, match=told):
+    message = r"holds no captured tensors: statistics alone were kept; run with capture=tensors"
+    with pytest.raises(CaptureError, match=message):
         open_capture(tmp_path)
 
 
@@ -351,21 +353,21 @@ def described(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_verb_counts_statistics_where_no_values_were_kept(
+def test_the_verb_counts_statistics_without_values(
     described: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["captures", str(described)]) == 0
-    told = capsys.readouterr().out
-    assert "statistics of 4 tensors, no values (capture=tensors would keep 131.1 kB)\n" in told
-    assert "iterations 1, 3\n" in told
-    assert re.search(r"layer +0 +2 +2 +65.5 kB *\n", told)
+    printed = capsys.readouterr().out
+    assert "statistics of 4 tensors, no values (capture=tensors would keep 131.1 kB)\n" in printed
+    assert "iterations 1, 3\n" in printed
+    assert re.search(r"layer +0 +2 +2 +65.5 kB *\n", printed)
     assert main(["captures", str(described), "--json", "layer=0"]) == 0
     counts = json.loads(capsys.readouterr().out)
     assert (counts["statistics_only"], counts["iterations"], counts["files"]) == (2, [1, 3], 0)
     assert counts["described_bytes"] == 2 * 64 * 2 * 128 * 2
 
 
-def test_the_verb_lists_statistics_and_says_once_what_all_rows_share(
+def test_the_verb_lists_statistics_and_prints_shared_values_once(
     described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -394,9 +396,9 @@ def test_a_narrow_terminal_drops_the_columns_of_least_worth(
     ):
         monkeypatch.setenv("COLUMNS", width)
         assert main(["captures", str(described), "--list"]) == 0
-        shown = capsys.readouterr().out.splitlines()
-        assert max(map(len, shown)) <= int(width)
-        assert headings in [line.split() for line in shown]
+        table = capsys.readouterr().out.splitlines()
+        assert max(map(len, table)) <= int(width)
+        assert headings in [line.split() for line in table]
 
 
 def test_statistics_can_be_checked_but_not_exported(
@@ -405,8 +407,8 @@ def test_statistics_can_be_checked_but_not_exported(
     assert main(["captures", str(described), "--check"]) == 0
     assert "; 4 lines, 1 files" in capsys.readouterr().out
     assert main(["captures", str(described), "--export", str(tmp_path / "out")]) == 1
-    told = capsys.readouterr().err
-    assert "has statistics of what is selected and no values: run with capture=tensors" in told
+    error = capsys.readouterr().err
+    assert "has statistics of what is selected and no values: run with capture=tensors" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -417,10 +419,10 @@ def test_the_verb_counts_statistics_beside_values(
         statistics_line(iteration=7, shape=[4], dtype="float32")
     )
     assert main(["captures", str(folder)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     assert (
         "6 tensors in 4 files, 48 B, 1 left out, and statistics of 1 tensors without values (16 B)"
-        in told
+        in printed
     )
 
 
@@ -433,7 +435,7 @@ def test_many_iterations_are_counted_not_listed(
     assert "20 iterations, 1 to 1901\n" in capsys.readouterr().out
 
 
-def test_a_capture_is_found_by_a_part_of_its_runs_name(
+def test_a_part_of_a_runs_name_selects_its_capture(
     described: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

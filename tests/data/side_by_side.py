@@ -13,7 +13,7 @@ _LOOP = """
 import sys
 print("ready", flush=True)
 for line in sys.stdin:
-    print("found", work(*line.rstrip("\\n").split("\\t")), flush=True)
+    print("result", work(*line.rstrip("\\n").split("\\t")), flush=True)
 """
 
 
@@ -35,23 +35,23 @@ def side_by_side(program: str, rounds: Sequence[Sequence[Sequence[object]]]) -> 
     ]
     try:
         for process in processes:
-            _told(process, "ready")
-        found = []
+            _read_line(process, "ready")
+        results = []
         for words in rounds:
             for process, own in zip(processes, words, strict=True):
                 assert process.stdin is not None
                 process.stdin.write("\t".join(map(str, own)) + "\n")
                 process.stdin.flush()
-            found.append([_told(process, "found") for process in processes])
-        return found
+            results.append([_read_line(process, "result") for process in processes])
+        return results
     finally:
         for process in processes:
             process.kill()
             process.communicate()
 
 
-def _told(process: subprocess.Popen[str], word: str) -> str:
-    """The rest of the next line that begins with a word."""
+def _read_line(process: subprocess.Popen[str], word: str) -> str:
+    """Read up to the next line that begins with a word, and return the rest of it."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.split(maxsplit=1)[:1] == [word]:

@@ -62,7 +62,7 @@ def test_a_failing_source_leaves_no_file_and_the_old_pair(tmp_path: Path) -> Non
     assert sorted(tmp_path.iterdir()) == sorted(pair_paths(prefix))
 
 
-def test_a_pair_is_replaced_and_folders_are_made(tmp_path: Path) -> None:
+def test_a_pair_is_replaced_and_folders_are_created(tmp_path: Path) -> None:
     prefix = write(tmp_path / "new" / "a", "old")
     write(prefix, "newer")
     pair = open_pair(prefix)
@@ -75,7 +75,7 @@ def test_a_source_without_documents_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot write .*file/a: .*; give another folder"):
         write(tmp_path / "file" / "a", "x")

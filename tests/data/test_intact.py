@@ -29,7 +29,7 @@ def check(prefix: Path, cache: Path) -> None:
 
 
 def flip(path: Path, position: int) -> None:
-    """Changes one bit, and restores the time of the last change."""
+    """Change one bit, and restore the time of the last change."""
     stat = path.stat()
     content = bytearray(path.read_bytes())
     content[position] ^= 1

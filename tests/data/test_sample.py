@@ -55,7 +55,7 @@ def test_the_dolma_sample_comes_from_several_sources() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_pair_holds_the_documents_and_is_written_once(name: str, tmp_path: Path) -> None:
+def test_the_pair_contains_the_documents_and_is_written_once(name: str, tmp_path: Path) -> None:
     prefix = sample_prefix(name, tmp_path / "cache")
     pair = IndexedDataset(str(prefix))
     texts = [ByteTokenizer().detokenize(int(i) for i in pair[n]) for n in range(len(pair))]
@@ -87,10 +87,10 @@ def work(cache):
 
 def test_four_processes_at_once_agree(tmp_path: Path) -> None:
     caches = [tmp_path / str(attempt) for attempt in range(5)]
-    for cache, found in zip(
+    for cache, fingerprints in zip(
         caches, side_by_side(FINGERPRINT, [[[cache]] * 4 for cache in caches]), strict=True
     ):
-        assert len(set(found)) == 1
+        assert len(set(fingerprints)) == 1
         assert len(list(cache.iterdir())) == 3
 
 

@@ -40,7 +40,7 @@ def losses(run: RunDir) -> list[float]:
     return [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
 
 
-def test_a_run_reads_what_was_prepared_with_its_tokenizer_and_split(
+def test_a_run_reads_prepared_data_with_its_tokenizer_and_split(
     run_tiny: RunTiny, prefix: Path
 ) -> None:
     run = run_tiny(f"dataset.path={prefix}", "model.vocab_size=257", "dataset=dolma")
@@ -145,6 +145,6 @@ def test_a_prepared_pair_brings_a_copy_of_its_tokenizer(tmp_path: Path) -> None:
         (["dataset.prepare.deduplikate=true"], r"unknown key dataset\.prepare\.deduplikate; did you mean dedu"),
     ],
 )  # fmt: skip
-def test_a_value_that_cannot_be_is_refused(words: list[str], message: str) -> None:
+def test_an_impossible_value_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose(words, None, {})

@@ -49,7 +49,7 @@ def test_marks_without_an_end_become_text_once_they_cost_too_much(mark: str) -> 
     assert without_costly_marks(few) == few
 
 
-def test_any_text_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_text_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unclosed, "_MIN_READS", 0)
     monkeypatch.setattr(unclosed, "_MAX_READS", 1)
     chance, num_changed = random.Random(1), 0

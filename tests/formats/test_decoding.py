@@ -85,16 +85,16 @@ def test_codes_and_scales_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"axis": 2}, r"axis must lie in \[-2, 1\], got 2"),
         ({"block": 3}, "block must be a power of two of at least 1, got 3"),
         ({"block": 64}, r"scales must be torch\.uint8 of shape \(2, 1\)"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(given: dict[str, Any], words: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        decode(CODES, SCALES, "mxfp8", **given)
+        decode(CODES, SCALES, "mxfp8", **options)
 
 
 def test_another_dtype_of_the_values_is_refused() -> None:

@@ -67,7 +67,7 @@ def test_every_hif8_code_comes_back() -> None:
 
 @pytest.mark.parametrize("name", WITH_CODES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_decoding_what_was_encoded_is_quantising_over_every_16_bit_value(
+def test_decoding_codes_is_quantising_over_every_16_bit_value(
     name: str, dtype: torch.dtype
 ) -> None:
     x = every_value(dtype)
@@ -80,7 +80,7 @@ def test_decoding_what_was_encoded_is_quantising_over_every_16_bit_value(
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", gold.SCALE_RULES)
 @pytest.mark.parametrize("rounding", ["even", "away"])
-def test_decoding_what_was_encoded_is_quantising_over_all_of_float32(
+def test_decoding_codes_is_quantising_over_all_of_float32(
     name: str, rule: str, rounding: str
 ) -> None:
     """Random bits, in blocks that share an exponent so that the elements are not all zero."""
@@ -156,7 +156,7 @@ def test_scalars_and_empty_tensors_have_codes_too(name: str, shape: tuple[int, .
     assert_same(decode(codes, scales, name), x)
 
 
-def test_non_contiguous_tensors_are_encoded_as_they_read() -> None:
+def test_non_contiguous_tensors_are_encoded_in_logical_order() -> None:
     x = torch.randn(6, 40, generator=torch.Generator().manual_seed(8)).t()
     ours, theirs = encode(x, "mxfp8"), encode(x.contiguous(), "mxfp8")
     for one, other in zip(ours, theirs, strict=True):

@@ -44,8 +44,8 @@ assert num_flushed(x) > 0, "the second thread does not flush"
 def in_flushing_pool(program: str) -> None:
     command = [sys.executable, "-c", FLUSHING_POOL + program]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def num_flushed(x: Tensor) -> int:

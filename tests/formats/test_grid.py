@@ -38,7 +38,7 @@ def share(on_grid: torch.Tensor) -> float:
 @all_dtypes
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_what_was_quantised_lies_on_the_grid(name: str, axis: int, dtype: torch.dtype) -> None:
+def test_quantised_tensors_lie_on_the_grid(name: str, axis: int, dtype: torch.dtype) -> None:
     x = normal(70, 90, dtype=dtype)
     on_grid = lies_on_grid(quantise(x, name, axis=axis), name, axis=axis)
     assert on_grid.dtype == torch.bool
@@ -48,7 +48,7 @@ def test_what_was_quantised_lies_on_the_grid(name: str, axis: int, dtype: torch.
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", gold.SCALE_RULES)
-def test_what_was_quantised_away_from_zero_lies_on_the_grid_too(name: str, rule: str) -> None:
+def test_tensors_quantised_away_from_zero_lie_on_the_grid_too(name: str, rule: str) -> None:
     y = quantise(normal(64, 64), name, scale_rule=rule, rounding="away")
     assert lies_on_grid(y, resolve(name, scale_rule=rule)).all()
 
@@ -119,7 +119,7 @@ def test_blocks_of_all_sizes_lie_on_nvfp4s_grid(dtype: torch.dtype, scaling: str
     assert lies_on_grid(y.t(), resolve("nvfp4", scaling=scaling), axis=0).all()
 
 
-def test_one_element_off_is_found_in_a_block_of_nvfp4() -> None:
+def test_one_element_off_is_detected_in_a_block_of_nvfp4() -> None:
     y = quantise(normal(64, 64, dtype=torch.bfloat16), "nvfp4")
     y[3, 5] = y[3].abs().max() * 0.3
     on_grid = lies_on_grid(y, "nvfp4")
@@ -234,7 +234,7 @@ def test_the_local_step_is_nan_where_there_is_no_number(dtype: torch.dtype) -> N
         assert step[:, 2].tolist() == [0.0, 0.0]
 
 
-def test_on_grid_and_step_tell_two_formats_apart() -> None:
+def test_on_grid_and_step_distinguish_two_formats() -> None:
     """Few of E4M3's values are also values of E2M1."""
     x = normal(128, 128, dtype=torch.bfloat16)
     y = quantise(x, "mxfp8", scale_rule="rceil")
@@ -246,7 +246,7 @@ def test_on_grid_and_step_tell_two_formats_apart() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("scaling", ["none", "current", "exact"])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_both_looks_at_once_see_what_each_sees(name: str, scaling: str, axis: int) -> None:
+def test_grid_and_step_together_equal_each_alone(name: str, scaling: str, axis: int) -> None:
     family = FORMATS[name].family
     options: dict[str, Any] = {} if family in (Family.MX, Family.BF16) else {"scaling": scaling}
     x = normal(64, 96, dtype=torch.bfloat16)

@@ -64,12 +64,14 @@ def test_there_is_no_negative_zero() -> None:
 
 
 @pytest.mark.parametrize(("saturate", "largest"), [(True, 32768.0), (False, math.inf)])
-def test_what_is_too_large_saturates_or_becomes_infinite(saturate: bool, largest: float) -> None:
+def test_values_that_are_too_large_saturate_or_become_infinite(
+    saturate: bool, largest: float
+) -> None:
     x = torch.tensor([40959.0, 40960.0, -40960.0, math.inf, -math.inf])
     expected = torch.tensor([32768.0, largest, -largest, largest, -largest])
     assert_same(quantise(x, "hifp8", saturate=saturate), expected)
 
 
-def test_nan_stays_and_harms_nobody() -> None:
+def test_nan_stays_and_affects_no_other_element() -> None:
     y = quantise(torch.tensor([1.0, math.nan, 2.0]), "hifp8", scaling="current")
     assert_same(y, torch.tensor([1.0, math.nan, 2.0]))

@@ -49,7 +49,7 @@ def test_a_step_that_observed_nothing_leaves_no_trace() -> None:
     assert after(AmaxHistory(2), [4.0], [], [], [1.0]) == 4.0
 
 
-def test_asking_observes_nothing() -> None:
+def test_reading_the_amax_observes_nothing() -> None:
     history = AmaxHistory(2)
     assert history.amax_for(torch.tensor([7.0])) == 7.0
     history.advance()
@@ -68,7 +68,7 @@ def test_amaxes_are_over_finite_elements() -> None:
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_delayed_is_current_of_the_amax_before(name: str) -> None:
+def test_delayed_scaling_is_current_scaling_with_the_earlier_amax(name: str) -> None:
     history = AmaxHistory(2)
     after(history, [3.0])
     x = torch.randn(200, generator=torch.Generator().manual_seed(1))
@@ -80,7 +80,7 @@ def test_delayed_is_current_of_the_amax_before(name: str) -> None:
     assert lies_on_grid(y, resolve(name, scaling="delayed"), amax=amax).all()
 
 
-def test_what_outgrows_its_history_saturates() -> None:
+def test_values_beyond_the_history_saturate() -> None:
     """Amax 1 gives hifp8 the scale 8, so that 32768 / 8 is the largest."""
     y = quantise(torch.tensor([1e6]), "hifp8", scaling="delayed", amax=torch.tensor(1.0))
     assert y.tolist() == [4096.0]
@@ -111,7 +111,7 @@ def test_a_window_is_at_least_one_step(window: Any) -> None:
         AmaxHistory(window)
 
 
-def test_step_that_is_not_kept_leaves_the_history() -> None:
+def test_discarded_step_leaves_the_history_unchanged() -> None:
     history = AmaxHistory(4)
     history.observe(torch.tensor([2.0]))
     history.advance()

@@ -27,8 +27,8 @@ def oracle(x: torch.Tensor, name: str, rule: str, rounding: str) -> np.ndarray:
         str(x.dtype).removeprefix("torch."),
         options={"block": x.shape[-1], "scale_rule": rule, "rounding": rounding},
     )
-    asked = ml_dtypes_oracle if rounding == "even" else gfloat_oracle
-    opinion = asked.oracle().opinion(case, answer(case))
+    library = ml_dtypes_oracle if rounding == "even" else gfloat_oracle
+    opinion = library.oracle().opinion(case, answer(case))
     assert opinion is not None
     return opinion.answer.values
 

@@ -60,7 +60,7 @@ def test_torch_checks_each_operator(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_text_of_a_specification_is_read_back(name: str) -> None:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "block": 64,
         "scale_rule": ScaleRule.RCEIL,
         "rounding": "stochastic",
@@ -69,7 +69,7 @@ def test_the_text_of_a_specification_is_read_back(name: str) -> None:
         "amax_target": 0.1,
         "pre_scale": True,
     }
-    options = {key: value for key, value in given.items() if key in FORMATS[name].options}
+    options = {key: value for key, value in values.items() if key in FORMATS[name].options}
     spec = resolve(name, **options)
     text = text_of(spec)
     assert spec_of(text) == spec
@@ -209,7 +209,7 @@ def test_a_trace_calls_the_operator_again() -> None:
     assert torch.equal(traced(X), quantise(X, "mxfp8"))
 
 
-def test_every_example_of_a_batch_has_a_scale_of_its_own() -> None:
+def test_every_example_of_a_batch_has_its_own_scale() -> None:
     x = X * torch.tensor([[1.0], [10.0], [100.0], [1000.0]])
     for amax in (None, torch.tensor([1.0, 2.0, 3.0, 4.0])):
         mapped = torch.func.vmap(lambda v, a: quantise(v, SPEC, amax=a))(

@@ -67,7 +67,7 @@ def test_codes_of_other_widths_cannot_be_packed(name: str) -> None:
 
 
 @pytest.mark.parametrize("extent", [4, 7, 9, -1])
-def test_an_extent_that_the_bytes_do_not_hold_is_refused(extent: int) -> None:
+def test_an_extent_that_does_not_fit_the_bytes_is_refused(extent: int) -> None:
     packed, scales = encode(normal(6), "mxfp4", packed=True)
     with pytest.raises(
         ValueError, match=f"extent must be 6 or one less for 3 bytes of two codes, got {extent}"

@@ -27,7 +27,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
-def test_the_known_answers_come_out(
+def test_results_are_the_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     assert philox4x32(counter, key) == words
@@ -95,7 +95,7 @@ def test_a_part_has_the_numbers_that_its_elements_have_in_the_whole(
     ("shape", "start"),
     [((2, 3), (0, 0, 0)), ((2, 3, 4), (0, 1)), ((2, 3, 4), (1, 0, 0)), ((1, 3, 4), (0, -1, 0))],
 )
-def test_what_does_not_lie_in_the_whole_is_refused(
+def test_a_part_outside_the_whole_is_refused(
     shape: tuple[int, ...], start: tuple[int, ...]
 ) -> None:
     message = rf"a tensor of shape \({str(shape)[1:-1]}\) does not lie at \({str(start)[1:-1]}\) in one of \(2, 3, 4\)"

@@ -1,4 +1,4 @@
-"""What is plain memory, and what is refused. The attacks in tests/hostile try many more kinds."""
+"""Which tensors are plain memory, and which are refused. The attacks in tests/hostile try many more kinds."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def test_ordinary_tensors_are_plain() -> None:
     assert is_plain(X, None, X)
 
 
-def test_what_memory_does_not_show_is_not_plain() -> None:
+def test_tensors_whose_values_are_not_in_memory_are_not_plain() -> None:
     with FakeTensorMode():
         fake = torch.ones(2)
     others = [fake, torch._neg_view(X), torch._efficientzerotensor((2,)), X.to("meta")]
     assert not any(is_plain(x) for x in others)
     assert not is_plain(X, fake)
-    seen = []
-    torch.func.vmap(lambda v: (seen.append(is_plain(v)), v)[1])(X)
-    torch.func.grad(lambda v: (seen.append(is_plain(v)), v.sum())[1])(X)
-    make_fx(lambda v: (seen.append(is_plain(v)), v)[1])(X)
-    make_fx(lambda v: (seen.append(is_plain(v)), v)[1], pre_dispatch=True)(X)
-    assert not any(seen)
+    answers = []
+    torch.func.vmap(lambda v: (answers.append(is_plain(v)), v)[1])(X)
+    torch.func.grad(lambda v: (answers.append(is_plain(v)), v.sum())[1])(X)
+    make_fx(lambda v: (answers.append(is_plain(v)), v)[1])(X)
+    make_fx(lambda v: (answers.append(is_plain(v)), v)[1], pre_dispatch=True)(X)
+    assert not any(answers)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_memory_does_not_show_is_not_plain() -> None:
         (X.long(), r"int64: must be one of .*; convert it with x\.float\(\)"),
     ],
 )
-def test_what_cannot_be_quantised_is_refused_with_a_remedy(x: object, words: str) -> None:
+def test_inputs_that_cannot_be_quantised_are_refused_with_a_remedy(x: object, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         check_input(x)
 
@@ -90,14 +90,14 @@ def test_a_derivative_is_needed_at_any_level() -> None:
     with torch.no_grad():
         assert not needs_derivative(leaf)
     assert not constant(leaf).requires_grad
-    seen = []
+    answers = []
 
     def inner(v: torch.Tensor) -> torch.Tensor:
-        seen.append(needs_derivative(v))
+        answers.append(needs_derivative(v))
         return v.sum()
 
     torch.func.grad(lambda v: torch.func.vmap(inner)(v).sum())(X)
     torch.func.jvp(lambda v: torch.func.vmap(inner)(v), (X,), (X,))
-    assert seen == [True, True]
+    assert answers == [True, True]
     torch.func.vmap(inner)(X)
-    assert seen[-1] is False
+    assert answers[-1] is False

@@ -31,8 +31,8 @@ LAWFUL = {
 
 def options_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """Any options the format has."""
-    known = {key: values for key, values in LAWFUL.items() if key in FORMATS[name].options}
-    return st.fixed_dictionaries({}, optional=known)
+    lawful = {key: values for key, values in LAWFUL.items() if key in FORMATS[name].options}
+    return st.fixed_dictionaries({}, optional=lawful)
 
 
 bits = st.integers(0, 2**32 - 1)
@@ -126,7 +126,7 @@ def test_every_format_is_symmetric_in_sign(name: str, x: torch.Tensor, data: st.
 @all_formats
 @settings(deadline=None)
 @given(x=blocks(), data=st.data())
-def test_order_is_kept_within_a_block(name: str, x: torch.Tensor, data: st.DataObject) -> None:
+def test_order_is_preserved_within_a_block(name: str, x: torch.Tensor, data: st.DataObject) -> None:
     options = data.draw(options_of(name).filter(lambda options: options.get("block", 32) == 32))
     if name == "nvfp4_e2m1":
         options["block"] = 32

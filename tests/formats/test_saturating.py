@@ -25,7 +25,7 @@ def largest_of(x: torch.Tensor, name: str, axis: int, **options: Any) -> torch.T
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "bf16"])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_lies_beyond_the_largest_decoded_value_is_saturated(
+def test_elements_beyond_the_largest_decoded_value_are_saturated(
     name: str, axis: int, dtype: torch.dtype
 ) -> None:
     x = torch.randn(70, 45, generator=torch.Generator().manual_seed(1)).exp().to(dtype)

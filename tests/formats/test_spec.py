@@ -10,7 +10,7 @@ import torch
 from quantexp.formats import Rounding, ScaleRule, Scaling, get_format, quantise, resolve
 
 
-def test_what_is_not_given_is_the_formats_own() -> None:
+def test_missing_options_have_the_formats_defaults() -> None:
     options = resolve("mxfp8")
     assert (options.block, options.scale_rule) == (32, ScaleRule.FLOOR)
     assert options.rounding is Rounding.EVEN
@@ -26,7 +26,7 @@ def test_enums_and_their_values_mean_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fmt", "given", "words"),
+    ("fmt", "options", "words"),
     [
         (
             "hifp8",
@@ -56,14 +56,14 @@ def test_enums_and_their_values_mean_the_same() -> None:
     ],
 )
 def test_an_option_the_format_does_not_have_is_refused_by_name(
-    fmt: str, given: dict[str, Any], words: str
+    fmt: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        resolve(fmt, **given)
+        resolve(fmt, **options)
 
 
 @pytest.mark.parametrize(
-    ("fmt", "given", "words"),
+    ("fmt", "options", "words"),
     [
         (
             "mxfp8",
@@ -79,10 +79,10 @@ def test_an_option_the_format_does_not_have_is_refused_by_name(
     ],
 )
 def test_an_unknown_choice_is_answered_with_all_choices(
-    fmt: str, given: dict[str, Any], words: str
+    fmt: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        resolve(fmt, **given)
+        resolve(fmt, **options)
 
 
 @pytest.mark.parametrize("block", [0, -32, 24, 2.0, True])
@@ -114,7 +114,7 @@ def test_an_amax_means_nothing_without_scaling() -> None:
         ("bf16", {"seed": 1}, "bf16 has no option seed"),
     ],
 )
-def test_what_a_call_passes_is_refused_if_the_format_does_not_have_it(
+def test_arguments_of_a_call_are_refused_if_the_format_does_not_have_them(
     name: str, of_call: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

@@ -155,7 +155,7 @@ def test_the_number_of_threads_changes_no_draw(name: str, threads: int) -> None:
 
 @all_formats
 @pytest.mark.parametrize("axis", [0, 1])
-def test_decoding_what_was_encoded_is_quantising(name: str, axis: int) -> None:
+def test_decoding_codes_is_quantising(name: str, axis: int) -> None:
     x = torch.randn(70, 45, generator=torch.Generator().manual_seed(5))
     x[3, 4], x[50, 6] = math.nan, math.inf
     codes, scales = encode(x, name, axis=axis, **DRAW)
@@ -164,7 +164,7 @@ def test_decoding_what_was_encoded_is_quantising(name: str, axis: int) -> None:
 
 @all_formats
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_what_was_rounded_stochastically_lies_on_the_grid(name: str, dtype: torch.dtype) -> None:
+def test_stochastically_rounded_tensors_lie_on_the_grid(name: str, dtype: torch.dtype) -> None:
     for seed in range(10):
         x = torch.randn(96, 128, generator=torch.Generator().manual_seed(seed)).to(dtype)
         y = quantise(x, name, rounding="stochastic", seed=seed)
@@ -173,7 +173,7 @@ def test_what_was_rounded_stochastically_lies_on_the_grid(name: str, dtype: torc
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", gold.SCALE_RULES)
-def test_it_lies_on_the_grid_under_every_scale_rule(name: str, rule: str) -> None:
+def test_rounded_tensors_lie_on_the_grid_under_every_scale_rule(name: str, rule: str) -> None:
     x = every_finite_value(torch.bfloat16)
     x = x[x.abs().float().argsort(stable=True)].view(-1, 32)
     y = quantise(x, name, scale_rule=rule, **DRAW)
@@ -195,7 +195,7 @@ def test_nan_and_inf_are_treated_as_by_every_rounding(name: str) -> None:
 FP4 = [name for name, fmt in FORMATS.items() if "pre_scale" in fmt.options]
 
 
-def test_the_formats_of_four_bits_can_be_scaled_before() -> None:
+def test_the_formats_of_four_bits_can_be_pre_scaled() -> None:
     assert FP4 == ["mxfp4_e2m1", "nvfp4_e2m1"]
 
 
@@ -214,7 +214,7 @@ def test_three_quarters_of_a_block_are_rounded_under_the_scale_of_the_whole(ties
         assert [abs(Fraction(v)) for v in got] == expected
 
 
-def test_with_the_rule_floor_nothing_saturates_and_the_mean_is_kept() -> None:
+def test_with_the_rule_floor_nothing_saturates_and_the_mean_is_preserved() -> None:
     """Amax 7.9 is 5.925 scaled, between 4 and 6; without the 3/4 it would become 6."""
     x = torch.full((4096, 32), 7.9)
     assert quantise(x[:1], "mxfp4", **DRAW).unique().tolist() == [6.0]
@@ -239,7 +239,7 @@ def test_nvfp4_is_scaled_by_three_quarters_of_its_blocks(scaling: str) -> None:
 @pytest.mark.parametrize("name", FP4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rounding", [{}, DRAW])
-def test_what_was_scaled_before_lies_on_the_grid(
+def test_pre_scaled_tensors_lie_on_the_grid(
     name: str, dtype: torch.dtype, rounding: dict[str, Any]
 ) -> None:
     x = torch.randn(96, 128, generator=torch.Generator().manual_seed(7)).to(dtype)

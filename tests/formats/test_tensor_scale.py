@@ -60,7 +60,7 @@ def test_without_a_positive_finite_amax_the_scale_is_one(scaling: str, values: l
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_amax_is_taken_over_the_finite_elements(dtype: torch.dtype) -> None:
+def test_amax_is_over_the_finite_elements(dtype: torch.dtype) -> None:
     x = torch.tensor([[1.0, -6.0, math.nan], [math.inf, 2.0, -math.inf]], dtype=dtype)
     assert finite_amax(x).item() == 6.0
     assert finite_amax(x.t()[1:]).item() == 6.0
@@ -108,7 +108,7 @@ def test_exact_scaling_rounds_three_times_in_float32_and_once_to_the_dtype() -> 
     assert_same(quantise(x, "hifp8", scaling="exact"), expected)
 
 
-def test_infinity_saturates_before_the_scale_is_taken_back() -> None:
+def test_infinity_saturates_before_the_scale_is_undone() -> None:
     x = torch.tensor([math.inf, 30.0])
     assert quantise(x, "hifp8", scaling="current").tolist() == [65536.0, 30.0]
     assert quantise(x, "hifp8", scaling="current", saturate=False).tolist() == [math.inf, 30.0]

@@ -54,9 +54,9 @@ def test_every_bit_is_that_of_the_stated_order_of_additions(
 def test_a_product_of_two_transformed_tensors_is_that_of_the_tensors(block: int) -> None:
     x, w = whole_numbers(7, 2 * block), whole_numbers(9, 2 * block)
     signs = random_signs(block, 3, 4, CPU)
-    for given in (None, signs):
-        left = hadamard(x, block=block, left=True, signs=given)
-        right = hadamard(w, block=block, left=False, signs=given)
+    for chosen in (None, signs):
+        left = hadamard(x, block=block, left=True, signs=chosen)
+        right = hadamard(w, block=block, left=False, signs=chosen)
         assert torch.equal(left.double() @ right.double().t(), x.double() @ w.double().t())
 
 

@@ -36,9 +36,9 @@ def test_a_kernel_reads_x_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any order of the axes and any memory layout of x, if one axis is the last in memory."""
     monkeypatch.setattr("quantexp.formats.two_axes.quantise", None)
     x = wild(torch.bfloat16, 64, 128)
-    for given in (x, x.t(), x.view(4, 16, 128).transpose(0, 1)):
-        quantise_both(given, "mxfp4", axes=(0, given.ndim - 1))
-        quantise_both(given, "mxfp4", axes=(-1, 0))
+    for view in (x, x.t(), x.view(4, 16, 128).transpose(0, 1)):
+        quantise_both(view, "mxfp4", axes=(0, view.ndim - 1))
+        quantise_both(view, "mxfp4", axes=(-1, 0))
 
 
 def test_large_copies_are_those_of_quantise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,8 @@ def test_out_is_filled_and_returned(name: str, strided: bool) -> None:
     x = wild(torch.float32, 40, 50)
     first, second = (torch.empty(50, 40).t() if strided else torch.empty_like(x) for _ in range(2))
     out = (first, second)
-    found = quantise_both(x, name, axes=(0, 1), out=out)
-    for y, there, axis in zip(found, out, (0, 1), strict=True):
+    copies = quantise_both(x, name, axes=(0, 1), out=out)
+    for y, there, axis in zip(copies, out, (0, 1), strict=True):
         assert y is there
         assert_same_bits(y, quantise(x, name, axis=axis))
 
@@ -93,7 +93,7 @@ def test_empty_tensors_stay_empty() -> None:
         assert first.shape == second.shape == shape
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     x = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"axis must lie in \[-2, 1\], got 2"):
         quantise_both(x, "mxfp8", axes=(0, 2))

@@ -1,4 +1,4 @@
-"""Hashes of a checkpoint: every kind of damage is noticed and named, with the checkpoint before it."""
+"""Hashes of a checkpoint: every kind of damage is detected and named, with the checkpoint before it."""
 
 from __future__ import annotations
 

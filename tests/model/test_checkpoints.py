@@ -50,7 +50,7 @@ def test_interval_that_saves_nothing_is_refused(tiny: Tiny) -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_take_what_is_predicted(run_tiny: RunTiny, tiny: Tiny) -> None:
+def test_checkpoints_have_the_predicted_size(run_tiny: RunTiny, tiny: Tiny) -> None:
     """The header is the only addition: less than 200 bytes per tensor."""
     run = run_tiny("checkpoint.every=1", "capture=off")
     assert saved_iterations(run) == [1, 2]
@@ -69,7 +69,9 @@ def test_folder_that_is_not_whole_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_that_ends_with_its_capture_saves_what_it_has(run_tiny: RunTiny, tiny: Tiny) -> None:
+def test_run_that_ends_with_its_capture_saves_its_last_iteration(
+    run_tiny: RunTiny, tiny: Tiny
+) -> None:
     words = ["checkpoint.at_end=true", "capture=stats", "capture.stop_after_capture=true"]
     run = run_tiny(*words)
     assert saved_iterations(run) == [1]
@@ -78,7 +80,7 @@ def test_run_that_ends_with_its_capture_saves_what_it_has(run_tiny: RunTiny, tin
 
 
 @pytest.mark.slow
-def test_completed_run_without_the_checkpoint_asked_for_runs_again(
+def test_completed_run_without_a_required_checkpoint_runs_again(
     run_tiny: RunTiny, tiny: Tiny
 ) -> None:
     run_tiny("capture=off")

@@ -92,7 +92,7 @@ def test_experts_without_shared_ones_have_no_shared_modules() -> None:
     assert not any(name.startswith("shared") for name in layer_modules(model, 1))
 
 
-def test_routed_modules_are_known_by_their_names() -> None:
+def test_routed_modules_are_recognised_by_their_names() -> None:
     assert is_routed("expert63-fc2")
     assert not any(map(is_routed, ("shared-fc1", "fc1", "expert", "expert1", "attention")))
 

@@ -37,7 +37,7 @@ CUT = "llama32-1b cut to 2 of 16 layers, vocabulary 257 of 128,256: 122M paramet
         ),
     ],
 )
-def test_the_label_says_what_differs_from_the_published_model(
+def test_the_label_states_the_differences_from_the_published_model(
     overrides: list[str], label: str
 ) -> None:
     assert describe_model(compose(overrides, None, {}).model) == label
@@ -52,7 +52,7 @@ def test_the_label_says_what_differs_from_the_published_model(
         (["model.rotary_base=10000"], "llama32-1b changed, 1.24B parameters (published 1.24B)"),
     ],
 )
-def test_the_short_label_says_cut_of_a_smaller_model_alone(
+def test_the_short_label_has_the_word_cut_only_for_a_smaller_model(
     overrides: list[str], label: str
 ) -> None:
     assert short_model_label(compose(overrides, None, {}).model) == label
@@ -75,7 +75,7 @@ def test_a_saved_configuration_has_the_label_of_its_dataclass() -> None:
         ({"name": "llama32-1b", "from_hf": "/there", "num_layers": 2}, "llama32-1b, 2 layers"),
     ],
 )
-def test_an_incomplete_configuration_is_labelled_as_far_as_it_goes(
+def test_an_incomplete_configuration_has_a_partial_label(
     config: dict[str, object], label: str
 ) -> None:
     assert describe_model(config) == label

@@ -56,7 +56,7 @@ def test_count_is_the_sum_by_hand() -> None:
     assert num_parameters(SMALL) == 2 * layer + 8 + 2 * 130 * 8
 
 
-def test_padding_is_counted_apart() -> None:
+def test_padding_is_counted_separately() -> None:
     assert padded_vocab_size(130) == 256
     assert num_padding_parameters(SMALL) == 2 * 126 * 8
 

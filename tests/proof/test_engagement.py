@@ -60,7 +60,7 @@ LINEAR = {
 QK = {("qk", slot) for slot in ("fprop.q", "fprop.k", "dgrad_q.k", "dgrad_k.q")}
 
 
-def hold_linear_operands(
+def quantise_linear_operands(
     monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor, QuantSpec, int], Tensor]
 ) -> None:
     """Quantise every operand of the linear layers in another way, including those that share a read."""
@@ -209,7 +209,7 @@ def test_a_layer_that_quantises_and_multiplies_the_originals_fails(
     assert "layer 0 qkv linear.fprop.x: declared hifp8" in reason
 
 
-def test_a_layer_that_multiplies_the_originals_without_a_word_fails(
+def test_a_layer_that_multiplies_the_originals_unannounced_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The products with a context are all correct; those whose results are used are hidden."""
@@ -257,7 +257,7 @@ def test_fused_attention_behind_the_scheme_fails(
 def test_a_run_whose_proof_fails_takes_no_optimizer_step(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold_linear_operands(monkeypatch, lambda x, operand, axis: x)
+    quantise_linear_operands(monkeypatch, lambda x, operand, axis: x)
     run = run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1)
     assert not run.metrics.exists()
     assert "what ran is not what was declared, in iteration 1" in failure(run)
@@ -311,7 +311,7 @@ def test_a_change_of_rules_is_proved_again(run_tiny: RunTiny) -> None:
     assert [(e["iteration"], e["quantised_calls"]) for e in record["earlier"]] == [(1, 0)]
 
 
-def test_recomputed_products_are_counted_apart(run_tiny: RunTiny) -> None:
+def test_recomputed_products_are_counted_separately(run_tiny: RunTiny) -> None:
     run = run_tiny("quant=FA_linear_mxfp8", "training.recompute=full", *ONE_STEP)
     for entry in precision(run)["entries"]:
         recomputed = 1 if entry["product"] == "fprop" else 0

@@ -43,7 +43,7 @@ def precision(run: RunDir) -> dict[str, Any]:
         "more/linear_nvfp4",
     ],
 )
-def test_an_expert_without_tokens_is_not_reached_and_the_run_goes_on(
+def test_an_expert_without_tokens_is_not_reached_and_the_run_continues(
     run_tiny: RunTiny, tiny_models: dict[str, list[str]], scheme: str
 ) -> None:
     run = run_tiny(f"quant={scheme}", *tiny_models["deepseek2_lite"], *FEW)
@@ -100,7 +100,7 @@ def test_a_router_in_low_precision_fails(
     assert "layer 1 router: must be in high precision, it lies on the grid of" in status.reason
 
 
-def test_recomputed_experts_are_counted_apart(
+def test_recomputed_experts_are_counted_separately(
     run_tiny: RunTiny, tiny_models: dict[str, list[str]]
 ) -> None:
     words = ["training.recompute=full", "training.iterations=1", "training.warmup_iterations=0"]
@@ -111,7 +111,7 @@ def test_recomputed_experts_are_counted_apart(
             assert (entry["calls"], entry["recomputed_calls"]) == (1, recomputed), entry
 
 
-def test_only_an_expert_that_was_called_for_nothing_may_be_left_out() -> None:
+def test_a_module_without_a_call_and_one_without_tokens_are_not_reached() -> None:
     assert status_of(None) == (Status.NOT_REACHED, NOT_CALLED)
     assert status_of(SlotCalls(empty_calls=1)) == (Status.NOT_REACHED, NO_TOKENS)
 
@@ -122,7 +122,7 @@ def of(status: str, reason: str, calls: int) -> Verdict:
     return Verdict(1, [entry], [], {"layer 1 router": 3})
 
 
-def test_an_expert_with_tokens_on_one_rank_alone_is_what_it_is_there() -> None:
+def test_an_expert_with_tokens_on_one_rank_has_that_ranks_status() -> None:
     result = merged([of("not_reached", NO_TOKENS, 0), of("engaged", "", 2)])
     assert (result.entries[0]["status"], result.entries[0]["calls"]) == ("engaged", 2)
     assert result.router_calls == {"layer 1 router": 6}

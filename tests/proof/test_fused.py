@@ -49,11 +49,11 @@ def test_every_operand_that_enters_the_kernel_is_judged(run_tiny: RunTiny) -> No
     status = read_status(run.status)
     assert status is not None
     assert status.state is State.COMPLETED, status.reason
-    found = entries(run)
-    slots = {slot for _, slot in found}
+    by_slot = entries(run)
+    slots = {slot for _, slot in by_slot}
     within = {slot for slot in slots if slot.endswith((".P", ".dS"))}
     assert len(within) == 4
-    for (_, slot), entry in found.items():
+    for (_, slot), entry in by_slot.items():
         assert entry["calls"] == entries_of_linear(run)
         if slot in within:
             assert (entry["status"], entry["reason"]) == ("inconclusive", WITHIN)
@@ -71,14 +71,14 @@ def entries_of_linear(run: RunDir) -> int:
 
 
 @pytest.mark.slow
-def test_recomputed_calls_are_told_apart(run_tiny: RunTiny) -> None:
-    found = entries(run_tiny("quant=FA_mxfp8", "training.recompute=full", *FUSED))
-    for (_, slot), entry in found.items():
+def test_recomputed_calls_are_counted_separately(run_tiny: RunTiny) -> None:
+    by_slot = entries(run_tiny("quant=FA_mxfp8", "training.recompute=full", *FUSED))
+    for (_, slot), entry in by_slot.items():
         is_forward = ".fprop." in slot
         assert entry["recomputed_calls"] == (entry["calls"] if is_forward else 0), slot
 
 
-def test_kernel_that_is_given_the_originals_fails_the_run(
+def test_kernel_that_receives_the_originals_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multiply, "quantise_operand", lambda x, *_, **__: x)
@@ -98,7 +98,7 @@ def test_bf16_that_is_quantised_fails_the_run(
     )
 
 
-def test_fused_call_that_nobody_announced_fails_the_run(
+def test_unannounced_fused_call_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = fused._kernel
@@ -127,17 +127,17 @@ def test_probabilities_are_captured_and_recomputation_counts_nothing_twice(
     run_tiny: RunTiny,
 ) -> None:
     words = ("capture.attn_weights=true", "training.recompute=full", "quant=FA_mxfp8")
-    found = []
+    captures = []
     for path in ("fused", "plain"):
         run = run_tiny(*words, f"training.attention={path}", "training.iterations=2")
         capture = open_capture(run.tensors)
-        found.append({_which(e): e for e in capture.select(module="attention")})
-    ours, theirs = found
+        captures.append({_which(e): e for e in capture.select(module="attention")})
+    ours, theirs = captures
     assert ours.keys() == theirs.keys()
     assert {(0, "forward", "attn_weights"), (0, "backward", "grad_attn_weights")} <= ours.keys()
     assert {(0, "backward", "grad_scores"), (0, "backward", "grad_query")} <= ours.keys()
     for key, entry in ours.items():
         one, other = entry.torch().double(), theirs[key].torch().double()
-        # bfloat16 in which the plain path rounds four times more, and what that makes of the layers between
+        # bfloat16 in which the plain path rounds four times more, and the effect on the layers between
         assert float((one - other).norm() / other.norm()) < 0.02, key
         assert entry.metadata["attention"] == "fused"

@@ -17,7 +17,7 @@ from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.step_state import StepState
 from quantexp.runs.paths import RunDir
 
-from .test_engagement import failure, hold_linear_operands, precision
+from .test_engagement import failure, precision, quantise_linear_operands
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def without_transform(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
 def test_an_operand_without_its_transform_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    hold_linear_operands(monkeypatch, without_transform)
+    quantise_linear_operands(monkeypatch, without_transform)
     words = [f"quant.linear.wgrad.{name}.hadamard={kind}" for name in "gx"]
     reason = failure(run_tiny("quant=linear_mxfp4", *words, *ONE_STEP, expect=1))
     assert "linear.wgrad.g: declared mxfp4_e2m1, it is not the" in reason
@@ -113,12 +113,12 @@ def test_a_transform_with_other_signs_fails(
         flipped.select(axis, 1).neg_()
         return quantise_operand(-x if operand.left else flipped, operand, axis)
 
-    hold_linear_operands(monkeypatch, other_signs)
+    quantise_linear_operands(monkeypatch, other_signs)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
     assert "it is not the random Hadamard transform of its source" in reason
 
 
-def test_a_transformed_operand_whose_source_is_not_told_fails(
+def test_a_transformed_operand_without_its_source_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(announcement: Any, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
@@ -138,7 +138,7 @@ def test_the_originals_in_place_of_stochastic_operands_fail(
     def original_of(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
         return x if operand.stream.endswith(slot) else quantise_operand(x, operand, axis)
 
-    hold_linear_operands(monkeypatch, original_of)
+    quantise_linear_operands(monkeypatch, original_of)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
     assert f"linear.{slot}: declared mxfp4_e2m1" in reason
     assert "are not on the grid of mxfp4_e2m1" in reason
@@ -155,7 +155,7 @@ def test_the_originals_in_place_of_stochastic_operands_fail(
 def test_another_format_than_the_declared_one_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, scheme: str, declared: str, other: str
 ) -> None:
-    hold_linear_operands(monkeypatch, lambda x, operand, axis: quantise(x, other, axis=axis))
+    quantise_linear_operands(monkeypatch, lambda x, operand, axis: quantise(x, other, axis=axis))
     reason = failure(run_tiny(f"quant=more/{scheme}", *ONE_STEP, expect=1))
     assert f"linear.fprop.w: declared {declared}" in reason
 
@@ -189,19 +189,19 @@ def test_a_run_repeats_and_recomputation_changes_nothing(run_tiny: RunTiny, sche
     assert losses(run_tiny(*words, "training.recompute=full")) == once
 
 
-def test_a_forward_copy_that_the_backward_makes_again_repeats_its_numbers(
+def test_a_forward_copy_that_the_backward_recomputes_repeats_its_numbers(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, list[Tensor]] = {}
+    operands: dict[str, list[Tensor]] = {}
 
-    def watched(x: Tensor, operand: QuantSpec, axis: int, *rest: Any, **keywords: Any) -> Tensor:
+    def record(x: Tensor, operand: QuantSpec, axis: int, *rest: Any, **keywords: Any) -> Tensor:
         y = quantise_operand(x, operand, axis, *rest, **keywords)
-        seen.setdefault(operand.stream, []).append(y)
+        operands.setdefault(operand.stream, []).append(y)
         return y
 
-    monkeypatch.setattr(quantexp.quant.multiply, "quantise_operand", watched)
+    monkeypatch.setattr(quantexp.quant.multiply, "quantise_operand", record)
     run_tiny("quant=FA_mxfp4", "quant.qk.rounding=stochastic", *ONE_STEP)
     for name in ("q", "k"):
-        forward, backward = seen[f"layer 0 attention qk.fprop.{name}"]
+        forward, backward = operands[f"layer 0 attention qk.fprop.{name}"]
         assert torch.equal(forward, backward)
-        assert not torch.equal(forward, seen[f"layer 1 attention qk.fprop.{name}"][0])
+        assert not torch.equal(forward, operands[f"layer 1 attention qk.fprop.{name}"][0])

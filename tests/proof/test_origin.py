@@ -32,7 +32,7 @@ def normal(seed: int = 1) -> torch.Tensor:
     return torch.randn(256, 192, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def test_only_what_cannot_be_judged_by_itself_needs_its_origin() -> None:
+def test_only_operands_that_cannot_be_judged_alone_need_their_origin() -> None:
     assert not needs_origin(MXFP4)
     assert not needs_origin(replace(MXFP4, pre_scale=True))
     assert not needs_origin(NVFP4)
@@ -44,9 +44,7 @@ def test_only_what_cannot_be_judged_by_itself_needs_its_origin() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("left", [True, False])
-def test_a_transformed_operand_is_near_its_transform_and_nothing_else_is(
-    axis: int, left: bool
-) -> None:
+def test_only_a_transformed_operand_is_near_its_transform(axis: int, left: bool) -> None:
     x, operand = normal(), replace(RANDOM, left=left)
     y = quantise_operand(x, operand, axis)
     assert distance(y, operand, x, axis) < FAR / 2
@@ -62,7 +60,7 @@ def test_a_transformed_operand_is_near_its_transform_and_nothing_else_is(
     )
 
 
-def test_without_its_source_a_transformed_operand_is_not_believed() -> None:
+def test_a_transformed_operand_without_its_source_is_a_mismatch() -> None:
     finding = judge(quantise_operand(normal(), RANDOM, 0), RANDOM, 0)
     assert finding.status is Status.MISMATCH
     assert (

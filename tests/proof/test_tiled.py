@@ -78,14 +78,14 @@ AT_RANDOM = tuple(
     ids=["mxfp8", "hifp8", "stochastic"],
 )
 def test_every_operand_of_every_tile_is_judged(run_tiny: RunTiny, words: tuple[str, ...]) -> None:
-    found = entries(completed(run_tiny(*words, *TILED)))
-    assert len(found) == 12
-    for (_, slot), entry in found.items():
+    by_slot = entries(completed(run_tiny(*words, *TILED)))
+    assert len(by_slot) == 12
+    for (_, slot), entry in by_slot.items():
         assert entry["status"] == "engaged", (slot, entry["reason"])
         assert entry["calls"] == entry["quantised_calls"] == 1, slot
 
 
-def test_products_that_are_made_again_are_told_apart(run_tiny: RunTiny) -> None:
+def test_recomputed_products_are_counted_separately(run_tiny: RunTiny) -> None:
     """S recomputed in the backward pass; for scales of P and dS also S in both passes, and dP in the backward pass."""
     of_blocks, of_tensor = (entries(run_tiny(*words, *TILED)) for words in (FULL_MXFP8, FULL_HIFP8))
     for (layer, slot), entry in of_blocks.items():
@@ -96,9 +96,9 @@ def test_products_that_are_made_again_are_told_apart(run_tiny: RunTiny) -> None:
 
 
 def test_bf16_shows_zero_quantised_operands(run_tiny: RunTiny) -> None:
-    found = entries(completed(run_tiny("quant=bf16", *TILED)))
-    assert {entry["quantised_calls"] for entry in found.values()} == {0}
-    assert {entry["calls"] for entry in found.values()} == {1}
+    by_slot = entries(completed(run_tiny("quant=bf16", *TILED)))
+    assert {entry["quantised_calls"] for entry in by_slot.values()} == {0}
+    assert {entry["calls"] for entry in by_slot.values()} == {1}
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def test_original_beside_a_copy_of_the_same_read_fails_the_run(
 ) -> None:
     by_two = tile_products.quantise_pair  # type: ignore[attr-defined]
 
-    def one_of_two(x: Tensor, *rest: Any, **given: Any) -> tuple[Tensor | None, ...]:
-        copies = by_two(x, *rest, **given)
+    def one_of_two(x: Tensor, *rest: Any, **options: Any) -> tuple[Tensor | None, ...]:
+        copies = by_two(x, *rest, **options)
         return tuple(x if at == original else copy for at, copy in enumerate(copies))
 
     monkeypatch.setattr(tile_products, "quantise_pair", one_of_two)
@@ -205,9 +205,9 @@ def test_product_that_leaves_out_its_last_tile_fails_the_run(
     passes: list[int] = []
 
     def cut_short(*args: Any, **rest: Any) -> list[tiles.Tile]:
-        found = original(*args, **rest)
-        passes.append(len(found))
-        return found[:-1] if len(passes) <= cut else found
+        whole = original(*args, **rest)
+        passes.append(len(whole))
+        return whole[:-1] if len(passes) <= cut else whole
 
     monkeypatch.setattr(tile_products, "tiles", cut_short)
     words = ("quant=bf16", f"training.global_batch_size={batch}")
@@ -217,14 +217,14 @@ def test_product_that_leaves_out_its_last_tile_fails_the_run(
     assert passes == [2] * batch
 
 
-def test_product_that_nobody_announced_fails_the_run(
+def test_unannounced_product_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply = tile_products.multiply  # type: ignore[attr-defined]
 
-    def twice(said: Any, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    def twice(context: Any, a: Tensor, b: Tensor, scale: float) -> Tensor:
         torch.matmul(a, b)
-        return multiply(said, a, b, scale)
+        return multiply(context, a, b, scale)
 
     monkeypatch.setattr(tile_products, "multiply", twice)
     assert "that the precision map does not list" in failure(

@@ -77,19 +77,19 @@ class Unseen:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
     """One per micro-batch, in a run of two tiles."""
-    found: list[Unseen] = []
+    kernels: list[Unseen] = []
 
     def kernels_for(call: AttentionCall, q: Tensor, v: Tensor) -> Unseen:
         assert call.mask is None
         unhooked = AttentionCall(call.precision, call.softmax_scale)
-        found.append(Unseen(Borrowing(unhooked, q, softmax)))
-        return found[-1]
+        kernels.append(Unseen(Borrowing(unhooked, q, softmax)))
+        return kernels[-1]
 
     monkeypatch.setattr("quantexp.quant.attention.tiles.ROWS", 32)
     monkeypatch.setattr(tiled, "kernels_for", kernels_for)
-    return found
+    return kernels
 
 
 def entries(run: RunDir) -> list[dict[str, Any]]:
@@ -104,14 +104,14 @@ def failure(run: RunDir) -> str:
     return status.reason
 
 
-def test_the_tiles_beside_the_kernels_are_proved_and_made_in_that_iteration_alone(
-    run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
+def test_the_tiles_beside_the_kernels_are_proved_and_run_only_in_that_iteration(
+    run_tiny: RunTiny, stand_ins: list[Unseen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[str] = []
     tiles = tile_products.TileProducts.tiles
 
     def counted(self: Any, *, whole_rows: bool) -> Any:
-        is_beside = all(self is not each.work for each in made)
+        is_beside = all(self is not each.work for each in stand_ins)
         passes.extend(["beside"] if is_beside else [])
         return tiles(self, whole_rows=whole_rows)
 
@@ -124,7 +124,7 @@ def test_the_tiles_beside_the_kernels_are_proved_and_made_in_that_iteration_alon
         assert entry["status"] == "engaged", (entry, entry["reason"])
         assert entry["quantised_calls"] == entry["calls"] > 0
     assert len(entries(run)) == 12
-    a_run = [call for kernels in made for call in kernels.calls]
+    a_run = [call for kernels in stand_ins for call in kernels.calls]
     assert a_run.count("forward") == a_run.count("backward") == 3 * entries(run)[0]["calls"]
     assert len(passes) == len(a_run) / 3
 
@@ -134,7 +134,7 @@ def test_the_tiles_beside_the_kernels_are_proved_and_made_in_that_iteration_alon
 )
 def test_kernel_that_multiplies_something_else_fails_the_run(
     run_tiny: RunTiny,
-    made: list[Unseen],
+    stand_ins: list[Unseen],
     monkeypatch: pytest.MonkeyPatch,
     factors: tuple[float, float],
     name: str,
@@ -144,11 +144,11 @@ def test_kernel_that_multiplies_something_else_fails_the_run(
     assert (
         f"layer 0 attention: {name} of Triton's kernel is not that of the tiles of torch" in reason
     )
-    assert made
+    assert stand_ins
 
 
 def test_scheme_that_the_tiles_do_not_follow_fails_the_run(
-    run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
+    run_tiny: RunTiny, stand_ins: list[Unseen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels and tiles agree that P is not quantised."""
     within = tile_products.TileProducts.quantised_tile
@@ -158,22 +158,24 @@ def test_scheme_that_the_tiles_do_not_follow_fails_the_run(
         lambda self, slot, tile, x: x if slot.operand == "P" else within(self, slot, tile, x),
     )
     assert "pv.fprop.P: declared mxfp8_e4m3" in failure(run_tiny(*WORDS, expect=1))
-    assert made
+    assert stand_ins
 
 
-def test_what_a_tap_asks_for_is_of_the_tiles_and_the_gradients_are_of_the_kernels(
-    run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
+def test_hooked_tensors_come_from_the_tiles_and_gradients_from_the_kernels(
+    run_tiny: RunTiny, stand_ins: list[Unseen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A factor within the bound marks the kernels' results."""
     words = (*(word for word in WORDS if word != "capture=off"), "capture.attn_weights=true")
-    found = []
+    captures = []
     for factor in (1 + 2.0**-8, 1.0):
         monkeypatch.setattr(Unseen, "factors", (1.0, factor))
         capture = open_capture(run_tiny(*words).tensors)
         entries = capture.select(module="attention", iteration=1, micro_batch=0)
-        found.append({(e.metadata["operation"], e.metadata["tensor"]): e.torch() for e in entries})
-    ours, theirs = found
-    assert made
+        captures.append(
+            {(e.metadata["operation"], e.metadata["tensor"]): e.torch() for e in entries}
+        )
+    ours, theirs = captures
+    assert stand_ins
     assert ours.keys() == theirs.keys()
     for key in (("forward", "attn_weights"), ("backward", "grad_scores"), ("backward", "grad_key")):
         assert torch.equal(ours[key], theirs[key]), key

@@ -56,7 +56,7 @@ def test_mismatch_on_one_rank_names_it_and_ends_the_run() -> None:
         require(result)
 
 
-def test_mismatch_everywhere_is_said_once() -> None:
+def test_mismatch_on_every_rank_is_reported_once() -> None:
     bad = of("mismatch", "off the grid", "layer 0 qkv: off the grid")
     result = merged([bad, bad])
     assert result.entries[0]["reason"] == "off the grid"

@@ -25,7 +25,7 @@ DECLARED = {
 }
 
 
-def made(fmt: str, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
+def quantise_as(fmt: str, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
     """x as a layer with that scheme would multiply it."""
     match fmt:
         case "bf16":
@@ -54,7 +54,7 @@ def test_only_what_was_declared_passes(
     x = torch.randn(96, 256, generator=generator)
     if heavy_tails:
         x = x * torch.exp(torch.randn(96, 256, generator=generator))
-    finding = judge(made(actual, x.to(dtype)), DECLARED[declared], -1)
+    finding = judge(quantise_as(actual, x.to(dtype)), DECLARED[declared], -1)
     expected = Status.ENGAGED if actual == declared else Status.MISMATCH
     assert finding.status is expected, finding
     if actual == declared:
@@ -62,16 +62,16 @@ def test_only_what_was_declared_passes(
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
-def test_blocks_are_looked_at_along_their_own_axis(axis: int) -> None:
+def test_blocks_are_judged_along_their_own_axis(axis: int) -> None:
     x = torch.randn(64, 96, 128, generator=torch.Generator().manual_seed(1), dtype=torch.bfloat16)
-    assert judge(made("mxfp4", x, axis), MXFP4, axis).status is Status.ENGAGED
+    assert judge(quantise_as("mxfp4", x, axis), MXFP4, axis).status is Status.ENGAGED
     other = (axis + 1) % 3
-    assert judge(made("mxfp4", x, other), MXFP4, axis).status is Status.MISMATCH
+    assert judge(quantise_as("mxfp4", x, other), MXFP4, axis).status is Status.MISMATCH
 
 
-def test_a_mismatch_says_how_many_elements_are_off() -> None:
+def test_a_mismatch_states_how_many_elements_are_off() -> None:
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(2), dtype=torch.bfloat16)
-    q = made("mxfp8", x)
+    q = quantise_as("mxfp8", x)
     q[3, 5] = 1.0078125 * q.abs().max()
     finding = judge(q, MXFP8, -1)
     assert finding.status is Status.MISMATCH
@@ -105,33 +105,35 @@ def test_a_flat_causal_attention_is_no_quantised_tensor() -> None:
 
 def test_few_elements_prove_nothing() -> None:
     x = torch.randn(1, EVIDENCE - 1, generator=torch.Generator().manual_seed(3))
-    q = made("mxfp8", x.to(torch.bfloat16))
+    q = quantise_as("mxfp8", x.to(torch.bfloat16))
     assert judge(q, MXFP8, -1).status is Status.INCONCLUSIVE
     assert judge(q, BF16, -1).status is Status.ENGAGED
 
 
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
-def test_one_token_is_not_taken_for_blocks_of_one_element(fmt: str, axis: int) -> None:
+def test_one_token_is_not_mistaken_for_blocks_of_one_element(fmt: str, axis: int) -> None:
     """An expert with one token: across it every element is its own block, on any grid with its own scales."""
     declared = DECLARED[fmt]
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
         row = torch.randn(1, 192, generator=generator).bfloat16()
-        assert judge(made(fmt, row, axis), declared, axis).status is not Status.MISMATCH, seed
+        assert judge(quantise_as(fmt, row, axis), declared, axis).status is not Status.MISMATCH, (
+            seed
+        )
     assert judge(row, declared, -1).status is Status.MISMATCH, "still held against its own grid"
 
 
 def test_a_quantised_part_of_a_large_tensor_does_not_hide_the_rest() -> None:
     x = torch.randn(512, 512, generator=torch.Generator().manual_seed(4), dtype=torch.bfloat16)
-    q = made("mxfp8", x)
+    q = quantise_as("mxfp8", x)
     q[300:340] = x[300:340]
     assert judge(q, MXFP8, -1).status is Status.MISMATCH
 
 
 def test_a_transposed_operand_is_judged_without_a_copy_of_it() -> None:
     w = torch.randn(256, 512, generator=torch.Generator().manual_seed(5), dtype=torch.bfloat16)
-    assert judge(made("mxfp8", w).t(), MXFP8, -2).status is Status.ENGAGED
+    assert judge(quantise_as("mxfp8", w).t(), MXFP8, -2).status is Status.ENGAGED
 
 
 def test_exact_scaled_hifp8_is_no_working_precision() -> None:
@@ -174,15 +176,15 @@ def test_flat_attention_of_a_short_sequence_is_no_quantised_tensor() -> None:
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
-def test_a_part_that_was_quantised_is_found_at_true_width(axis: int) -> None:
+def test_a_quantised_part_is_detected_at_true_width(axis: int) -> None:
     x = torch.randn(256, 2048, generator=torch.Generator().manual_seed(9), dtype=torch.bfloat16)
-    x[32:] = made("mxfp4", x[32:], axis)
+    x[32:] = quantise_as("mxfp4", x[32:], axis)
     assert judge(x, BF16, axis).status is Status.MISMATCH
 
 
 def test_one_odd_element_does_not_clear_a_tensor() -> None:
     x = torch.randn(256, 2048, generator=torch.Generator().manual_seed(10), dtype=torch.bfloat16)
-    q = made("mxfp4", x)
+    q = quantise_as("mxfp4", x)
     q[0, 0] = 1.0078125
     assert judge(q, BF16, -1).status is Status.MISMATCH
 
@@ -196,7 +198,7 @@ def test_counting_significant_bits_only_saves_work(
     x = torch.randn(40, 96, generator=torch.Generator().manual_seed(3))
     counted = grids._bits_exceeded_everywhere
     for scaled in (x, (4 * x).round() / 4, x * torch.finfo(dtype).smallest_normal):
-        operand = made(actual, scaled.to(dtype))
+        operand = quantise_as(actual, scaled.to(dtype))
         for declared in DECLARED.values():
             findings = []
             for bits in (counted, lambda *_: set()):  # type: ignore[var-annotated]
@@ -223,5 +225,5 @@ def test_grid_of_fewer_bits_than_a_window_shows_is_not_searched(
     )
     assert not [format_ for format_ in searched if format_.startswith("mx")]
     searched.clear()
-    assert judge(made("mxfp8", x), MXFP8, -1).status is Status.ENGAGED
+    assert judge(quantise_as("mxfp8", x), MXFP8, -1).status is Status.ENGAGED
     assert {format_ for format_ in searched if format_.startswith("mx")} == {"mxfp6_e2m3"}

@@ -22,15 +22,15 @@ MODEL = ModelConfig(
 )
 
 
-def test_operands_of_each_product_are_told_inside_alone() -> None:
+def test_operands_of_each_product_reach_a_hook_only_in_its_context() -> None:
     declared = precision_map(MODEL, QuantConfig())[ModuleId(0, "fc1")]
     x, w = torch.randn(4, 1, 8), torch.randn(6, 8)
-    seen: list[tuple[str, str, bool]] = []
+    calls: list[tuple[str, str, bool]] = []
 
     def hook(precision: Any, slot: Slot, *tensors: Any) -> None:
-        source, held, layout = tensors
-        is_same = held is source and layout(held) is held
-        seen.append((slot.product.value, slot.operand, is_same))
+        source, quantised, layout = tensors
+        is_same = quantised is source and layout(quantised) is quantised
+        calls.append((slot.product.value, slot.operand, is_same))
 
     fprop(declared, x, w)
     with hook_operands(hook):
@@ -38,23 +38,23 @@ def test_operands_of_each_product_are_told_inside_alone() -> None:
         wgrad(declared, torch.randn(4, 1, 6), x)
     fprop(declared, x, w)
     names = [("fprop", "x"), ("fprop", "w"), ("wgrad", "g"), ("wgrad", "x")]
-    assert seen == [(*name, True) for name in names]
+    assert calls == [(*name, True) for name in names]
 
 
-def test_a_tap_asks_for_all_unless_it_says_for_what() -> None:
+def test_a_hook_receives_all_operands_unless_it_selects_some() -> None:
     declared = precision_map(MODEL, QuantConfig())[ModuleId(0, "fc1")]
 
     def hook(*operand: Any) -> None:
         pass
 
-    def asked(slot: Slot) -> bool:
+    def is_hooked(slot: Slot) -> bool:
         return is_operand_hooked(declared, slot)
 
-    assert not asked(WGRAD_X)
+    assert not is_hooked(WGRAD_X)
     with hook_operands(hook, lambda precision, slot: slot == WGRAD_G):
-        assert asked(WGRAD_G)
-        assert not asked(WGRAD_X)
+        assert is_hooked(WGRAD_G)
+        assert not is_hooked(WGRAD_X)
         with hook_operands(hook):
-            assert asked(WGRAD_X)
-        assert not asked(WGRAD_X)
-    assert not asked(WGRAD_G)
+            assert is_hooked(WGRAD_X)
+        assert not is_hooked(WGRAD_X)
+    assert not is_hooked(WGRAD_G)

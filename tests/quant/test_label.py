@@ -25,7 +25,7 @@ def test_a_slot_that_is_not_quantised_is_high_in_its_precision(
     assert describe_format(name, precision) == label
 
 
-def test_the_scheme_bf16_says_what_it_computes_in_where_that_is_something_else() -> None:
+def test_the_label_of_bf16_names_the_precision_if_it_is_another() -> None:
     assert describe_scheme("bf16", Precision.bf16) == "bf16"
     assert describe_scheme("bf16", None) == "bf16"
     assert describe_scheme("bf16", "fp32") == "bf16 (nothing quantised, computed in fp32)"

@@ -54,19 +54,19 @@ def test_copies_of_one_read_are_those_of_two(fmt: str, shape: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
-def test_written_to_memory_that_is_used_again_they_are_the_same(fmt: str) -> None:
-    """And what the backward pass keeps, or a hook sees, is not overwritten."""
+def test_copies_in_reused_memory_are_the_same(fmt: str) -> None:
+    """Tensors that the backward pass keeps or a hook receives are not overwritten."""
     precision, buffers = declared(fmt), Buffers()
     buffers.begin_step()
     wide, x = normal(80, 2, 96), normal(80, 2, 64)
     for copies in (input_copies, gradient_copies):
-        kept = copies(precision, x, None, Buffers())
+        fresh = copies(precision, x, None, Buffers())
         copies(precision, wide, None, buffers)
         first, second = copies(precision, x, None, buffers)
-        assert torch.equal(first, kept[0])
+        assert torch.equal(first, fresh[0])
         assert second is not None
-        assert kept[1] is not None
-        assert torch.equal(second, kept[1])
+        assert fresh[1] is not None
+        assert torch.equal(second, fresh[1])
         third, fourth = copies(precision, -x, None, buffers)
         assert fourth is not None
         overwritten = first.data_ptr() == third.data_ptr(), second.data_ptr() == fourth.data_ptr()
@@ -75,11 +75,11 @@ def test_written_to_memory_that_is_used_again_they_are_the_same(fmt: str) -> Non
         else:
             assert overwritten == (fmt == "mxfp8", False)
         with hook_operands(lambda *_: None):
-            seen, _ = copies(precision, x, None, buffers)
-        assert seen.data_ptr() != third.data_ptr()
+            hooked, _ = copies(precision, x, None, buffers)
+        assert hooked.data_ptr() != third.data_ptr()
 
 
-def test_an_operand_that_differs_by_more_than_its_axis_is_made_by_itself() -> None:
+def test_an_operand_that_differs_by_more_than_its_axis_is_quantised_separately() -> None:
     x = normal(64, 1, 64)
     for other in (Slot(format="mxfp4"), Slot(scale_rule="floor"), Slot(block=16)):
         assert input_copies(declared("mxfp8", other), x, None, Buffers())[1] is None
@@ -92,7 +92,7 @@ def test_an_operand_that_differs_by_more_than_its_axis_is_made_by_itself() -> No
             assert input_copies(declared("mxfp4", **options), x, None, Buffers())[1] is None
 
 
-def test_blocks_of_an_experts_rows_are_made_by_sequence() -> None:
+def test_blocks_of_an_experts_rows_are_formed_by_sequence() -> None:
     x, rows = normal(40, 64), Rows(torch.arange(40) % 2, 2)
     assert input_copies(declared("mxfp8"), x, rows, Buffers())[1] is None
     assert gradient_copies(declared("mxfp8"), x, rows, Buffers())[1] is None
@@ -107,7 +107,7 @@ def test_blocks_of_an_experts_rows_are_made_by_sequence() -> None:
     ), "laid out by sequence, before or after"
 
 
-def test_the_backward_asks_for_the_input_only_where_somebody_looks() -> None:
+def test_the_backward_needs_the_input_only_where_it_is_used() -> None:
     assert not backward_needs_input(declared("mxfp8"))
     assert not backward_needs_input(declared("hifp8"))
     assert backward_needs_input(declared("mxfp8", scale_rule="floor", clip_gradient=True))
@@ -118,7 +118,7 @@ def test_the_backward_asks_for_the_input_only_where_somebody_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "kept"),
+    ("precision", "num_saved"),
     [
         (declared("bf16"), 1),
         (declared("mxfp8"), 1),
@@ -128,8 +128,8 @@ def test_the_backward_asks_for_the_input_only_where_somebody_looks() -> None:
     ],
     ids=["bf16", "blocks", "no blocks", "two formats", "clipped"],
 )
-def test_what_is_kept_for_the_backward_is_one_tensor_of_the_inputs_size(
-    precision: ModulePrecision, kept: int
+def test_the_backward_saves_one_tensor_of_the_inputs_size(
+    precision: ModulePrecision, num_saved: int
 ) -> None:
     class Layer(SchemeLinear):
         pass
@@ -146,7 +146,7 @@ def test_what_is_kept_for_the_backward_is_one_tensor_of_the_inputs_size(
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = layer._forward_impl(x, w)
     inputs = {tensor.data_ptr() for tensor in saved if tensor.shape == x.shape}
-    assert len(inputs) == kept
+    assert len(inputs) == num_saved
     y.sum().backward()
     assert x.grad is not None
     assert w.grad is not None

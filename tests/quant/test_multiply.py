@@ -11,7 +11,7 @@ from quantexp.quant.precision import ModuleId
 from quantexp.quant.product_context import ProductContext, current_product
 from quantexp.quant.sites import Product, Site
 
-SAID = ProductContext(ModuleId(0, "fc1"), Site.LINEAR, Product.FPROP)
+CONTEXT = ProductContext(ModuleId(0, "fc1"), Site.LINEAR, Product.FPROP)
 PLAIN = resolve("mxfp4_e2m1")
 SCALED = resolve("mxfp4_e2m1", pre_scale=True)
 
@@ -39,7 +39,7 @@ def test_the_scale_is_applied_before_the_one_rounding(
     32 additions and a factor err by at most 34 2^-23 of the sum of magnitudes.
     """
     x, w = normal(*a), normal(*b)
-    y = multiply(SAID, x, w, scale)
+    y = multiply(CONTEXT, x, w, scale)
     exact = scale * (x.double() @ w.double())
     slack = 34 * 2.0**-23 * scale * (x.double().abs() @ w.double().abs())
     assert y.shape == exact.shape
@@ -47,6 +47,6 @@ def test_the_scale_is_applied_before_the_one_rounding(
     assert (y <= (exact + slack).bfloat16()).all()
 
 
-def test_the_announcement_is_made_for_the_call_alone() -> None:
-    multiply(SAID, normal(4, 32), normal(32, 4))
+def test_the_product_is_announced_only_during_its_call() -> None:
+    multiply(CONTEXT, normal(4, 32), normal(32, 4))
     assert current_product() is None

@@ -73,7 +73,7 @@ def test_labels_are_the_words_of_the_messages() -> None:
     assert entry in list(module.entries())
 
 
-def test_record_holds_all_that_recomputing_takes() -> None:
+def test_record_contains_everything_that_recomputing_needs() -> None:
     module = precision_map(MODEL, quant(linear="hifp8"))[ModuleId(1, "proj")]
     record = entry_record(next(module.entries()))
     assert record == {
@@ -137,12 +137,12 @@ def test_modules_that_are_alike_share_their_operands() -> None:
     declared = precision_map(MODEL, quant(one_layer))
     assert declared[ModuleId(0, "fc1")].slots is declared[ModuleId(2, "qkv")].slots
     assert declared[ModuleId(1, "fc1")].slots is declared[ModuleId(1, "qkv")].slots
-    found = distinct_slots(declared)
-    assert len(found) == 4, "linear and attention, within the rule's layer and outside"
-    assert all(any(module.alike is slots for slots in found) for module in declared.values())
+    distinct = distinct_slots(declared)
+    assert len(distinct) == 4, "linear and attention, within the rule's layer and outside"
+    assert all(any(module.alike is slots for slots in distinct) for module in declared.values())
 
 
-def test_modules_with_streams_of_their_own_are_alike_but_for_them() -> None:
+def test_modules_with_streams_of_their_own_are_alike_except_for_these() -> None:
     config = quant()
     config.linear.rounding = "stochastic"
     declared = precision_map(MODEL, config)
@@ -154,15 +154,15 @@ def test_modules_with_streams_of_their_own_are_alike_but_for_them() -> None:
     assert len(distinct_slots(declared)) == 2, "linear and attention"
 
 
-def test_maps_of_a_run_hold_from_where_they_begin() -> None:
+def test_maps_of_a_run_apply_from_their_first_iteration() -> None:
     config = quant(Rule(iterations=[3, 4], format="bf16"))
     maps = declared_maps(MODEL, config)
     assert changes(config) == [1, 3, 5]
     assert maps == [precision_map(MODEL, config, i) for i in (1, 3, 5)]
     assert maps[0] != maps[1]
-    held = [map_in_force(maps, config, i) for i in range(1, 7)]
-    assert [maps.index(each) for each in held] == [0, 0, 1, 1, 0, 0], "the third is the first"
-    assert held[4] is maps[2]
+    in_force = [map_in_force(maps, config, i) for i in range(1, 7)]
+    assert [maps.index(each) for each in in_force] == [0, 0, 1, 1, 0, 0], "the third is the first"
+    assert in_force[4] is maps[2]
 
 
 def test_a_rule_may_transform_one_product() -> None:
@@ -176,7 +176,7 @@ def test_a_rule_may_transform_one_product() -> None:
     }
 
 
-def test_a_rule_that_transforms_one_operand_alone_is_refused() -> None:
+def test_a_rule_that_transforms_only_one_operand_is_refused() -> None:
     rule = Rule(hadamard="random", operands=["g"], products=["wgrad"])
     with pytest.raises(ConfigError, match=r"quant\.linear\.wgrad must have the same hadamard"):
         precision_map(MODEL, quant(rule, linear="mxfp4"))
@@ -202,14 +202,14 @@ def test_rule_wins_over_the_slots_own_keys() -> None:
     assert after["layer 1 qkv linear.wgrad.g"] == "mxfp8_e5m2"
 
 
-def test_rule_may_change_an_option_alone() -> None:
+def test_rule_may_change_only_an_option() -> None:
     declared = precision_map(MODEL, quant(Rule(block=16, products=["wgrad"], sites=["linear"])))
     module = declared[ModuleId(0, "fc1")]
     assert module.spec(WGRAD_G).block == 16
     assert module.spec(FPROP_X).block == 32
 
 
-def test_option_of_a_rule_passes_over_slots_in_the_working_precision() -> None:
+def test_option_of_a_rule_skips_slots_in_the_working_precision() -> None:
     declared = precision_map(MODEL, quant(Rule(block=16)))
     specs = [e.spec for m in declared.values() for e in m.entries()]
     assert {spec.block for spec in specs if spec.quantised} == {16}
@@ -237,7 +237,7 @@ def test_sites_narrow_a_rule() -> None:
     assert len(labels) == 6
 
 
-def test_conditions_hold_together() -> None:
+def test_all_conditions_must_hold() -> None:
     rule = Rule(format="bf16", layers=[1], modules=["fc1"], products=["fprop"], operands=["w"])
     assert changed(rule) == {"layer 1 fc1 linear.fprop.w"}
 

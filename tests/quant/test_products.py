@@ -57,7 +57,7 @@ def test_product_is_the_fp32_product_rounded_once(
 
 @SIXTEEN_BIT
 @pytest.mark.parametrize("batch", [(), (B,)], ids=["matrix", "batch"])
-def test_what_is_added_and_scaled_is_so_before_the_rounding(
+def test_addition_and_scaling_precede_the_rounding(
     dtype: torch.dtype, batch: tuple[int, ...]
 ) -> None:
     a, b = normal(*batch, M, K, dtype=dtype), normal(*batch, K, N, dtype=dtype)
@@ -135,14 +135,12 @@ def test_fused_attention_is_that_of_fp32_rounded_once(dtype: torch.dtype, masked
     mask = normal(16, 16, dtype=dtype, seed=4) if masked else None
     wide_mask = None if mask is None else mask.float()
 
-    def both_ways(
-        given: list[Tensor], mask: Tensor | None, o_given: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        leaves = [x.clone().requires_grad_() for x in given]
+    def both_ways(qkv: list[Tensor], mask: Tensor | None, dO: Tensor | None) -> tuple[Tensor, ...]:
+        leaves = [x.clone().requires_grad_() for x in qkv]
         o = scaled_dot_product_attention(
             leaves[0], leaves[1], leaves[2], attn_mask=mask, is_causal=mask is None
         )
-        return o.detach(), *torch.autograd.grad(o, leaves, o_given)
+        return o.detach(), *torch.autograd.grad(o, leaves, dO)
 
     with through_fp32({dtype}):
         narrow = both_ways([q, k, v], mask, g)
@@ -168,7 +166,7 @@ def test_products_of_other_dtypes_are_torchs_own() -> None:
 @pytest.mark.parametrize(
     ("a", "b"), [((2, 3), (4, 5)), ((2, 3), (3,)), ((2, 0), (0, 5)), ((0, 3), (3, 5))]
 )
-def test_what_torch_refuses_and_what_is_empty_is_left_to_torch(
+def test_refused_and_empty_products_are_left_to_torch(
     a: tuple[int, ...], b: tuple[int, ...]
 ) -> None:
     x, y = torch.zeros(a).bfloat16(), torch.zeros(b).bfloat16()
@@ -219,7 +217,7 @@ def test_nothing_is_left_after_the_context_or_an_error() -> None:
     assert not go_through_fp32(torch.bfloat16)
 
 
-class Seen(TorchDispatchMode):
+class OperandDtypes(TorchDispatchMode):
     """The dtypes of products' operands as they reach the call."""
 
     def __init__(self) -> None:
@@ -237,12 +235,12 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_whoever_watches_sees_the_same_calls_as_ever() -> None:
+def test_dispatch_modes_see_the_same_calls_as_without_fp32() -> None:
     def calls() -> list[tuple[str, torch.dtype]]:
         x, w = (normal(rows, K, dtype=torch.bfloat16).requires_grad_() for rows in (M, N))
-        with Seen() as seen:
+        with OperandDtypes() as mode:
             (x @ w.t()).sum().backward()
-        return seen.calls
+        return mode.calls
 
     outside = calls()
     with through_fp32({torch.bfloat16}):
@@ -263,28 +261,28 @@ def test_products_in_other_threads_go_the_same_way() -> None:
         assert_same(y, (a.float() @ b.float()).bfloat16())
 
 
-def test_memory_is_used_again_and_never_more_than_was_said() -> None:
+def test_memory_is_reused_within_its_limit() -> None:
     kernels = products._Kernels(frozenset({torch.bfloat16}))
-    made = kernels.by_name()
+    by_name = kernels.by_name()
     a, b = normal(700, 3000, dtype=torch.bfloat16), normal(3000, 1500, dtype=torch.bfloat16)
     keyset = torch._C._dispatch_keys(a) & torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     for x, y in ((a, b), (b.t(), a.t()), (a.t(), a), (b, b.t())):
-        made["mm"](keyset, x, y)
+        by_name["mm"](keyset, x, y)
     num_bytes = sum(x.nbytes for x in kernels.scratch.buffers.values())
     assert 0 < num_bytes <= products.SCRATCH_BYTES
 
 
-def test_it_is_quiet_in_a_process_whose_warnings_are_errors() -> None:
+def test_no_warning_is_raised_in_a_process_whose_warnings_are_errors() -> None:
     script = (
         "import torch\n"
         "from quantexp.quant.products import through_fp32\n"
         "with through_fp32({torch.bfloat16}):\n"
         "    torch.ones(2, 2).bfloat16() @ torch.ones(2, 2).bfloat16()\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")

@@ -25,11 +25,11 @@ def test_blocks_are_those_of_each_sequence_by_itself() -> None:
     generator = torch.Generator().manual_seed(0)
     sequence = torch.randint(0, 3, (150,), generator=generator)
     x = torch.randn(150, 4, generator=generator) * 10
-    held = quantise(Rows(sequence, 3).laid_out(x), "mxfp4", axis=0)
+    quantised = quantise(Rows(sequence, 3).laid_out(x), "mxfp4", axis=0)
     for b in range(3):
         own = x[sequence == b]
-        assert torch.equal(held[: len(own), b], quantise(own, "mxfp4", axis=0))
-        assert not held[len(own) :, b].any()
+        assert torch.equal(quantised[: len(own), b], quantise(own, "mxfp4", axis=0))
+        assert not quantised[len(own) :, b].any()
 
 
 def test_product_over_tokens_is_the_same() -> None:

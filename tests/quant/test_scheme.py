@@ -16,7 +16,7 @@ from quantexp.schema import QuantConfig, Rule, Slot
 
 BF16 = "bf16"
 #: A format's options as in design.md; the axis and the amax target come from the slot.
-HELD: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "mxfp8": {
         "format": "mxfp8_e4m3",
         "block": 32,
@@ -128,7 +128,7 @@ def meaning(quant: QuantConfig) -> dict[str, dict[str, dict[str, object]]]:
 def expected(linear: str, qk: str) -> dict[str, dict[str, dict[str, object]]]:
     def record(format_: str, axis: str, target: float, reuse: bool = False) -> dict[str, object]:
         amax_target = target if format_ == "hifp8" else None
-        return {**HELD[format_], "axis": axis, "amax_target": amax_target, "reuse": reuse}
+        return {**OPTIONS[format_], "axis": axis, "amax_target": amax_target, "reuse": reuse}
 
     def high(site: str) -> dict[str, dict[str, object]]:
         return {slot: record(BF16, axis, 0.0) for slot, axis in HIGH[site].items()}
@@ -168,7 +168,7 @@ def test_full_scheme_quantises_every_operand_of_the_scores_along_its_own_axis(fo
     quant.qk = OmegaConf.to_object(merged)  # type: ignore[assignment]
     operands = meaning(quant)["qk"]
     assert {slot: operand["axis"] for slot, operand in operands.items()} == HIGH["qk"]
-    assert {operand["format"] for operand in operands.values()} == {HELD[format_]["format"]}
+    assert {operand["format"] for operand in operands.values()} == {OPTIONS[format_]["format"]}
     assert not any(operand["reuse"] for operand in operands.values())
     if format_ == "hifp8":
         targets = {slot: operand["amax_target"] for slot, operand in operands.items()}
@@ -197,7 +197,7 @@ def test_rules_keep_the_sites_names_and_add_a_hash() -> None:
     assert derived_name(quant) == f"bf16~{content_hash(quant)[:6]}"
 
 
-def test_hashes_given_before_later_options_came_stay() -> None:
+def test_hashes_from_before_later_options_are_unchanged() -> None:
     """A scheme, and one with rules: existing run folders are named by these hashes."""
     quant = QuantConfig()
     quant.linear.format = "mxfp8"

@@ -62,7 +62,7 @@ def test_every_slot_has_a_name() -> None:
             assert getattr(sites, f"{slot.product.name}_{slot.operand.name}") == slot
 
 
-def test_gradients_are_the_operands_that_come_from_behind() -> None:
+def test_gradients_are_the_operands_of_the_backward_pass() -> None:
     operands = {slot.operand for site in Site for slot in slots_of(site)}
     assert operands - GRADIENTS == {"x", "w", "q", "k", "P", "v"}
 

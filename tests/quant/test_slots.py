@@ -42,7 +42,7 @@ def refusal(config: LinearSite | QkSite | PvSite, site: Site = Site.LINEAR) -> s
     return str(caught.value)
 
 
-def test_site_that_says_nothing_is_the_working_precision() -> None:
+def test_empty_site_is_the_working_precision() -> None:
     operands = linear()
     assert len(operands) == 6
     assert not any(operand.quantised for operand in operands.values())
@@ -152,7 +152,7 @@ def test_reuse_of_an_unquantised_operand_is_not_quantised() -> None:
     assert not qk(site)["dgrad_q.k"].quantised
 
 
-def test_choices_of_scale_rule_rounding_and_scaling_are_taken() -> None:
+def test_choices_of_scale_rule_rounding_and_scaling_are_accepted() -> None:
     for rule in ScaleRule:
         assert linear(format="mxfp8", scale_rule=rule.value)["fprop.x"].scale_rule is rule
     for rounding in Rounding:
@@ -165,7 +165,7 @@ def test_choices_of_scale_rule_rounding_and_scaling_are_taken() -> None:
 
 @pytest.mark.parametrize("name", ["hifp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"])
 @pytest.mark.parametrize("scaling", [scaling.value for scaling in Scaling])
-def test_every_scaling_can_be_held(name: str, scaling: str) -> None:
+def test_every_scaling_can_be_chosen(name: str, scaling: str) -> None:
     """Without a scale there is no amax target."""
     spec = linear(format=name, scaling=scaling)["fprop.x"]
     target = spec_record(spec)["amax_target"]
@@ -181,7 +181,7 @@ def test_delayed_scaling_brings_a_window_of_16_iterations() -> None:
         assert linear(format=name)["wgrad.g"].window is None
 
 
-def test_pre_scale_is_set_or_not_there() -> None:
+def test_pre_scale_is_set_or_absent() -> None:
     for name in ("mxfp4", "nvfp4"):
         assert linear(format=name, pre_scale=True)["dgrad.g"].pre_scale is True
         assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale is False
@@ -232,7 +232,7 @@ def test_clipping_where_nothing_saturates_is_refused(keys: dict[str, Any], how: 
         {"format": "fp8_e5m2", "scaling": "delayed"},
     ],
 )
-def test_clipping_is_taken_where_something_can_saturate(keys: dict[str, Any]) -> None:
+def test_clipping_is_accepted_where_something_can_saturate(keys: dict[str, Any]) -> None:
     assert linear(**keys, clip_gradient=True)["fprop.x"].clip_gradient
 
 
@@ -420,7 +420,7 @@ def test_reuse_in_the_forward_product_is_refused() -> None:
         (Site.PV, PvSite(), "dgrad_p.dO"),
     ],
 )
-def test_reuse_of_what_the_forward_does_not_have_is_refused(
+def test_reuse_without_an_operand_of_the_forward_is_refused(
     site: Site, config: LinearSite | QkSite | PvSite, slot: str
 ) -> None:
     product, operand = slot.split(".")

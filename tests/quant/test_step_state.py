@@ -153,7 +153,7 @@ def test_neither_a_forward_copy_nor_an_evaluation_enters_the_history() -> None:
     assert state.amax(DELAYED) == amax
 
 
-def test_a_clipped_gradient_knows_the_delayed_scale() -> None:
+def test_a_clipped_gradient_uses_the_delayed_scale() -> None:
     state = StepState(9)
     operand = replace(DELAYED, clip_gradient=True)
     x = torch.tensor([[1.0, -30000.0, 3.0]])

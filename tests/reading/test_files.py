@@ -1,4 +1,4 @@
-"""Files that anyone may have put there are opened without waiting, and read up to a bound."""
+"""Untrusted files are opened without waiting, and read up to a bound."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_missing_file_is_missing(tmp_path: Path) -> None:
             open_file(tmp_path / name)
 
 
-def test_what_is_no_regular_file_is_refused_by_its_kind(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_refused_by_its_kind(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
     assert refusal(tmp_path / "fifo") == " must be a file, and is a FIFO"

@@ -1,4 +1,4 @@
-"""JSON of bounded size, depth and numbers, with the file and the line of what is wrong."""
+"""JSON of bounded size, depth and numbers; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Point(TypedDict, total=False):
         ("[]", ": it must be keys with values, got a list"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_name_the_file_and_the_line(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "a.json"
     file.write_text(text)
     with pytest.raises(UnreadableError) as caught:
@@ -41,7 +41,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "Infinity", "null"])
-def test_what_is_not_finite_is_null(tmp_path: Path, text: str) -> None:
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.json"
     file.write_text(f'{{"loss": {text}, "more": [{text}, "NaN, NaN"]}}')
     content = read_json(file, Point)
@@ -51,7 +51,7 @@ def test_what_is_not_finite_is_null(tmp_path: Path, text: str) -> None:
     assert read_json(file, Point) == {"loss": 2}
 
 
-def test_a_missing_file_is_told_from_a_wrong_one(tmp_path: Path) -> None:
+def test_a_missing_file_is_distinguished_from_an_invalid_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "a", Point)
     with pytest.raises(UnreadableError, match=r"/a is missing$"):

@@ -1,4 +1,4 @@
-"""Plain values against types: the key of what is wrong, and nothing else changed."""
+"""Plain values against types: errors name the key, and valid values are unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wrong(value: Any, kind: Any) -> str:
     return str(caught.value)
 
 
-def test_values_of_the_type_are_taken() -> None:
+def test_values_of_the_type_are_accepted() -> None:
     assert typed({"colour": "blue", "even": 4}, Record) == Record(Colour.BLUE, even=4)
     outer = {
         "inner": [{"number": 3, "other": object}],
@@ -92,7 +92,7 @@ def test_values_of_the_type_are_taken() -> None:
         ("x" * 100, int, f"it must be a whole number, got '{'x' * 39}..."),
     ],
 )
-def test_what_is_wrong_is_named_by_its_key(value: Any, kind: Any, words: str) -> None:
+def test_wrong_values_are_named_by_their_key(value: Any, kind: Any, words: str) -> None:
     assert wrong(value, kind) == words
 
 

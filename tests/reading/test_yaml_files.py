@@ -1,4 +1,4 @@
-"""YAML that this program writes, and nothing that grows, runs or recurses."""
+"""YAML as this program writes it; YAML that expands, runs code or recurses is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_plain_values_are_read(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2", ", line 2: but found another document"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_name_the_file_and_the_line(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(text)
     with pytest.raises(UnreadableError) as caught:

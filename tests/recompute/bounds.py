@@ -1,17 +1,17 @@
-"""Where a result must lie: every step's error bounded, and rounding, which is monotone, applied to both ends.
+"""Bounds of a result: the error of every step is bounded, and rounding, which is monotone, is applied to both ends.
 
 A `Value` carries three arrays through the computation: `nominal`, the steps as declared without any accumulation error,
 and `low` <= `high`, between which the computed number must lie whatever the order of summation. Three facts carry it:
 
 1.  A sum of K products in fp32. A product of two operands of at most 8 significant bits each is exact in fp32. Each of
     the K - 1 additions errs by at most 2^-24 of its result where it rounds to nearest, 2^-23 where the hardware
-    truncates, and every partial sum is at most sum |a||b| but for such errors. In any order, in any blocking,
+    truncates, and every partial sum is at most sum |a||b| plus such errors. In any order, in any blocking,
     |error| <= K 2^-23 sum |a||b|; K in place of K - 1 pays for the second-order terms (K^2 2^-46, less than 2^-23 for
     K < 2^11) and for our own float64. Flushed denormals add at most K 2^-126. A factor applied in fp32 (the softmax
     scale, itself rounded to fp32) adds two more roundings: K + 2.
 2.  One rounding to the working dtype. round() is monotone, so low <= y <= high gives round(low) <= round(y) <=
     round(high). It is sharper than half a unit in the last place (|error| <= 2^-8 |y| for bf16's 8 bits): low and high
-    mostly round to the same value, and there equality bit for bit is demanded; else to two neighbours.
+    mostly round to the same value, and then the test requires equality bit for bit; else to two neighbours.
 3.  Softmax in fp32. P_i = e_i / (e_i + sum of the others) rises with S_i and falls with every other S_j, so its ends
     are exact functions of the ends of S. S - max rounds by 2^-24 |S - max|, which exp turns into a relative error;
     exp itself, T additions and the division add at most T + 8 roundings. Relative: (T + 8 + |S - max|) 2^-23.
@@ -32,7 +32,7 @@ from .grids import rounded
 
 #: One rounding in fp32, to nearest or not.
 _STEP = 2.0**-23
-#: What a flushed denormal of fp32 loses at most.
+#: The most that a flushed denormal of fp32 loses.
 _TINY = 2.0**-126
 
 
@@ -62,7 +62,7 @@ class Value:
 
 
 def exact(x: Array) -> Value:
-    """A number known to the bit."""
+    """An exactly known number."""
     return Value(x, x, x)
 
 
@@ -131,7 +131,7 @@ def share_outside(captured: Array, value: Value, dtype: str) -> float:
 
 
 def share_decided(value: Value, dtype: str) -> float:
-    """The share of elements whose ends round to one value, so that equality is demanded."""
+    """The share of elements whose ends round to one value, so that the test requires equality."""
     return float(np.mean(rounded(value.low, dtype) == rounded(value.high, dtype)))
 
 

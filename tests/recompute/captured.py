@@ -1,4 +1,4 @@
-"""A capture as an outside program reads it: `manifest.jsonl` and the `.pt` files, nothing of quantexp.
+"""Reads a capture like an outside program: `manifest.jsonl` and the `.pt` files, without quantexp.
 
 Torch opens the files, `weights_only=True`; from there on everything is numpy in float64, which holds every bf16 value.
 """
@@ -20,13 +20,13 @@ Array = npt.NDArray[np.float64]
 #: One operand's format and options, as the manifest's `formats` has it.
 Slot = Mapping[str, Any]
 
-#: What the manifest's line says beyond the metadata inside the file.
+#: Fields of the manifest's line that the metadata inside the file lacks.
 _FILE_FIELDS = ("file", "bytes", "hash")
 
 
 @dataclass
 class Module:
-    """One module's tensors of one micro-batch, and what the manifest says of all of them."""
+    """One module's tensors of one micro-batch, and the metadata that they share."""
 
     layer: int
     name: str
@@ -34,7 +34,7 @@ class Module:
     dtype: str
     softmax_scale: float | None
     formats: dict[str, Slot]
-    #: Of which sequence each row is; None where the tensors have a dimension of sequences, or there is one alone.
+    #: The sequence of each row; None where the tensors have a dimension of sequences, or there is only one.
     row_sequences: list[int] | None = None
     #: (operation, tensor) -> values
     tensors: dict[tuple[str, str], Array] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Module:
 
 
 def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
-    """The modules of a capture of an iteration's first micro-batch alone, in the order in which they ran."""
+    """The modules of a capture of only an iteration's first micro-batch, in the order in which they ran."""
     modules: dict[tuple[int, str], Module] = {}
     for text in (folder / "manifest.jsonl").read_text().splitlines():
         line = json.loads(text)
@@ -88,7 +88,7 @@ def _shared(line: dict[str, Any]) -> tuple[str, str, dict[str, Slot]]:
 
 
 def _values(folder: Path, line: dict[str, Any]) -> Array:
-    """The file's values; the file must say of itself what the manifest says of it."""
+    """The file's values; the metadata inside the file must equal the manifest's."""
     content = torch.load(folder / line["file"], weights_only=True)
     tensor, metadata = content["tensor"], content["metadata"]
     listed = {key: value for key, value in line.items() if key not in _FILE_FIELDS}

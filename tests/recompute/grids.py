@@ -1,4 +1,4 @@
-"""An operand as its slot declares it, in numpy: the casts are ml_dtypes' and en_dtypes', the scales frexp's.
+"""Quantises an operand according to its slot, in numpy: casts by ml_dtypes and en_dtypes, scales by frexp.
 
     MX     one power of two 2^s for each block along the slot's axis, s from the block's amax:
            rceil ceil(log2(amax / max)), floor floor(log2 amax) - emax; the last block may be short
@@ -6,7 +6,7 @@
     fp8    one scale for the tensor, `amax_target` / amax in float32, or a power of two
     hifp8  one power of two for the tensor, the largest that keeps amax within `amax_target`
 
-What the slot's random numbers and signs follow from is in the slot: `transform` has the Hadamard transform and the
+The slot contains all that determines its random numbers and signs: `transform` has the Hadamard transform and the
 generator. float64 holds every scaled and every quantised value exactly where float32 is not named. An option that no
 shipped scheme declares is a KeyError or an AssertionError here, never a guess.
 """
@@ -42,13 +42,13 @@ _WORKING = {"bfloat16": (8, -126)}
 Rounding = Callable[[Array], Array]
 
 
-def held(
+def quantise(
     x: Array, slot: Slot, dims: tuple[str, ...], dtype: str, left: bool, counted: tuple[int, ...]
 ) -> Array:
     """`x` on the slot's grid. `dims` names x's dimensions, in the words that `axis` takes.
 
     `counted` is the order of x's dimensions in which random numbers are counted. The result is rounded to the working
-    dtype too, which changes nothing but values below that dtype's normal range and under scales that are no power of
+    dtype too, which changes only values below that dtype's normal range and under scales that are no power of
     two.
     """
     if slot["format"] == "bf16":

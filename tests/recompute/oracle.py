@@ -1,4 +1,4 @@
-"""Every result of a module again, from the captured operands and the declared formats alone.
+"""Recomputes every result of a module from only the captured operands and the declared formats.
 
     linear     y = x w^T      dx = g w       dw = g^T x
     attention  S = a q k^T    P = softmax(S)      o = P v
@@ -11,9 +11,9 @@
 
 A routed expert's blocks along tokens are those of each sequence's rows by itself: `row_sequences` says which they are.
 
-Each operand of each product is held as its slot says. S, P, dP, dS and the products of the backward are rounded to the
-working dtype where they are stored; softmax and its derivative are in fp32, and the derivative sees P before rounding.
-A `Value` that is returned lacks the last rounding.
+Each operand of each product is quantised according to its slot. S, P, dP, dS and the products of the backward pass are
+rounded to the working dtype where they are stored; softmax and its derivative are in fp32, and the derivative uses P
+before rounding. A returned `Value` lacks the last rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from .bounds import Value, exact, product, scaled, softmax, softmax_gradient, total
 from .captured import Array, Module, Slot
-from .grids import held, rounded
+from .grids import quantise, rounded
 
 Formats = Mapping[str, Slot]
 Recompute = Callable[[Module, Formats], Value]
@@ -70,7 +70,7 @@ COUNTED = {"dO": (1, 2, 0, 3)}
 
 
 def operand(module: Module, formats: Formats, slot: str) -> Array:
-    """A captured operand as one slot holds it."""
+    """A captured operand, quantised according to a slot."""
     name, x = slot.rpartition(".")[2], captured_operand(module, slot.rpartition(".")[2])
     counted = COUNTED.get(name, tuple(range(x.ndim)))
     dims = DIMS[name]
@@ -78,17 +78,17 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
         dims = tuple(dim for dim in dims if dim != "sequences")
     declared = formats[slot]
     if declared["axis"] != "tokens" or declared["block"] is None or module.row_sequences is None:
-        return held(x, declared, dims, module.dtype, slot not in RIGHT, counted)
+        return quantise(x, declared, dims, module.dtype, slot not in RIGHT, counted)
     assert declared["rounding"] == "even"
     result, rows = np.empty_like(x), np.array(module.row_sequences)
     for sequence in np.unique(rows):
         own = rows == sequence
-        result[own] = held(x[own], declared, dims, module.dtype, slot not in RIGHT, counted)
+        result[own] = quantise(x[own], declared, dims, module.dtype, slot not in RIGHT, counted)
     return result
 
 
 def post_scale(formats: Formats, product_name: str) -> float:
-    """What makes up for operands of which 3/4 was rounded: 4/3 for each."""
+    """The factor that compensates operands of which 3/4 was rounded: 4/3 for each."""
     slots = [slot for name, slot in formats.items() if name.rpartition(".")[0] == product_name]
     assert len(slots) == 2
     return (4 / 3) ** sum(bool(slot.get("pre_scale")) for slot in slots)
@@ -119,7 +119,7 @@ def linear_grad_weight(module: Module, formats: Formats) -> Value:
 
 
 def scores(module: Module, formats: Formats) -> Value:
-    """S [B, H, T, T], rounded; what the mask hides is there too."""
+    """S [B, H, T, T], rounded, including masked elements."""
     q, k = (operand(module, formats, f"qk.fprop.{name}") for name in "qk")
     k = _expanded(_by_head(k), q.shape[2])
     scale = _softmax_scale(module) * post_scale(formats, "qk.fprop")
@@ -128,7 +128,7 @@ def scores(module: Module, formats: Formats) -> Value:
 
 
 def probabilities(module: Module, formats: Formats) -> Value:
-    """P [B, H, T, T] in fp32: causal, each query sees itself and what came before."""
+    """P [B, H, T, T] in fp32: causal, each query sees itself and earlier tokens."""
     S = scores(module, formats)
     return softmax(S, np.tri(S.low.shape[-1], dtype=bool))
 
@@ -151,7 +151,7 @@ def _context(module: Module, formats: Formats, P: Value) -> Value:
 
 
 def grad_attn_weights(module: Module, formats: Formats) -> Value:
-    """dP [B, H, T, T], what the mask hides too."""
+    """dP [B, H, T, T], including masked elements."""
     dO, v = (operand(module, formats, f"pv.dgrad_p.{name}") for name in ("dO", "v"))
     v = _expanded(_by_head(v), dO.shape[2])
     return product(exact(_by_head(dO)), np.swapaxes(v, -1, -2), post_scale(formats, "pv.dgrad_p"))
@@ -197,7 +197,7 @@ LINEAR: dict[tuple[str, str], Recompute] = {
     ("backward", "grad_input"): linear_grad_input,
     ("backward", "grad_weight"): linear_grad_weight,
 }
-#: The same for what attention makes of q and k, so that it tells qk's formats apart.
+#: The same for attention's results from q and k, which distinguish qk's formats.
 ATTENTION: dict[tuple[str, str], Recompute] = {
     ("forward", "output"): attention_output,
     ("forward", "attn_weights"): probabilities,
@@ -206,7 +206,7 @@ ATTENTION: dict[tuple[str, str], Recompute] = {
     ("backward", "grad_query"): grad_query,
     ("backward", "grad_key"): grad_key,
 }
-#: The same for what pv makes of P, v and dO as captured, so that it tells pv's formats apart.
+#: The same for pv's results from P, v and dO as captured, which distinguish pv's formats.
 CONTEXT: dict[tuple[str, str], Recompute] = {
     ("forward", "output"): output_of_weights,
     ("backward", "grad_attn_weights"): grad_attn_weights,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .captured import Slot
 
-#: What each scheme makes of (linear, qk).
+#: The choices of each scheme for (linear, qk).
 SCHEMES = {
     "bf16": ("bf16", "bf16"),
     "FA_mxfp8": ("bf16", "mxfp8"),

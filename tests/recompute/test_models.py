@@ -1,7 +1,7 @@
 """The other models in every scheme: trained, proved, and every captured result recomputed from its operands.
 
-The oracle, the bounds and what counts as clearly another scheme are those of `test_schemes`. Every element of every
-result must lie within its bounds; that other schemes lie clearly further away is asked of experts with enough tokens.
+The oracle, the bounds and the criterion for another scheme are those of `test_schemes`. Every element of every
+result must lie within its bounds; other schemes must lie clearly further away for experts with enough tokens.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ WORDS = [
     "capture.router_logits=true",
     "training.iterations=3",
 ]
-#: Rows of an expert from which on other schemes must be clearly further away.
+#: The number of an expert's rows from which other schemes must be clearly further away.
 MANY = 16
-#: Results that tell formats of PV apart, which no scheme of the ten touches, and of QK not.
+#: Results that distinguish formats of PV, which none of the ten schemes quantises, and not those of QK.
 BY_PV = CONTEXT.keys() - ATTENTION.keys()
 
 Run = Callable[..., RunDir]
 
 
-#: Those that are slow; llama31-8b is built as llama32-1b is, which is in `test_schemes`. The others are exhaustive.
+#: Slow cases; llama31-8b is built like llama32-1b, which `test_schemes` tests. The others are exhaustive.
 SOME = {
     *(("deepseek2_lite", f"FA_linear_{fmt}") for fmt in ("mxfp8", "mxfp4", "hifp8")),
     *(("deepseek2_lite", scheme) for scheme in ("bf16", "FA_mxfp4", "linear_mxfp8")),
@@ -86,25 +86,25 @@ def _trained_and_proved(run: RunDir, quantised: bool) -> None:
 def test_blocks_along_tokens_end_where_a_sequence_ends(
     run_tiny: Run, tiny_models: dict[str, list[str]]
 ) -> None:
-    """Read as if an expert's rows were of one sequence, the weight gradient lies outside of the bounds."""
+    """If an expert's rows are read as one sequence, the weight gradient lies outside of the bounds."""
     run = run_tiny("quant=linear_mxfp4", *tiny_models["deepseek2_lite"], *WORDS)
     experts = [m for m in read_capture(run.tensors) if m.name.startswith("expert")]
-    told_apart = 0
+    num_outside = 0
     for module in experts:
         assert module.row_sequences is not None
         assert set(module.row_sequences) <= {0, 1}
         module.row_sequences = None
         value = linear_grad_weight(module, module.formats)
         captured = module.backward("grad_weight")
-        told_apart += share_outside(captured, value, module.dtype) > 0
-    assert told_apart >= len(experts) // 2
+        num_outside += share_outside(captured, value, module.dtype) > 0
+    assert num_outside >= len(experts) // 2
 
 
 @pytest.mark.slow
 def test_experts_rows_are_the_tokens_that_the_router_chose(
     run_tiny: Run, tiny_models: dict[str, list[str]]
 ) -> None:
-    """Which follows from the logits alone: the two largest, and the rows in the order of the micro-batch."""
+    """The logits alone determine the rows: those of the two largest, in the order of the micro-batch."""
     run = run_tiny("quant=FA_linear_mxfp8", *tiny_models["deepseek2_lite"], *WORDS)
     modules = {m.name: m for m in read_capture(run.tensors) if m.layer == 1}
     logits = modules["router"].forward("router_logits")
@@ -148,8 +148,8 @@ def test_the_balancing_loss_follows_from_the_routers_logits(
             groups = groups.reshape(-1, 1, 4) if kind == "batch" else groups
             losses += [_balancing_loss(groups[:, b], top_k=2) for b in range(groups.shape[1])]
     assert len(losses) == (2 if kind == "batch" else 4)
-    told = json.loads(run.metrics.read_text().splitlines()[0])["aux_loss"]
-    assert told == pytest.approx(0.001 * np.mean(losses), rel=1e-5)
+    aux_loss = json.loads(run.metrics.read_text().splitlines()[0])["aux_loss"]
+    assert aux_loss == pytest.approx(0.001 * np.mean(losses), rel=1e-5)
 
 
 def _balancing_loss(logits_TE: Array, top_k: int) -> float:

@@ -1,13 +1,12 @@
 """The schemes of `quant/more`, from the captured files alone: other formats, and operands that depend on the moment.
 
-What was captured holds all that recomputing takes: seed and offset of stochastic rounding, the signs of a random
-Hadamard transform, the amax of the iterations before. Each result lies within the bounds that `bounds` derives, every
-element; with any of that read wrongly it does not, which is what shows that the numbers of the capture were the ones
-used.
+The capture contains everything that recomputing needs: seed and offset of stochastic rounding, the signs of a random
+Hadamard transform, the amax of the iterations before. Every element of each result lies within the bounds that `bounds`
+derives; if any of those numbers is misread, some element does not, which shows that the run used the captured numbers.
 
-Backward products of attention whose gradient dS is quantised cannot be recomputed so sharply from q, k and v: what
-rounds to either of two neighbours in dS may be rounded anywhere afterwards. `test_held` repeats them from the dS that
-was captured.
+Backward products of attention whose gradient dS is quantised cannot be recomputed so sharply from q, k and v: an
+element that rounds to either of two neighbours in dS may be rounded anywhere afterwards. `test_operands` repeats them
+from the captured dS.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def linear(*slots: Slot) -> dict[str, Slot]:
     return dict(zip(LINEAR_SLOTS, slots if len(slots) == 6 else slots * 6, strict=True))
 
 
-#: scheme -> what its linear slots declare, written down a second time; options that are not named are not set.
+#: scheme -> the declarations of its linear slots, written down a second time; unnamed options are not set.
 SCHEMES: dict[str, dict[str, Slot]] = {
     "linear_mxfp6": linear({"format": "mxfp6_e2m3", "block": 32, "scale_rule": "floor", **EVEN}),
     "linear_mxfp6_e3m2": linear(
@@ -95,7 +94,7 @@ DELAYED: dict[str, dict[str, Slot]] = {
         for slot in LINEAR_SLOTS
     },
 }
-#: What a capture adds to a slot's options.
+#: The keys that a capture adds to a slot's options.
 OF_THE_MOMENT = {"seed", "offset", "signs", "amax"}
 IRRELEVANT = {"axis", "reuse"}
 
@@ -147,7 +146,7 @@ def test_a_quantised_pv_follows_from_the_captured_weights_and_value(
     _attention_results_follow(run, CONTEXT)
 
 
-def test_gradients_of_what_saturated_are_clipped_where_declared(run_tiny: Run) -> None:
+def test_gradients_of_saturated_elements_are_clipped_where_declared(run_tiny: Run) -> None:
     """dx is 0 where x lay beyond 6 2^s, and nowhere else changed; dw likewise."""
     run = run_tiny("quant=linear_mxfp4", "quant.linear.clip_gradient=true", *MODEL)
     for module in read_capture(run.tensors):
@@ -209,7 +208,7 @@ def _follow(module: Module, results: Mapping[tuple[str, str], Recompute]) -> Non
 
 
 def _options(module: Module) -> dict[str, Slot]:
-    """What each slot declares, without what is not set and what the moment adds."""
+    """The declaration of each slot, without unset options and those that the moment adds."""
     return {
         name: {
             key: value
@@ -221,7 +220,7 @@ def _options(module: Module) -> dict[str, Slot]:
 
 
 def _misreadings_are_noticed(module: Module) -> None:
-    """One thing of one slot read wrongly puts some element of the product's result outside the bounds."""
+    """Misreading one number of one slot puts some element of the product's result outside the bounds."""
     for name, declared in module.formats.items():
         key, recompute = SHOWN_BY[name.rpartition(".")[0]]
         for misread in _misread(declared):
@@ -252,7 +251,7 @@ def _half(slot: Slot) -> dict[str, Any]:
     return {"signs": slot["signs"][: slot["hadamard_block"] // 2]} if "signs" in slot else {}
 
 
-def test_what_is_captured_is_the_tensor_before_the_transform(run_tiny: Run) -> None:
+def test_captured_tensors_are_those_before_the_transform(run_tiny: Run) -> None:
     modules = read_capture(run_tiny("quant=more/linear_mxfp4_hadamard", *MODEL).tensors)
     for module in modules:
         if module.layer_type == "linear":

@@ -3,13 +3,13 @@
     resid_mid = before + proj's output      resid_post = resid_mid + fc2's output
 
 in one rounding to bf16, bit for bit (no dropout, no bias), and each branch reads the stream after its RMSNorm, whose
-weights are 1 at first. Backward an addition hands its gradient to both sides as it is, and the stream collects what
-the norm makes of the branch's gradient:
+weights are 1 at first. In the backward pass an addition passes its gradient to both sides unchanged, and the stream
+adds the norm's gradient of the branch:
 
     grad_resid_mid = grad_resid_post + norm'(fc1's grad_input)
 
 The norm is torch's, which rounds its steps to bf16 (2^-8 relative each, at most): relative to the norm of the whole, a
-few of them stay below TOLERANCE; a branch left out would be off by four times that and more, which is asked for too.
+few of them stay below TOLERANCE; a missing branch would deviate by at least four times that, which is tested too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOLERANCE = 2.0**-6
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.slow)])
-def test_the_stream_is_the_sum_of_what_the_branches_add_and_so_is_its_gradient(
+def test_the_stream_and_its_gradient_are_the_sums_of_the_branches(
     run_tiny: Callable[..., RunDir], tiny: Callable[..., Experiment], recompute: str
 ) -> None:
     words = ["quant=FA_linear_mxfp4", "capture.residual=true", f"training.recompute={recompute}"]

@@ -1,6 +1,6 @@
-"""From the captured files alone, every result of a module follows under the declared scheme and under no other.
+"""Every result of a module follows from the captured files under the declared scheme and under no other.
 
-Right means: between the bounds that `bounds` derives, every element. Other schemes are told apart by the root mean
+A result is right if every element lies between the bounds of `bounds`. Other schemes are distinguished by the root mean
 square distance to the result before its last rounding. For the declared scheme it is that one rounding to bf16, about
 2^-8 / sqrt(6) = 0.0016 (measured 0.0015 to 0.0018). A format of 4 significant bits rounds 16 times more coarsely, and
 both operands of a product: sqrt(2) 16 = 22 times that. The nearest pair, mxfp8 against hifp8, agrees on elements to
@@ -50,11 +50,11 @@ MODEL = [
 ]
 #: Two layers of qkv, attention, proj, fc1, fc2.
 NUM_MODULES = 10
-#: How many times further than the declared scheme every other one must be.
+#: The factor by which every other scheme must be further away than the declared one.
 CLEARLY = 8.0
-#: The least standard deviation of attention scores that makes the softmax tell formats apart.
+#: The least standard deviation of attention scores that makes the softmax distinguish formats.
 SPREAD = 2.0
-#: The result that shows how a slot was held.
+#: The result that shows how a slot was quantised.
 SHOWN_BY: dict[str, tuple[tuple[str, str], Recompute]] = {
     "fprop": (("forward", "output"), linear_output),
     "dgrad": (("backward", "grad_input"), linear_grad_input),
@@ -117,7 +117,7 @@ def _only_declared(
     declared: str,
     slots: Callable[[str], Formats],
 ) -> None:
-    """The manifest declares what the design says; what follows lies within the bounds, from other formats far away."""
+    """The manifest declares the design's formats; results lie within the bounds, far from other formats'."""
     assert module.formats == slots(declared)
     for key, recompute in results.items():
         captured, right = module.tensors[key], recompute(module, module.formats)
@@ -132,7 +132,7 @@ def _only_declared(
 
 
 def _captured_before_quantisation(module: Module) -> None:
-    """No captured operand lies on the grid it is then held on: most of its elements move."""
+    """No captured operand already lies on its slot's grid: quantising changes most of its elements."""
     for slot, declared in module.formats.items():
         name = slot.rpartition(".")[2]
         if declared["format"] != "bf16":

@@ -69,7 +69,7 @@ def test_value_outside_a_limit_is_refused_by_its_full_key(section: Outer, messag
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 3.1e38, -1.0, 1e-45, 1e-300])
-def test_positive_number_is_one_that_fp32_holds(value: float) -> None:
+def test_positive_number_is_one_that_fp32_represents(value: float) -> None:
     for limit in (POSITIVE, NOT_NEGATIVE):
         with pytest.raises(ConfigError):
             limit.check("key", value)
@@ -126,5 +126,5 @@ def test_every_number_of_the_schema_has_an_upper_bound() -> None:
         ("nope.nope", None),
     ],
 )
-def test_type_is_known_by_the_key(key: str, kind: object) -> None:
+def test_key_determines_the_type(key: str, kind: object) -> None:
     assert kind_of(key) == kind

@@ -1,4 +1,4 @@
-"""What a rank tells about its run, and how often it is written."""
+"""The status that a rank records of its run, and how often it is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., RunContext]
 
 @pytest.fixture
 def context(tiny: Callable[..., Experiment], tmp_path: Path) -> Make:
-    """A run as one of its ranks sees it."""
+    """Contexts of a run, one for each rank."""
 
     def make(rank: Rank | None = None) -> RunContext:
         return RunContext(RunDir(tmp_path), tiny(), rank)
@@ -28,7 +28,7 @@ def context(tiny: Callable[..., Experiment], tmp_path: Path) -> Make:
     return make
 
 
-def written(context: RunContext) -> Status:
+def read_back(context: RunContext) -> Status:
     status = read_status(context.run.status)
     assert status is not None
     return status
@@ -40,10 +40,10 @@ def test_a_phase_is_written_at_once_and_logged_when_it_begins(
     caplog.set_level(logging.INFO, "quantexp")
     one = context()
     one.set_phase(Phase.BUILDING)
-    assert written(one).phase is Phase.BUILDING
+    assert read_back(one).phase is Phase.BUILDING
     one.set_phase(Phase.BUILDING)
     one.set_phase(Phase.TRAINING)
-    assert written(one).phase is Phase.TRAINING
+    assert read_back(one).phase is Phase.TRAINING
     assert caplog.messages == [Phase.BUILDING.value]
 
 
@@ -53,15 +53,15 @@ def test_a_micro_batch_of_the_same_phase_waits_for_the_interval(
     one = context()
     monkeypatch.setattr(module, "STATUS_INTERVAL_S", 3600.0)
     one.set_micro_batch(Phase.TRAINING, 1, 1)
-    assert (written(one).current_iteration, written(one).micro_batch) == (1, 1)
+    assert (read_back(one).current_iteration, read_back(one).micro_batch) == (1, 1)
     one.set_micro_batch(Phase.TRAINING, 1, 2)
-    assert written(one).micro_batch == 1, "not written yet"
+    assert read_back(one).micro_batch == 1, "not written yet"
     assert one.status.micro_batch == 2
     one.set_micro_batch(Phase.CAPTURING, 2, 1)
-    assert written(one).current_iteration == 2, "a new phase does not wait"
+    assert read_back(one).current_iteration == 2, "a new phase does not wait"
     monkeypatch.setattr(module, "STATUS_INTERVAL_S", -1.0)
     one.set_micro_batch(Phase.CAPTURING, 2, 2)
-    assert written(one).micro_batch == 2
+    assert read_back(one).micro_batch == 2
 
 
 def test_rank_that_does_not_lead_writes_no_status_and_has_no_trackers(context: Make) -> None:

@@ -41,13 +41,13 @@ def test_library_errors_go_to_the_file_and_standard_error(
 
 def test_own_warnings_are_shown_and_without_messages_no_file_is_created(tmp_path: Path) -> None:
     file = tmp_path / "libraries0.log"
-    shown: list[str] = []
+    messages: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_: shown.append(str(message))
+        warnings.showwarning = lambda message, *_: messages.append(str(message))
         with redirect_library_messages(file):
             warnings.warn("ours", UserWarning, stacklevel=1)
-    assert shown == ["ours"]
+    assert messages == ["ours"]
     assert not file.exists()
 
 
@@ -96,10 +96,10 @@ def test_own_lines_have_the_time_in_utc(
     assert capsys.readouterr().err == "2026-01-02 03:05:03 WARNING wandb: network away\n"
 
 
-def test_no_line_holds_a_secret(
+def test_no_line_contains_a_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a message nor a traceback, of ours or of a library."""
+    """This holds for messages and tracebacks, our own and those of libraries."""
     monkeypatch.setenv("DB_PWD", "aSecretOfTheServer")
     file = tmp_path / "libraries0.log"
     with log_to_stderr("rank 0"), redirect_library_messages(file):
@@ -108,6 +108,6 @@ def test_no_line_holds_a_secret(
             raise RuntimeError("https://me:word@host refuses aSecretOfTheServer")
         except RuntimeError:
             LOG.exception("failed")
-    written = capsys.readouterr().err + file.read_text()
-    assert "RuntimeError: https://host refuses <DB_PWD>" in written
-    assert "aSecretOfTheServer" not in written
+    text = capsys.readouterr().err + file.read_text()
+    assert "RuntimeError: https://host refuses <DB_PWD>" in text
+    assert "aSecretOfTheServer" not in text

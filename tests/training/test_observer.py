@@ -127,19 +127,19 @@ def test_status_has_the_current_iteration_and_micro_batch(
     )  # no process group
     observer = make_observer("capture=stats")
     status = observer.context.status
-    seen = []
+    places = []
     for iteration in (1, 2):
         observer._is_proving = iteration == 1
         for index in (0, 1):
             observer.micro_batch(iteration, index, None)
-            seen.append((status.phase, status.current_iteration, status.micro_batch))
-    assert [place[1:] for place in seen] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert seen[0][0] is Phase.CAPTURING
-    assert {phase for phase, *_ in seen} <= {Phase.CAPTURING, Phase.PROVING, Phase.TRAINING}
-    assert seen[-1][0] is Phase.TRAINING
-    written = read_status(observer.run.status)
-    assert written is not None
-    assert written.phase_since is not None
+            places.append((status.phase, status.current_iteration, status.micro_batch))
+    assert [place[1:] for place in places] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert places[0][0] is Phase.CAPTURING
+    assert {phase for phase, *_ in places} <= {Phase.CAPTURING, Phase.PROVING, Phase.TRAINING}
+    assert places[-1][0] is Phase.TRAINING
+    saved = read_status(observer.run.status)
+    assert saved is not None
+    assert saved.phase_since is not None
     observer.evaluation()
     assert read_status(observer.run.status).phase is Phase.EVALUATING
 
@@ -154,6 +154,6 @@ def test_each_iteration_updates_the_capture_queue_in_the_status(
     status = observer.context.status
     status.capture = {"tensors": 28, "num_bytes": 9_600_000, "queue_bytes": 9_600_000}
     assert observer.iteration(FIRST)
-    written = read_status(observer.run.status)
-    assert written is not None
-    assert written.capture["queue_bytes"] == 0
+    saved = read_status(observer.run.status)
+    assert saved is not None
+    assert saved.capture["queue_bytes"] == 0

@@ -106,18 +106,18 @@ def test_interrupt_that_torch_converted_to_another_error_cancels_the_run(
 def test_signals_after_the_first_do_not_disturb_the_end(
     second: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = []
+    files = []
 
     def halfway() -> None:
         try:
             second.interrupt(signal.SIGINT, None)
         finally:
             second.interrupt(signal.SIGTERM, None)
-            written.append("captures")
+            files.append("captures")
 
     monkeypatch.setattr(second, "_train", halfway)
     assert second.run() == 130
-    assert written == ["captures"]
+    assert files == ["captures"]
 
 
 def test_worker_with_a_stuck_main_thread_writes_its_captures_and_final_state(
@@ -193,13 +193,13 @@ def test_superseded_attempt_ends_and_writes_nothing(
         with monkeypatch.context() as later:
             later.setenv("QUANTEXP_START", "12 1")
             take_over(in_job.context.run)
-        written.append(in_job.context.run.status.read_bytes())
+        statuses.append(in_job.context.run.status.read_bytes())
         in_job.context.set_phase(Phase.TRAINING)
 
-    written: list[bytes] = []
+    statuses: list[bytes] = []
     monkeypatch.setattr(in_job, "_train", trains)
     assert in_job.run() == 1
-    assert in_job.context.run.status.read_bytes() == written[0]
+    assert in_job.context.run.status.read_bytes() == statuses[0]
     message = "ERROR rank 0: the run was started again elsewhere: this attempt ends"
     assert message in capsys.readouterr().err
 

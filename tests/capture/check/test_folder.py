@@ -1,4 +1,4 @@
-"""What `captures --check` says of each kind of damage, with the file and the line."""
+"""The report of `captures --check` for each kind of damage, with file and line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(name: str, number: int, **more: Any) -> Callable[[Path], None]:
-    """Other values in one line of a list."""
+    """Change values in one line of a list."""
 
     def damage(folder: Path) -> None:
         lines = (folder / name).read_text().splitlines()
@@ -37,7 +37,7 @@ def edit(name: str, number: int, **more: Any) -> Callable[[Path], None]:
 
 
 def text(name: str, number: int, line: str) -> Callable[[Path], None]:
-    """Another text instead of one line of a list."""
+    """Replace one line of a list."""
 
     def damage(folder: Path) -> None:
         lines = (folder / name).read_text().splitlines(keepends=True)
@@ -52,7 +52,7 @@ def write(name: str, content: str) -> Callable[[Path], object]:
 
 
 def change_file(folder: Path, **more: Any) -> None:
-    """Other content of the second tensor's file."""
+    """Change the content of the second tensor's file."""
     file = sorted(folder.glob("mxfp8/*_0002_*.pt"))[0]
     torch.save({**torch.load(file, weights_only=True), **more}, file)
 
@@ -224,17 +224,17 @@ def test_the_verb_prints_a_table_and_ends_with_1(
 ) -> None:
     text(MANIFEST, 2, '{"broken\n')(folder)
     assert main(["captures", str(folder), "--check"]) == 1
-    told = capsys.readouterr()
-    assert told.out.split("\n")[0].split() == ["file", "line", "what", "is", "wrong"]
-    assert re.search(r"manifest\.jsonl +2  it cannot be read: ", told.out)
-    assert re.search(r"15 of 15 tensors .*; 36 lines, 20 files, \d+ problems\n$", told.err)
+    output = capsys.readouterr()
+    assert output.out.split("\n")[0].split() == ["file", "line", "what", "is", "wrong"]
+    assert re.search(r"manifest\.jsonl +2  it cannot be read: ", output.out)
+    assert re.search(r"15 of 15 tensors .*; 36 lines, 20 files, \d+ problems\n$", output.err)
     assert main(["captures", str(folder), "--check", "--json"]) == 1
     problems = json.loads(capsys.readouterr().out)["problems"]
     what = "it cannot be read: unexpected control character in string"
     assert problems[0] == {"file": "manifest.jsonl", "line": 2, "what": what}
 
 
-def test_readers_warn_once_of_unreadable_lines(
+def test_readers_warn_once_about_unreadable_lines(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from quantexp.capture import open_capture

@@ -1,4 +1,4 @@
-"""Captures of quantised operands: which are kept, what their lines say, what they cost."""
+"""Captures of quantised operands: selection, metadata and price."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_values_are_those_before_quantisation_by_default(run_tiny: RunTiny) -> N
     assert not any("slot" in m for m in lines)
 
 
-def test_after_stands_in_the_place_of_what_no_product_multiplies_as_it_came(
+def test_after_replaces_tensors_that_every_product_quantises(
     run_tiny: RunTiny,
 ) -> None:
     run = run_tiny("quant=FA_linear_mxfp4", *ONE_LAYER, "capture.values=after")
@@ -58,8 +58,8 @@ def test_after_stands_in_the_place_of_what_no_product_multiplies_as_it_came(
     assert names(linear, values="scale") == {f"{name}_scale" for name in LINEAR}
     assert names(linear, values="before") == {"output", "grad_input"}
     assert names(attention, values="after") == {"query_fprop", "key_fprop"}
-    kept = {"value", "output", "grad_output", "grad_query", "grad_key", "grad_value"}
-    assert names(attention, values="before") == kept
+    unquantised = {"value", "output", "grad_output", "grad_query", "grad_key", "grad_value"}
+    assert names(attention, values="before") == unquantised
     for m in lines:
         name = Path(m["file"]).name
         assert name.endswith(f"_{m['component']}_mxfp4_{m['tensor']}.pt")
@@ -70,7 +70,7 @@ def test_after_stands_in_the_place_of_what_no_product_multiplies_as_it_came(
             assert content["metadata"]["slot"] == m["slot"]
 
 
-def test_a_tensor_that_one_product_multiplies_as_it_came_stays_beside_its_quantised_form(
+def test_a_tensor_that_one_product_multiplies_unquantised_stays_beside_its_quantised_form(
     run_tiny: RunTiny,
 ) -> None:
     scheme = "quant=more/linear_mxfp4_sr_rht"
@@ -95,8 +95,8 @@ def test_the_price_is_exact(run_tiny: RunTiny, tiny: Tiny, words: list[str]) -> 
     words = [*words, *SEVERAL, *ONE_LAYER]
     lines = lines_of(run_tiny(*words))
     stored = {m["file"]: m["bytes"] for m in lines}
-    asked = price(tiny(*words))
-    assert (len(stored), sum(stored.values())) == (asked.tensors, asked.num_bytes)
+    cost = price(tiny(*words))
+    assert (len(stored), sum(stored.values())) == (cost.tensors, cost.num_bytes)
     expected = {
         (t.module.layer, t.module.name, t.operation, t.tensor): t.shape
         for t in expected_tensors(tiny(*words))
@@ -182,7 +182,7 @@ def test_statistics_alone_keep_operands_and_scales_without_files(
     }
 
 
-def test_operands_are_read_by_what_their_values_are_with_statistics_of_these(
+def test_operands_are_selected_by_their_kind_of_values_and_have_their_statistics(
     run_tiny: RunTiny,
 ) -> None:
     run = run_tiny("quant=linear_mxfp8", *ONE_LAYER, "capture.values=both")
@@ -216,10 +216,10 @@ def _statistics_are_those_of_the_values(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
+def test_a_weight_drawn_once_a_step_records_which_random_numbers_it_has(
     run_tiny: RunTiny, is_kept: bool
 ) -> None:
-    """With seed and offset of its metadata, each micro-batch's copy is made again to the last bit."""
+    """Seed and offset in its metadata reproduce each micro-batch's copy to the last bit."""
     words = [f"quant.linear.{product}.w.rounding=stochastic" for product in ("fprop", "dgrad")]
     words += [f"training.weight_cache={str(is_kept).lower()}", "capture.values=both"]
     run = run_tiny("quant=linear_mxfp4", *words, *ONE_LAYER, *SEVERAL)
@@ -240,8 +240,8 @@ def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
-def test_captured_copies_are_not_written_again_by_what_follows(run_tiny: RunTiny, fmt: str) -> None:
-    """Copies of weights and gradients have memory that is used again, but for those that are captured."""
+def test_captured_copies_are_not_overwritten_later(run_tiny: RunTiny, fmt: str) -> None:
+    """Copies of weights and gradients reuse memory, except for those that are captured."""
     words = ["capture.values=both", "capture.control_iter=0", "training.iterations=3"]
     run = run_tiny(f"quant=linear_{fmt}", *words, "training.global_batch_size=4")
     lines = [m for m in lines_of(run) if m["layer_type"] == "linear"]

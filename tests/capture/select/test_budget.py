@@ -1,4 +1,4 @@
-"""What a capture may take."""
+"""Limits of a capture's size."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_runs_whose_captures_together_are_over_the_free_disk_are_refused(
 
 
 def test_statistics_alone_have_a_price_too(tiny: Tiny) -> None:
-    asked = price(tiny("capture=stats"))
-    assert (asked.tensors, asked.num_bytes) == (0, 0)
-    assert asked.statistics == price(tiny()).tensors > 0
+    cost = price(tiny("capture=stats"))
+    assert (cost.tensors, cost.num_bytes) == (0, 0)
+    assert cost.statistics == price(tiny()).tensors > 0
     assert price(tiny("capture=off")).on_disk == 0
 
 
-def test_the_budget_holds_while_running_and_the_manifest_says_what_was_left_out(
+def test_the_budget_limits_a_running_capture_and_the_manifest_lists_omitted_tensors(
     run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quantexp.launch.attempt.require_affordable", lambda *_: None)
@@ -91,7 +91,7 @@ def test_the_budget_holds_while_running_and_the_manifest_says_what_was_left_out(
     assert all(line["statistics"]["count"] for line in left_out)
 
 
-def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
+def test_a_full_disk_ends_the_capture_and_training_continues_on_request(
     run_tiny: Callable[..., RunDir],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -130,16 +130,16 @@ def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
     ids=["plain", "layers", "streams", "rules"],
 )
 @pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
-def test_modules_that_are_counted_together_give_the_same(
+def test_modules_that_are_counted_together_give_the_same_count(
     tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str]
 ) -> None:
-    """Of routed experts some have a token more than others, as the tokens fall."""
+    """The tokens do not divide evenly: some routed experts have one more than others."""
     experiment = tiny(*tiny_models[model], "training.seq_length=33", *words)
     declared = precision_map(experiment.model, experiment.quant)
     nowhere = ModuleId(0, "")
     counted: Counter[Any] = Counter()
-    for count, given in expected_alike(experiment, declared):
-        for each in given:
-            counted[replace(each, module=nowhere)] += count
-    one_by_one = (replace(each, module=nowhere) for each in expected_tensors(experiment))
+    for count, tensors in expected_alike(experiment, declared):
+        for tensor in tensors:
+            counted[replace(tensor, module=nowhere)] += count
+    one_by_one = (replace(tensor, module=nowhere) for tensor in expected_tensors(experiment))
     assert counted == Counter(one_by_one)

@@ -1,4 +1,4 @@
-"""What is kept of which tensor."""
+"""Levels and samples of captured tensors."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_the_later_rule_wins() -> None:
         (CaptureRule(operations=["forward"], tensors=["input"]), True),
     ],
 )
-def test_a_rule_applies_where_all_it_names_fits(rule: CaptureRule, applies: bool) -> None:
+def test_a_rule_applies_where_all_its_keys_match(rule: CaptureRule, applies: bool) -> None:
     rule.level = OFF
     assert (level([rule]) is OFF) is applies
 
 
-def test_what_is_kept_on_request_needs_its_name() -> None:
+def test_tensors_captured_on_request_need_their_name() -> None:
     assert level([CaptureRule(level=STATS)], tensor="grad_weight") is OFF
     assert level([CaptureRule(tensors=["grad_w*"], level=STATS)], tensor="grad_weight") is STATS
     assert level([], tensor="grad_weight", weight_grads=True) is TENSORS
@@ -83,7 +83,7 @@ def test_what_is_kept_on_request_needs_its_name() -> None:
         ("{sample_count: -1}", "sample_count must be at least 0, got -1"),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused(tiny: Tiny, rule: str, message: str) -> None:
+def test_an_impossible_rule_is_refused(tiny: Tiny, rule: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"capture.rules\[0\].*{message}"):
         tiny(f"capture.rules=[{rule}]".replace(": ", ":"))
 
@@ -98,7 +98,7 @@ WGRADS = "{tensors:['*_wgrad'],level:stats}"
         [f"capture.rules=[{{values:both}},{WGRADS}]"],
     ],
 )
-def test_a_rule_for_quantised_operands_stands_where_any_are_asked_for(
+def test_a_rule_for_quantised_operands_is_valid_where_they_are_captured(
     tiny: Tiny, words: list[str]
 ) -> None:
     expected = expected_tensors(tiny("quant=linear_mxfp8", *words))
@@ -112,7 +112,7 @@ def test_a_misspelt_key_of_a_rule_is_named(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "tensor", "of", "count", "kept"),
+    ("shape", "tensor", "of", "count", "expected"),
     [
         ((100, 2, 8), "input", SampleOf.rows, 10, (10, 2, 8)),
         ((100, 2, 8), "input", SampleOf.blocks, 4, (100, 2, 8)),
@@ -125,10 +125,10 @@ def test_a_misspelt_key_of_a_rule_is_named(tiny: Tiny) -> None:
     ],
 )
 def test_a_sample_has_so_many_of_its_units(
-    shape: tuple[int, ...], tensor: str, of: SampleOf, count: int, kept: tuple[int, ...]
+    shape: tuple[int, ...], tensor: str, of: SampleOf, count: int, expected: tuple[int, ...]
 ) -> None:
     sample = sample_of(shape, tensor, of, count)
-    assert sampled_shape(shape, sample) == kept
+    assert sampled_shape(shape, sample) == expected
     assert sample == sample_of(shape, tensor, of, count)
     if sample is not None:
         assert sample["indices"] == sorted(set(sample["indices"]))
@@ -142,7 +142,7 @@ def test_tensors_of_one_extent_keep_the_same_rows() -> None:
     assert samples[0]["indices"] == samples[1]["indices"]
 
 
-def test_a_run_keeps_what_rules_and_sample_say_at_the_price_told(
+def test_a_run_keeps_what_rules_and_sample_select_at_the_predicted_price(
     run_tiny: Callable[..., RunDir], tiny: Tiny
 ) -> None:
     words = [

@@ -16,7 +16,7 @@ from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 TENSORS = CaptureConfig(level=CaptureLevel.tensors)
 
 
-def taken(keys: dict[str, Any]) -> list[int]:
+def iterations_of(keys: dict[str, Any]) -> list[int]:
     return list(captured_iterations(replace(TENSORS, **keys), 20))
 
 
@@ -44,7 +44,7 @@ def taken(keys: dict[str, Any]) -> list[int]:
     ],
 )
 def test_the_schedule_is_the_union_of_its_keys(keys: dict[str, Any], expected: list[int]) -> None:
-    assert taken(keys) == expected
+    assert iterations_of(keys) == expected
 
 
 def test_every_iteration_of_a_long_run_takes_no_memory() -> None:
@@ -64,12 +64,12 @@ def test_every_iteration_of_a_long_run_takes_no_memory() -> None:
         ({"level": CaptureLevel.off}, False),
     ],
 )
-def test_what_ends_is_known(keys: dict[str, Any], ends: bool) -> None:
+def test_a_schedule_that_ends_by_itself_is_recognised(keys: dict[str, Any], ends: bool) -> None:
     assert ends_by_itself(replace(TENSORS, **keys)) is ends
 
 
 @pytest.mark.parametrize("item", ["0", "x", "5-4", "1:3", "-2", ""])
-def test_what_is_no_iteration_is_refused(tiny: Callable[..., Experiment], item: str) -> None:
+def test_an_invalid_iteration_is_refused(tiny: Callable[..., Experiment], item: str) -> None:
     with pytest.raises(ConfigError, match=r"capture.iterations must list iterations from 1 and ra"):
         tiny(f"capture.iterations=['{item}']")
 
@@ -91,7 +91,7 @@ def test_the_command_line_takes_numbers_and_ranges(tiny: Callable[..., Experimen
 
 
 @pytest.mark.parametrize(
-    ("earlier", "asked", "covered"),
+    ("earlier", "requested", "covered"),
     [
         ({"every": 5}, {"iterations": ["5", "10"]}, True),
         ({"every": 5}, {"iterations": ["5", "11"]}, False),
@@ -99,10 +99,10 @@ def test_the_command_line_takes_numbers_and_ranges(tiny: Callable[..., Experimen
         ({"control_iter": 0}, {"every": 3}, True),
     ],
 )
-def test_an_earlier_schedule_covers_what_it_held(
-    earlier: dict[str, Any], asked: dict[str, Any], covered: bool
+def test_an_earlier_schedule_covers_its_own_iterations(
+    earlier: dict[str, Any], requested: dict[str, Any], covered: bool
 ) -> None:
-    pair = replace(TENSORS, **earlier), replace(TENSORS, **asked)
+    pair = replace(TENSORS, **earlier), replace(TENSORS, **requested)
     assert covers(*pair, iterations=20) is covered
 
 

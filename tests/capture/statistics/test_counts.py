@@ -21,11 +21,11 @@ def test_quantiles_are_integers_that_occur(share: float, value: int) -> None:
     assert Counts(-3, (1, 0, 2, 1)).quantile(share) == value
 
 
-def test_of_nothing_there_is_no_quantile() -> None:
+def test_empty_counts_have_no_quantile() -> None:
     assert Counts().quantile(0.5) is None
 
 
-def test_one_integer_can_be_taken_out() -> None:
+def test_one_integer_can_be_removed() -> None:
     assert Counts(-127, (4, 0, 0, 2)).without(-127) == (Counts(-124, (2,)), 4)
     assert Counts(1, (2, 3)).without(9) == (Counts(1, (2, 3)), 0)
 
@@ -36,6 +36,6 @@ def test_a_captures_histogram_is_read() -> None:
 
 
 @pytest.mark.parametrize("counts", [Counts(-2, (1, 0, 4)), Counts()])
-def test_a_histogram_is_read_as_it_was_written(counts: Counts) -> None:
+def test_a_histogram_is_read_back_unchanged(counts: Counts) -> None:
     assert from_json(counts.json()) == counts
     assert Counts().json() == {"first": None, "counts": []}

@@ -61,7 +61,7 @@ def test_saturation_is_judged_at_each_blocks_own_scale() -> None:
     assert q.saturated_share == 2 / 64
 
 
-def test_blocks_run_along_the_axis_that_is_asked_for() -> None:
+def test_blocks_run_along_the_requested_axis() -> None:
     x = torch.ones(32, 64)
     x[:, 0] = 2.0**10  # along rows it drowns its block, along columns it is its own
     along_rows, along_columns = (quantisation_error(x, "mxfp4", axis) for axis in (1, 0))
@@ -75,7 +75,7 @@ def test_hifp8_saturates_beyond_its_scaled_largest_value() -> None:
     assert quantisation_error(x, resolve("hifp8", scaling="current")).saturated_share == 0
 
 
-def test_a_given_amax_decides_hifp8s_scale() -> None:
+def test_an_explicit_amax_decides_hifp8s_scale() -> None:
     x = torch.tensor([1.0, 2.0**15])
     spec, amax = resolve("hifp8", scaling="current"), torch.tensor(15 * 2.0**-4)
     assert quantisation_error(x, spec, amax=amax).saturated_share == 0.5
@@ -143,7 +143,7 @@ def test_an_amax_without_a_scale_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
-def test_three_quarters_are_held_against_three_quarters(name: str) -> None:
+def test_three_quarters_are_compared_with_three_quarters(name: str) -> None:
     """The grid under 3/4 x is as fine as 4/3 of it is under x: about 2.5 dB are lost, not all of it."""
     x = torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
     plain = quantisation_error(x, name)
@@ -152,7 +152,7 @@ def test_three_quarters_are_held_against_three_quarters(name: str) -> None:
     assert scaled.saturated_share == 0.0
 
 
-def test_errors_are_those_that_numpy_and_scipy_take_from_the_rounded_values() -> None:
+def test_errors_are_those_that_numpy_and_scipy_compute_from_the_rounded_values() -> None:
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(5)) * 2.0**-6
     x[:3, ::7] = 0
     n = x.double().numpy().ravel()
@@ -181,14 +181,14 @@ def test_a_tensor_that_keeps_its_direction_has_cosine_one() -> None:
     assert math.isclose(q.relative_error, 1 / 7, rel_tol=1e-15)
 
 
-def test_what_all_becomes_zero_has_relative_error_one_and_no_cosine() -> None:
+def test_values_that_all_become_zero_have_relative_error_one_and_no_cosine() -> None:
     q = quantisation_error(torch.full((4,), 2.0**-30), "hifp8")
     assert (q.relative_error, q.underflow_share, q.sqnr_db) == (1, 1, 0)
     assert q.mse == 2.0**-60
     assert math.isnan(q.cosine)
 
 
-def test_what_becomes_infinite_has_infinite_errors() -> None:
+def test_values_that_become_infinite_have_infinite_errors() -> None:
     q = quantisation_error(torch.tensor([50000.0, 1.0]), resolve("hifp8", saturate=False))
     assert (q.sqnr_db, q.mse, q.relative_error) == (-math.inf, math.inf, math.inf)
     assert math.isnan(q.cosine)

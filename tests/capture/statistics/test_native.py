@@ -1,4 +1,4 @@
-"""The compiled statistics against the torch code, which `test_statistics` holds against numpy and the formats."""
+"""The compiled statistics against the torch code, which `test_summary` compares with numpy and the formats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def both(
 
 def assert_alike(compiled: dict[str, Any], by_torch: dict[str, Any]) -> None:
     """Counts are equal; float64 sums were added up in another order."""
-    of_compiled, of_torch = (dict(found.pop("fidelity")) for found in (compiled, by_torch))
+    of_compiled, of_torch = (dict(summary.pop("fidelity")) for summary in (compiled, by_torch))
     for key in ("mean", "std", "skew", "kurtosis"):
         assert compiled.pop(key) == pytest.approx(by_torch.pop(key), rel=1e-9)
     assert compiled == by_torch
@@ -90,8 +90,8 @@ def test_scales_at_the_ends_of_the_range_are_left_to_torch(
         chosen = chosen_for(format_name, name)
         in_range = exponent in (-90, 90)
         shaped = x if name == "input" else x[:, None].expand(-1, 3).contiguous()
-        found = native.counted(kernel, [native.Look(shaped, chosen.spec, chosen.axis)])[0]
-        assert (found.errors is not None) == in_range
+        counted = native.counted(kernel, [native.Look(shaped, chosen.spec, chosen.axis)])[0]
+        assert (counted.errors is not None) == in_range
         compiled, by_torch = both(shaped, format_name, name, monkeypatch)
         assert compiled["fidelity"]["underflow_share"] == by_torch["fidelity"]["underflow_share"]
         assert compiled["fidelity"]["scale_exponents"] == by_torch["fidelity"]["scale_exponents"]
@@ -154,11 +154,11 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, tensor_name: s
     looks += [native.Look(wild(dtype, *shape), chosen.spec, 0) for shape in MIXED]
     looks += [native.Look(wild(dtype, *shape)) for shape in MIXED]
     assert any(look.x.numel() >= 1 << 20 for look in looks), "one that is shared out"
-    found = []
+    results = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)
-        found.append(native.counted(kernel, looks))
-    alone, *together = found
+        results.append(native.counted(kernel, looks))
+    alone, *together = results
     for by_threads in together:
         for one, other in zip(alone, by_threads, strict=True):
             assert torch.equal(one.numbers, other.numbers)

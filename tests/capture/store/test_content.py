@@ -1,4 +1,4 @@
-"""Hashes of captured values: the published XXH3, and SHA-256 of captures that were written before."""
+"""Hashes of captured values: the published XXH3, and the SHA-256 of older captures."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PUBLISHED = {
 
 def data_of(num_bytes: int) -> torch.Tensor:
     """xxHash's: the highest bytes of 2654435761 times the powers of 11400714785074694797."""
-    state, found = 2654435761, list[int]()
+    state, values = 2654435761, list[int]()
     for _ in range(num_bytes):
-        found.append(state >> 56)
+        values.append(state >> 56)
         state = state * 11400714785074694797 % (1 << 64)
-    return torch.tensor(found, dtype=torch.uint8)
+    return torch.tensor(values, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("num_bytes", PUBLISHED)

@@ -1,4 +1,4 @@
-"""Statistics counted while others go on: those of the tensor as it was, or none."""
+"""Statistics counted in the background: those of the unchanged tensor, or none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tensors() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("format_name", [None, "mxfp8", "mxfp4", "hifp8"])
-def test_many_in_a_call_are_what_each_is_alone(format_name: str | None) -> None:
+def test_many_tensors_in_a_call_give_what_each_gives_alone(format_name: str | None) -> None:
     chosen = chosen_for(format_name, "input") if format_name else None
     many = [deferred(x, chosen) for x in tensors()]
     assert all(isinstance(one, Deferred) for one in many), "these tests need a C compiler"
@@ -56,27 +56,27 @@ def test_without_a_compiler_they_are_counted_at_once(monkeypatch: pytest.MonkeyP
     assert isinstance(deferred(torch.ones(3)), Summary)
 
 
-def test_a_tensor_is_let_go_once_it_is_counted() -> None:
+def test_a_tensor_is_released_once_it_is_counted() -> None:
     x = torch.ones(10, 10)
-    held = Deferred(x)
-    assert held.num_bytes == 400
-    assert held.is_of(x)
-    assert not held.is_of(x[0])
-    held.record()
-    assert held.num_bytes == 0
-    assert not held.is_of(x)
+    pending = Deferred(x)
+    assert pending.num_bytes == 400
+    assert pending.is_of(x)
+    assert not pending.is_of(x[0])
+    pending.record()
+    assert pending.num_bytes == 0
+    assert not pending.is_of(x)
 
 
 def test_a_tensor_that_was_changed_has_no_statistics() -> None:
     x = torch.ones(8)
-    held = Deferred(x)
+    pending = Deferred(x)
     x.view(2, 4).mul_(2.0)
-    assert held.record() == {}
-    assert held.changed
+    assert pending.record() == {}
+    assert pending.changed
 
 
-def metadata(held: Deferred, **more: Any) -> dict[str, Any]:
-    return {"module": "fc1", "tensor": "input", "statistics": held, **more}
+def metadata(pending: Deferred, **more: Any) -> dict[str, Any]:
+    return {"module": "fc1", "tensor": "input", "statistics": pending, **more}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -91,37 +91,37 @@ def test_a_changed_tensor_is_listed_as_left_out_and_the_others_are_kept(tmp_path
     tensors[1].zero_()
     store.flush()
     store.close()
-    kept = lines(tmp_path / "statistics.jsonl")
-    assert [(line["index"], line["statistics"]["mean"]) for line in kept] == [(0, 0.0), (2, 2.0)]
+    counted = lines(tmp_path / "statistics.jsonl")
+    assert [(line["index"], line["statistics"]["mean"]) for line in counted] == [(0, 0.0), (2, 2.0)]
     (left_out,) = lines(tmp_path / "manifest.jsonl")
     assert left_out["index"] == 1
     assert left_out["file"] is None
     assert left_out["left_out"] == "it was changed in place before it was counted"
 
 
-def test_values_that_are_kept_are_counted_in_their_copy(tmp_path: Path) -> None:
+def test_stored_values_are_counted_in_their_copy(tmp_path: Path) -> None:
     store = CaptureStore(tmp_path)
     gate, x = stalled(store), torch.ones(64, 1024)
-    held = Deferred(x)
-    store.add("bf16/x.pt", x, About.of(metadata(held)))
-    store.add_statistics(About.of(metadata(held)))
+    pending = Deferred(x)
+    store.add("bf16/x.pt", x, About.of(metadata(pending)))
+    store.add_statistics(About.of(metadata(pending)))
     x.zero_()
     gate.set()
     store.flush()
     store.close()
     (listed,) = lines(tmp_path / "manifest.jsonl")
-    (kept,) = lines(tmp_path / "statistics.jsonl")
-    assert listed["statistics"]["mean"] == kept["statistics"]["mean"] == 1.0
+    (described,) = lines(tmp_path / "statistics.jsonl")
+    assert listed["statistics"]["mean"] == described["statistics"]["mean"] == 1.0
 
 
 def test_settle_computes_what_the_background_has_not(tmp_path: Path) -> None:
     store = CaptureStore(tmp_path)
     gate, x = stalled(store), torch.ones(16)
-    held = Deferred(x)
-    store.add_statistics(About.of(metadata(held)))
+    pending = Deferred(x)
+    store.add_statistics(About.of(metadata(pending)))
     store.send()
-    store.settle([held])
-    assert held.take() is None
+    store.settle([pending])
+    assert pending.take() is None
     x.zero_()
     gate.set()
     store.flush()
@@ -132,17 +132,17 @@ def test_settle_computes_what_the_background_has_not(tmp_path: Path) -> None:
 def test_settle_leaves_a_tensor_whose_copy_is_counted_to_the_background(tmp_path: Path) -> None:
     store = CaptureStore(tmp_path)
     gate, x = stalled(store), torch.ones(64, 1024)
-    held = Deferred(x)
-    store.add("bf16/x.pt", x, About.of(metadata(held)))
-    store.settle([held])
-    assert held.take() is not None
+    pending = Deferred(x)
+    store.add("bf16/x.pt", x, About.of(metadata(pending)))
+    store.settle([pending])
+    assert pending.take() is not None
     gate.set()
     store.flush()
     store.close()
-    assert held.take() is None
+    assert pending.take() is None
 
 
-def test_what_is_held_counts_in_the_queue_and_goes_before_it_is_too_much(tmp_path: Path) -> None:
+def test_pending_tensors_count_in_the_queue_and_are_sent_before_it_is_full(tmp_path: Path) -> None:
     store = CaptureStore(tmp_path, queue_bytes=8000)
     gate = stalled(store)
     for _ in range(4):
@@ -157,8 +157,8 @@ def test_what_is_held_counts_in_the_queue_and_goes_before_it_is_too_much(tmp_pat
 
 def test_statistics_that_two_threads_compute_are_the_first_ones() -> None:
     x = torch.ones(8)
-    held = Deferred(x)
-    count_all([held])
+    pending = Deferred(x)
+    count_all([pending])
     x.zero_()
-    held.end(summarise(x))
-    assert (held.changed, held.record()["mean"]) == (False, 1.0)
+    pending.end(summarise(x))
+    assert (pending.changed, pending.record()["mean"]) == (False, 1.0)

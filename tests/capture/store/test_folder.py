@@ -1,4 +1,4 @@
-"""What is on disk, whatever happens to the process that writes it."""
+"""Files on disk, whatever happens to the process that writes them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_kill_at_any_moment_leaves_only_whole_tensors_in_the_manifest(
 
 
 def _check_whole(folder: Path) -> int:
-    """Every tensor that the manifest names."""
+    """Check every tensor that the manifest names."""
     manifest = folder / "manifest.jsonl"
     text = manifest.read_text() if manifest.exists() else ""
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -83,17 +83,17 @@ def _check_whole(folder: Path) -> int:
 
 
 def _check_each_file(folder: Path) -> int:
-    """A file that looks whole is whole, listed or not; how many tensors there are."""
-    found = 0
+    """Check that every file is whole, listed or not, and return the number of tensors."""
+    num_tensors = 0
     for file in folder.rglob("*.pt"):
         content = torch.load(file, weights_only=True)
         assert bool((content["tensor"] == content["metadata"]["i"]).all())
-        found += 1
+        num_tensors += 1
     for file in folder.rglob("*.safetensors"):
         for key, x in safetensors.torch.load_file(file).items():
             assert bool((x == int(key.removeprefix("bf16/"))).all())
-            found += 1
-    return found
+            num_tensors += 1
+    return num_tensors
 
 
 @pytest.mark.parametrize("kind", StoreKind)
@@ -109,14 +109,14 @@ def test_odd_tensors_are_stored_bit_for_bit(
     store.add("bf16/a.pt", x, About.of({"shape": list(x.shape), "dtype": "float32"}))
     store.flush()
     (entry,) = open_capture(tmp_path)
-    found = entry.torch()
-    assert found.shape == x.shape
-    assert torch.equal(found.nan_to_num(7.0), x.nan_to_num(7.0))
+    loaded = entry.torch()
+    assert loaded.shape == x.shape
+    assert torch.equal(loaded.nan_to_num(7.0), x.nan_to_num(7.0))
     store.close()
 
 
 @pytest.mark.parametrize("kind", StoreKind)
-def test_values_are_those_of_the_moment_they_were_taken(tmp_path: Path, kind: StoreKind) -> None:
+def test_values_are_those_of_the_moment_of_capture(tmp_path: Path, kind: StoreKind) -> None:
     store, x = CaptureStore(tmp_path, kind=kind), torch.zeros(1000)
     for i in range(20):
         x.fill_(i)
@@ -165,39 +165,39 @@ def test_files_of_others_are_left_alone(tmp_path: Path, kind: StoreKind) -> None
 
 def _noted(store: CaptureStore, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The names of the values of each batch, as they are written."""
-    seen, write = list[list[str]](), store._files.write
+    batches, write = list[list[str]](), store._files.write
 
     def noted(batch: Sequence[Values]) -> None:
         if batch:
-            seen.append([one.name for one in batch])
+            batches.append([one.name for one in batch])
         write(batch)
 
     monkeypatch.setattr(store._files, "write", noted)
-    return seen
+    return batches
 
 
 @pytest.mark.parametrize("kind", StoreKind)
-def test_tensors_wait_for_company_until_there_is_enough_or_they_are_sent(
+def test_pending_tensors_are_written_in_batches_or_when_they_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: StoreKind
 ) -> None:
     store = CaptureStore(tmp_path, queue_bytes=8000, kind=kind)
-    seen = _noted(store, monkeypatch)
+    batches = _noted(store, monkeypatch)
     about = {"shape": [100], "dtype": "float32"}
     for name in "abc":  # 400 bytes each: with an eighth of the queue it is enough
         store.add(f"bf16/{name}.pt", torch.ones(100), About.of(dict(about)))
     assert store.queue.num_bytes <= 1200
     store.queue.flush()
-    assert seen == [["bf16/a.pt", "bf16/b.pt", "bf16/c.pt"]]
+    assert batches == [["bf16/a.pt", "bf16/b.pt", "bf16/c.pt"]]
     store.add("bf16/d.pt", torch.ones(100), About.of(dict(about)))
     assert store.last is not None
     store.refer(store.last, About.of({**about, "again": True}))
     store.leave_out(About.of({**about, "left_out": "why"}))
     store.queue.flush()
-    assert len(seen) == 1
+    assert len(batches) == 1
     assert store.queue.num_bytes == 400, "counted while it waits"
     store.send()
     store.queue.flush()
-    assert seen[1:] == [["bf16/d.pt"]]
+    assert batches[1:] == [["bf16/d.pt"]]
     lines = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
     assert len(lines) == 6
     assert lines[4] == {**lines[3], "again": True}
@@ -205,8 +205,8 @@ def test_tensors_wait_for_company_until_there_is_enough_or_they_are_sent(
     store.close()
 
 
-def test_what_waits_for_company_makes_room_for_what_would_wait_for_it(tmp_path: Path) -> None:
-    """Neither values nor held tensors of nearly the queue's size stand still before what was not sent."""
+def test_a_pending_batch_makes_room_for_a_large_tensor(tmp_path: Path) -> None:
+    """An unsent batch blocks neither values nor pending tensors of nearly the queue's size."""
     store = CaptureStore(tmp_path, queue_bytes=1 << 20)
     small, large = torch.ones(1000), torch.ones(261_500)
     store.add("bf16/0.pt", small, About.of({"shape": [1000], "dtype": "float32"}))

@@ -1,4 +1,4 @@
-"""Copies in memory that is used again, and never while somebody looks at it."""
+"""Copies in reused memory, which is never reused while a copy is in use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_copy_is_contiguous_and_its_own(x: torch.Tensor) -> None:
     assert torch.equal(copied, expected)
 
 
-def test_memory_is_used_again_only_after_it_was_given_back() -> None:
+def test_memory_is_reused_only_after_its_release() -> None:
     memory, x = HostMemory(1 << 30), torch.zeros(100_000)
     first, second = host_copy(x, memory)(), host_copy(x + 1, memory)()
     assert first.data_ptr() != second.data_ptr()

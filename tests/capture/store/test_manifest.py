@@ -1,4 +1,4 @@
-"""The lists of several ranks become one, whenever it is interrupted."""
+"""The lists of several ranks become one, even after an interruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_line_that_a_killed_rank_left_unfinished_is_left_out(tmp_path: Path) -> 
     assert (tmp_path / MANIFEST).read_text() == '{"rank": 1}\n'
 
 
-def test_join_that_was_interrupted_before_the_parts_were_gone_ends_the_same(tmp_path: Path) -> None:
+def test_join_interrupted_before_it_deleted_the_parts_gives_the_same_list(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"rank": 0}\n{"rank": 1}\n')
     part_of(tmp_path / MANIFEST, 1).write_text('{"rank": 1}\n')
     join_parts(tmp_path)
@@ -43,7 +43,7 @@ def test_one_ranks_lists_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / MANIFEST).read_text() == "{"
 
 
-def test_letters_beyond_ascii_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_letters_beyond_ascii_are_read_back_unchanged(tmp_path: Path) -> None:
     """U+2028 and U+0085 end a line of text, but no line of JSON."""
     lines = [{"quant_type": "größer\u2028\u0085"}, {"quant_type": "日本"}]
     part_of(tmp_path / MANIFEST, 1).write_bytes(

@@ -1,4 +1,4 @@
-"""What is written of a tensor: made once, and what belongs to the moment kept from it."""
+"""Metadata of a tensor: created once, with the values of the moment of capture."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ FC1 = ModuleId(0, "fc1")
 NAME = TensorName(0, "fc1", "forward", "pre", "input", "bf16")
 
 
-def test_metadata_is_made_when_it_is_asked_for_and_once() -> None:
-    made = list[int]()
+def test_metadata_is_created_once_on_demand() -> None:
+    calls = list[int]()
 
     def make() -> dict[str, Any]:
-        made.append(1)
+        calls.append(1)
         return {"layer": 3}
 
     about = About(make)
-    assert not made
+    assert not calls
     about.finish()
     assert about.made() == about.resolved == {"layer": 3}
     assert about.line() == b'{"layer":3}\n'
-    assert made == [1]
+    assert calls == [1]
 
 
-def test_a_line_has_statistics_and_numbers_of_a_device_as_json_holds_them() -> None:
+def test_a_line_has_statistics_and_numbers_of_a_device_as_json_values() -> None:
     x = torch.tensor([1.0, 3.0])
     about = About.of({"scale": torch.tensor(0.5), "statistics": Deferred(x)})
     line = json.loads(about.line({"file": None}))
@@ -42,10 +42,10 @@ def test_a_line_has_statistics_and_numbers_of_a_device_as_json_holds_them() -> N
     assert json.loads(About.of({"a": 1}).line({})) == {"a": 1}
 
 
-def test_what_is_held_until_statistics_are_counted_is_known() -> None:
-    held = Deferred(torch.ones(8))
-    about = About.of({"statistics": held})
-    assert about.deferred is held
+def test_pending_bytes_count_until_the_statistics_are_counted() -> None:
+    pending = Deferred(torch.ones(8))
+    about = About.of({"statistics": pending})
+    assert about.deferred is pending
     assert about.held_bytes == 32
     about.finish()
     assert about.held_bytes == 0
@@ -53,12 +53,12 @@ def test_what_is_held_until_statistics_are_counted_is_known() -> None:
     assert (counted.deferred, counted.held_bytes) == (None, 0)
 
 
-def test_more_is_said_of_the_same_statistics() -> None:
-    held = Deferred(torch.ones(8))
-    about = About.of({"layer": 1, "statistics": held})
+def test_metadata_can_be_extended_for_the_same_statistics() -> None:
+    pending = Deferred(torch.ones(8))
+    about = About.of({"layer": 1, "statistics": pending})
     more = about.with_more(left_out="why")
-    assert more.made() == {"layer": 1, "statistics": held, "left_out": "why"}
-    assert more.deferred is held
+    assert more.made() == {"layer": 1, "statistics": pending, "left_out": "why"}
+    assert more.deferred is pending
     assert "left_out" not in about.made()
 
 
@@ -79,6 +79,6 @@ def test_a_tensor_is_described_by_the_micro_batch_it_passed_in() -> None:
         **{"shape": [4, 6], "dtype": "bfloat16", "seen": ["input"], "formats": {}},
         "statistics": summarise(x).record(),
     }
-    told = {key: whole.resolved[key] for key in ("values", "dim", "iteration", "micro_batch")}
-    assert told == {"values": "after", "dim": 0, "iteration": 8, "micro_batch": None}
+    fields = {key: whole.resolved[key] for key in ("values", "dim", "iteration", "micro_batch")}
+    assert fields == {"values": "after", "dim": 0, "iteration": 8, "micro_batch": None}
     assert whole.resolved["seen"] == ["later", "input"]

@@ -26,31 +26,31 @@ def put(queue: WorkQueue[Work], work: Work, num_bytes: int = 0) -> None:
 
 
 def test_work_is_done_in_order() -> None:
-    queue, done = work_queue(1 << 20), list[int]()
+    queue, order = work_queue(1 << 20), list[int]()
     for i in range(100):
-        put(queue, partial(done.append, i), 10)
+        put(queue, partial(order.append, i), 10)
     queue.flush()
-    assert done == list(range(100))
+    assert order == list(range(100))
     assert queue.num_bytes == 0
     queue.close()
 
 
 def test_the_thread_works_beside_training() -> None:
-    queue, found = work_queue(1 << 20), dict[str, int]()
+    queue, num_threads = work_queue(1 << 20), dict[str, int]()
 
     def look() -> None:
-        found[threading.current_thread().name] = torch.get_num_threads()
+        num_threads[threading.current_thread().name] = torch.get_num_threads()
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     put(queue, look)
     queue.flush()
     torch.set_num_threads(before)
-    assert found == {"capture": 1}
+    assert num_threads == {"capture": 1}
     queue.close()
 
 
-def test_bytes_that_wait_stay_within_the_limit_and_the_wait_is_counted() -> None:
+def test_waiting_bytes_stay_within_the_limit_and_the_wait_is_counted() -> None:
     queue, gate = work_queue(100), threading.Event()
     put(queue, gate.wait, 60)
     put(queue, lambda: None, 40)
@@ -90,15 +90,15 @@ def test_a_batch_larger_than_the_limit_goes_alone() -> None:
     queue.close()
 
 
-def test_an_error_ends_the_work_and_reaches_whoever_comes_next() -> None:
-    queue, done, gate = work_queue(1 << 20), list[int](), threading.Event()
+def test_an_error_ends_the_work_and_reaches_the_next_caller() -> None:
+    queue, calls, gate = work_queue(1 << 20), list[int](), threading.Event()
 
     def fail() -> None:
         gate.wait()
         raise ValueError("full")
 
     put(queue, fail, 10)
-    put(queue, lambda: done.append(1), 20)
+    put(queue, lambda: calls.append(1), 20)
     gate.set()
     for call in (
         queue.flush,
@@ -109,7 +109,7 @@ def test_an_error_ends_the_work_and_reaches_whoever_comes_next() -> None:
         with pytest.raises(ValueError, match="full"):
             call()
     queue.close()
-    assert not done
+    assert not calls
     assert queue.num_bytes == 0, "later batches are dropped"
 
 
@@ -128,15 +128,15 @@ def test_an_error_reaches_a_caller_that_waits_for_room() -> None:
     queue.close()
 
 
-def test_closing_finishes_what_is_queued() -> None:
-    queue, done = work_queue(1 << 20), list[int]()
+def test_closing_finishes_queued_work() -> None:
+    queue, order = work_queue(1 << 20), list[int]()
 
     def slow(i: int) -> None:
         time.sleep(0.01)
-        done.append(i)
+        order.append(i)
 
     for i in range(5):
         put(queue, partial(slow, i))
     queue.close()
-    assert done == list(range(5))
+    assert order == list(range(5))
     work_queue(1).close()

@@ -1,4 +1,4 @@
-"""Files of captured tensors that are missing, damaged, or hold something else."""
+"""Files of captured tensors that are missing, damaged, or contain something else."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_name_that_no_file_can_have_is_refused(capture: Capture) -> None:
         load(capture)
 
 
-def test_tensors_of_a_shard_are_told_apart_and_read(tmp_path: Path) -> None:
+def test_tensors_of_a_shard_are_distinguished_and_read(tmp_path: Path) -> None:
     store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
     line: dict[str, Any] = dict.fromkeys(
         ("module", "layer_type", "phase", "component", "quant_type"), ""

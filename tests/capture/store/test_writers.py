@@ -71,9 +71,7 @@ def test_the_same_values_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 100_000])
-def test_a_full_disk_keeps_the_files_before_it_and_nothing_of_its_own(
-    tmp_path: Path, size: int
-) -> None:
+def test_a_full_disk_leaves_earlier_files_and_no_partial_one(tmp_path: Path, size: int) -> None:
     batch = [values(f"{i}.pt", torch.full((size,), float(i))) for i in range(4)]
     (tmp_path / "2.pt.part").symlink_to("/dev/full")
     with pytest.raises((OSError, RuntimeError)):

@@ -1,4 +1,4 @@
-"""Shards: read by the safetensors library, whatever they hold and however their writing ended."""
+"""Shards: read by the safetensors library, whatever their content and however writing ended."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def add(store: CaptureStore, name: str, x: torch.Tensor, **more: object) -> None
     )
 
 
-def kept(folder: Path) -> dict[str, torch.Tensor]:
-    """What the safetensors library reads, by the index."""
+def read_shards(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors that the safetensors library reads, by key of the index."""
     index = json.loads((folder / INDEX).read_text())
-    found = {}
+    tensors = {}
     for key, file in index["weight_map"].items():
         with safetensors.safe_open(folder / file, "pt") as opened:
-            found[key] = opened.get_tensor(key)
-    assert index["metadata"]["total_size"] == sum(x.nbytes for x in found.values())
-    return found
+            tensors[key] = opened.get_tensor(key)
+    assert index["metadata"]["total_size"] == sum(x.nbytes for x in tensors.values())
+    return tensors
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_every_dtype_and_layout_comes_back_through_the_library(
         add(store, name, x)
     store.flush()
     finish_capture(tmp_path)
-    found = kept(tmp_path)
+    by_key = read_shards(tmp_path)
     for entry, (name, x) in zip(open_capture(tmp_path), tensors.items(), strict=True):
         assert entry.metadata["key"] == f"bf16/{name}"
-        for y in (entry.torch(), found[f"bf16/{name}"]):
+        for y in (entry.torch(), by_key[f"bf16/{name}"]):
             assert y.dtype == x.dtype
             assert torch.equal(y, x)
         assert entry.is_intact()
@@ -89,7 +89,7 @@ def test_a_shard_has_the_tensors_of_a_batch(tmp_path: Path) -> None:
     assert [file.name for file in files] == [f"rank0-0000{i}.safetensors" for i in (1, 2, 3)]
     keys = [list(safetensors.torch.load_file(file)) for file in files]
     assert keys == [["bf16/a0", "bf16/a1", "bf16/a2"], ["bf16/a3"], ["bf16/a4"]]
-    assert len(kept(tmp_path)) == 5
+    assert len(read_shards(tmp_path)) == 5
 
 
 def test_a_shard_may_have_thousands_of_tensors(store: CaptureStore, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_shard_may_have_thousands_of_tensors(store: CaptureStore, tmp_path: Pa
     store.close()
     finish_capture(tmp_path)
     (file,) = (tmp_path / "shards").iterdir()
-    assert len(safetensors.torch.load_file(file)) == len(kept(tmp_path)) == 2000
+    assert len(safetensors.torch.load_file(file)) == len(read_shards(tmp_path)) == 2000
 
 
 def test_a_shard_can_be_read_by_whoever_may_read_other_files(
@@ -120,7 +120,7 @@ def test_reading_maps_the_shard_and_writing_changes_no_file(
     assert entry.torch().unique().tolist() == [0.0]
 
 
-def test_what_a_killed_process_left_is_replaced_by_the_next(
+def test_files_of_a_killed_process_are_replaced_by_the_next(
     store: CaptureStore, tmp_path: Path
 ) -> None:
     (tmp_path / "shards").mkdir()
@@ -144,7 +144,7 @@ def test_what_a_killed_process_left_is_replaced_by_the_next(
         {"dtype": "none"},
     ],
 )
-def test_a_shard_that_is_not_as_the_manifest_says_is_refused(
+def test_a_shard_that_differs_from_the_manifest_is_refused(
     store: CaptureStore, tmp_path: Path, line: dict[str, Any]
 ) -> None:
     add(store, "a", torch.ones(3))
@@ -170,7 +170,7 @@ def test_a_later_process_takes_other_names_and_ranks_their_own(tmp_path: Path) -
     assert len(open_capture(tmp_path)) == 3
     finish_capture(tmp_path)
     assert not list(tmp_path.glob("manifest.rank*"))
-    assert {key: x.tolist() for key, x in kept(tmp_path).items()} == {
+    assert {key: x.tolist() for key, x in read_shards(tmp_path).items()} == {
         f"bf16/x{i}": [i, i] for i in (1, 2, 3)
     }
 
@@ -186,14 +186,14 @@ def test_a_disk_that_fills_up_leaves_the_shards_before(store: CaptureStore, tmp_
         store.flush()
     store.close()
     finish_capture(tmp_path)
-    assert {key: x.unique().item() for key, x in kept(tmp_path).items()} == {
+    assert {key: x.unique().item() for key, x in read_shards(tmp_path).items()} == {
         f"bf16/{i}": i for i in range(3)
     }
     assert len(open_capture(tmp_path)) == 3
     assert [path.name for path in (tmp_path / "shards").iterdir()] == ["rank0-00001.safetensors"]
 
 
-def test_a_run_into_shards_holds_what_one_into_files_does(
+def test_a_run_into_shards_stores_what_one_into_files_does(
     run_tiny: RunTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = run_tiny(f"capture.dir={tmp_path / 'files'}")
@@ -203,11 +203,11 @@ def test_a_run_into_shards_holds_what_one_into_files_does(
     assert not list(folder.rglob("*.pt"))
     in_files = open_capture(files.captured(str(tmp_path / "files"))).with_values()
     in_shards = open_capture(run.root).with_values()
-    known = kept(folder)
+    by_key = read_shards(folder)
     for one, other in zip(in_files, in_shards, strict=True):
         assert one.metadata["hash"] == other.metadata["hash"]
-        assert one.name.split("_", 2)[2] == other.name.split("_", 2)[2]  # but for the time
-        assert torch.equal(known[other.name], one.torch())
+        assert one.name.split("_", 2)[2] == other.name.split("_", 2)[2]  # except for the time
+        assert torch.equal(by_key[other.name], one.torch())
     assert main(["captures", str(folder), "--check"]) == 0
     assert main(["captures", str(folder)]) == 0
     assert f" tensors, {len(in_shards)} with values in 1 shard, " in capsys.readouterr().out
@@ -243,7 +243,7 @@ def test_a_run_whose_disk_fills_up_ends_with_one_line_and_whole_shards(
     status = read_status(stopped.status)
     assert status is not None
     assert status.state is State.COMPLETED
-    assert kept(stopped.tensors)
+    assert read_shards(stopped.tensors)
 
 
 def test_a_key_cannot_lead_an_export_out_of_its_folder(

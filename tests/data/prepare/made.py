@@ -123,20 +123,20 @@ def write_forms(folder: Path, contents: Sequence[str]) -> dict[str, Path]:
 
 def config(source: object, prefix: Path, **changes: Any) -> DatasetConfig:
     """A preparation by bytes."""
-    kept: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "web",
         "tokenizer": TokenizerKind.byte,
         "num_workers": 1,
     } | changes
     own: dict[str, Any] = {
-        key: kept.pop(key) for key in list(kept) if key in PrepareConfig.__dataclass_fields__
+        key: fields.pop(key) for key in list(fields) if key in PrepareConfig.__dataclass_fields__
     }
-    given = [str(s) for s in source] if isinstance(source, list) else str(source)
-    return DatasetConfig(path=str(prefix), source=given, prepare=PrepareConfig(**own), **kept)
+    paths = [str(s) for s in source] if isinstance(source, list) else str(source)
+    return DatasetConfig(path=str(prefix), source=paths, prepare=PrepareConfig(**own), **fields)
 
 
 def prepared(source: object, prefix: Path, *, force: bool = False, **changes: Any) -> Prepared:
-    """Prepares without output."""
+    """Prepare without output."""
     job = make_job(config(source, prefix, **changes))
     return prepare(job, Console(quiet=True), force=force)
 

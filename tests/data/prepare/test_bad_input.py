@@ -54,7 +54,7 @@ def test_records_that_cannot_be_read_are_counted_and_listed(tmp_path: Path) -> N
     assert listed[1]["reason"] == "`text` must be a string, it is missing"
 
 
-def test_more_than_the_limit_ends_it_and_a_higher_limit_goes_on(tmp_path: Path) -> None:
+def test_too_many_rejected_records_end_it_and_a_higher_limit_continues(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD + BAD + GOOD)
     words = (
         r"4 records cannot be read, more than dataset\.prepare\.max_rejected=3; the last: .*a\.jsonl, line 7: "
@@ -229,9 +229,7 @@ def test_a_record_of_many_mebibytes_is_refused_before_memory_is_full(
         ),
     ],
 )
-def test_a_source_that_is_nothing_to_read_is_refused(
-    tmp_path: Path, source: str, words: str
-) -> None:
+def test_an_unreadable_source_is_refused(tmp_path: Path, source: str, words: str) -> None:
     (tmp_path / "other.html").write_text("<html></html>")
     with pytest.raises(DataError, match=words):
         prepared(tmp_path / source, tmp_path / "own")
@@ -253,7 +251,7 @@ def test_text_that_leaves_nothing_for_training_is_refused(tmp_path: Path) -> Non
         prepared(tmp_path / "a.jsonl", tmp_path / "own", split="0.000001,1")
 
 
-def test_a_full_disk_ends_it_and_with_space_it_goes_on(
+def test_a_full_disk_ends_it_and_with_space_it_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 500)
@@ -328,13 +326,13 @@ def test_a_dataset_of_the_hub_needs_the_extra(
         prepared("hf:wikimedia/wikipedia", tmp_path / "own")
 
 
-def test_a_dataset_of_the_hub_is_streamed_and_gone_on_with(
+def test_a_dataset_of_the_hub_is_streamed_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
 
     def load_dataset(name: str, configuration: str | None, **options: object) -> Any:
-        asked.append((name, configuration, options))
+        calls.append((name, configuration, options))
         return [{**row, "added": 5} for row in rows(texts(30))]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
@@ -355,12 +353,12 @@ def test_a_dataset_of_the_hub_is_streamed_and_gone_on_with(
     with pytest.raises(KeyboardInterrupt):
         prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
     prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
-    assert asked[0] == ("wikimedia/wikipedia", "20231101.en", {"split": "train", "streaming": True})
+    assert calls[0] == ("wikimedia/wikipedia", "20231101.en", {"split": "train", "streaming": True})
     assert pair_paths(tmp_path / "own")[0].read_bytes() == pair_paths(local)[0].read_bytes()
     assert read_card(tmp_path / "own") is not None
 
 
-def test_what_the_hub_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_hub_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*arguments: object, **options: object) -> None:
         raise ConnectionError("Couldn't reach it\nmore")
 

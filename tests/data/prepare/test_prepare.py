@@ -48,12 +48,12 @@ def test_every_form_of_the_same_texts_gives_the_same_tokens(
     expected = sorted(contents, key=part)  # stable: by part, then as they came
     bins = set()
     for name, path in write_forms(tmp_path / "raw", contents).items():
-        done = prepared(path, tmp_path / "out" / name)
-        assert read(done.prefix) == expected, name
-        bins.add(pair_paths(done.prefix)[0].read_bytes())
+        result = prepared(path, tmp_path / "out" / name)
+        assert read(result.prefix) == expected, name
+        bins.add(pair_paths(result.prefix)[0].read_bytes())
         left_out = {"other namespace": 1, "redirect": 1} if ".xml" in name else {}
-        assert done.card.report["left_out"] == left_out
-        assert not Path(f"{done.prefix}.partial").exists()
+        assert result.card.report["left_out"] == left_out
+        assert not Path(f"{result.prefix}.partial").exists()
     assert len(bins) == 1
 
 
@@ -93,7 +93,7 @@ def test_the_card_counts_each_part_and_the_report_everything(tmp_path: Path) -> 
     }
 
 
-def test_a_folder_and_a_pattern_are_read_in_order_without_what_is_no_data(tmp_path: Path) -> None:
+def test_a_folder_and_a_pattern_are_read_in_order_without_other_files(tmp_path: Path) -> None:
     contents = texts(40)
     raw = tmp_path / "raw"
     (raw / "b").mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(
 @pytest.mark.parametrize(
     "form", ["pages-articles.xml", "wiki_00.bz2", "shard.jsonl.zst", "train-00000.parquet"]
 )
-def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
+def test_repeated_interruptions_change_no_byte(
     tmp_path: Path,
     small_shards: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,7 +133,7 @@ def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
 ) -> None:
     contents = [*texts(150), *texts(20)]
     path = write_forms(tmp_path / "raw", contents)[form]
-    done = prepared(path, tmp_path / "whole" / "x", deduplicate=deduplicate)
+    result = prepared(path, tmp_path / "whole" / "x", deduplicate=deduplicate)
     savez, count = np.savez, 0
 
     def interrupted(stream: IO[bytes], **arrays: np.ndarray) -> None:
@@ -155,19 +155,19 @@ def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
         except KeyboardInterrupt:
             assert not any(p.exists() for p in pair_paths(prefix))
     assert rounds > 3
-    assert content_of(prefix) == content_of(done.prefix)
+    assert content_of(prefix) == content_of(result.prefix)
 
 
-def test_only_the_shards_without_an_output_are_worked_on_again(
+def test_only_the_shards_without_an_output_are_processed_again(
     tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(100))))
     whole = prepared(tmp_path / "a.jsonl", tmp_path / "whole" / "x").prefix
-    made = list[tuple[int, int]]()
+    spans = list[tuple[int, int]]()
 
     def recorded(shard: shards.Shard, *arguments: Any) -> Any:
-        made.append((shard.start, shard.end))
-        if len(made) == stop:
+        spans.append((shard.start, shard.end))
+        if len(spans) == stop:
             raise KeyboardInterrupt
         return make_output(shard, *arguments)
 
@@ -176,17 +176,17 @@ def test_only_the_shards_without_an_output_are_worked_on_again(
     with pytest.raises(KeyboardInterrupt):
         prepared(tmp_path / "a.jsonl", prefix)
     outputs = sorted(Path(f"{prefix}.partial").glob("*/*.npz"))
-    assert [path.stem for path in outputs] == [f"00000-{a:013}-{b:013}" for a, b in made[:5]]
+    assert [path.stem for path in outputs] == [f"00000-{a:013}-{b:013}" for a, b in spans[:5]]
     outputs[1].unlink()
     os.truncate(outputs[3], outputs[3].stat().st_size // 2)
     stop = 0
-    made.clear()
+    spans.clear()
     prepared(tmp_path / "a.jsonl", prefix)
-    assert [f"{start:013}" for start, _ in made[:2]] == [
+    assert [f"{start:013}" for start, _ in spans[:2]] == [
         outputs[i].stem.split("-")[1] for i in (1, 3)
     ]
-    assert made[2][0] == int(outputs[4].stem.split("-")[2])
-    assert made[-1][1] == (tmp_path / "a.jsonl").stat().st_size
+    assert spans[2][0] == int(outputs[4].stem.split("-")[2])
+    assert spans[-1][1] == (tmp_path / "a.jsonl").stat().st_size
     assert content_of(prefix) == content_of(whole)
 
 
@@ -194,7 +194,7 @@ def test_only_the_shards_without_an_output_are_worked_on_again(
 def test_the_end_can_be_interrupted_at_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deduplicate: bool
 ) -> None:
-    """Every rename and removal of the last phase is once the one that no longer happens."""
+    """Each rename and removal of the last phase is once the first that no longer happens."""
     (tmp_path / "a.jsonl").write_bytes(b"{\n" + lines(rows([*texts(50), *texts(20)])))
     fixed: dict[str, Any] = {"deduplicate": deduplicate, "split": "8,1,1", "max_rejected": 5}
     whole = content_of(prepared(tmp_path / "a.jsonl", tmp_path / "w" / "x", **fixed).prefix)
@@ -233,7 +233,7 @@ def test_the_end_can_be_interrupted_at_every_step(
     assert content_of(prefix) == whole
 
 
-def test_exact_duplicates_are_dropped_and_the_first_is_kept(tmp_path: Path) -> None:
+def test_exact_duplicates_are_dropped_and_the_first_stays(tmp_path: Path) -> None:
     once = texts(60)
     contents = [*once[:40], *once[10:30], *once[40:], *once[:5]]
     (tmp_path / "a.jsonl").write_bytes(lines(rows(contents)))
@@ -274,7 +274,7 @@ def test_texts_too_short_or_long_are_left_out(tmp_path: Path) -> None:
     }
 
 
-def test_a_second_time_it_is_found(tmp_path: Path) -> None:
+def test_a_second_call_reuses_the_pair(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(5))))
     first = prepared(tmp_path / "a.jsonl", tmp_path / "own")
     before = {p: p.stat().st_mtime_ns for p in pair_paths(first.prefix)}
@@ -300,7 +300,7 @@ def test_another_dataset_is_replaced_only_by_force(tmp_path: Path) -> None:
         prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1")
 
 
-def test_another_job_does_not_go_on_from_what_was_begun(
+def test_another_job_does_not_continue_an_unfinished_one(
     tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(100))))
@@ -338,12 +338,12 @@ def test_many_sources_are_counted_together_beyond_a_hundred(tmp_path: Path) -> N
 
 def test_the_defaults_follow_the_machine_and_the_input(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
-    made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", num_workers=None))
-    assert made.num_workers == 1  # too small for more
-    assert made.split == "95,5,0"
-    assert made.filters.bounds == (0.95, 1.0)
-    made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", split="3"))
-    assert made.filters.bounds == (1.0, 1.0)
+    plan = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", num_workers=None))
+    assert plan.num_workers == 1  # too small for more
+    assert plan.split == "95,5,0"
+    assert plan.filters.bounds == (0.95, 1.0)
+    plan = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", split="3"))
+    assert plan.filters.bounds == (1.0, 1.0)
     assert np.allclose(
         job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", split="8,1,1")).filters.bounds,
         (0.8, 0.9),

@@ -57,7 +57,7 @@ def test_ranks_give_the_ids_of_the_library_and_special_tokens_are_text(tmp_path:
     ("number", "eod", "vocab_size"),
     [(50_256, 50_256, 50_257), (100_256, 100_257, 100_277), (128_000, 128_001, 128_256)],
 )
-def test_a_published_vocabulary_is_known_by_its_number_of_ranks(
+def test_a_published_vocabulary_is_recognised_by_its_number_of_ranks(
     tmp_path: Path, number: int, eod: int, vocab_size: int
 ) -> None:
     tokens = [*(bytes([i]) for i in range(256)), *(b"\0\1%d" % i for i in range(number - 256))]
@@ -77,9 +77,9 @@ def test_the_pattern_of_gpt2_is_the_librarys() -> None:
     words = "I've 12345 owls!!  They'll\n\n hunt\t at\r\nnight; it's DON'T é景 x"
     assert regex.findall(_GPT2, words) == regex.findall(r50k_pat_str, words)
     # cl100k_base's, verified by its rules: three digits at most, any case of 's, line ends together.
-    found = regex.findall(_CL100K, words)
-    assert "".join(found) == words
-    assert {"123", "45", "'T", "'ve", "\n\n"} <= set(found)
+    pieces = regex.findall(_CL100K, words)
+    assert "".join(pieces) == words
+    assert {"123", "45", "'T", "'ve", "\n\n"} <= set(pieces)
 
 
 def test_a_model_gives_its_pieces_and_ends_a_document(model: Path) -> None:
@@ -119,7 +119,7 @@ def test_fingerprints_follow_content_and_end(tmp_path: Path, model: Path) -> Non
         ("byte", None, {"eod": "a"}, r"takes no eod, got dataset\.eod=a; drop it"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_none_is_refused(
+def test_an_invalid_file_is_refused(
     tmp_path: Path, kind: str, content: bytes | None, options: dict[str, str], words: str
 ) -> None:
     if content is not None:
@@ -128,7 +128,7 @@ def test_a_file_that_is_none_is_refused(
         load_tokenizer(kind, None if kind == "byte" else str(tmp_path / "x"), **options)
 
 
-def test_an_end_of_document_that_a_model_has_not_is_refused(model: Path) -> None:
+def test_an_end_of_document_that_a_model_lacks_is_refused(model: Path) -> None:
     with pytest.raises(
         DataError, match=r"has no token dataset\.eod=<none>; name one of its pieces"
     ):
@@ -163,6 +163,6 @@ def test_a_text_that_the_library_panics_on_is_an_error(tmp_path: Path) -> None:
             use("ab" * 200)
 
 
-def test_a_user_who_interrupts_is_not_told_of_a_library(tmp_path: Path) -> None:
+def test_an_interruption_is_not_reported_as_an_error_of_the_library(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), failures(tmp_path, "x"):
         raise KeyboardInterrupt

@@ -83,15 +83,15 @@ def test_ids_are_the_librarys_on_any_text(tmp_path: Path, name: str) -> None:
     words = words_of(library, path.read_bytes())
     assert words is not None
     by_words = [words.ids(text) for text in texts]
-    taken = [(ids, e) for ids, e in zip(by_words, expected, strict=True) if ids is not None]
-    assert all(ids == e for ids, e in taken)
+    pairs = [(ids, e) for ids, e in zip(by_words, expected, strict=True) if ids is not None]
+    assert all(ids == e for ids, e in pairs)
     if name != "o200k":  # the two libraries interpret its pattern differently
-        assert len(taken) > len(texts) // 2, "the fast way is the usual one"
+        assert len(pairs) > len(texts) // 2, "the fast way is the usual one"
     assert by_words[-2] is None, "special tokens are the library's"
     assert by_words[-3] == []
 
 
-def test_a_character_that_is_cut_otherwise_is_left_to_the_library(tmp_path: Path) -> None:
+def test_a_character_that_is_split_differently_is_left_to_the_library(tmp_path: Path) -> None:
     path = trained(tmp_path, CUTS["llama3"])
     library = Tokenizer.from_file(str(path))
 
@@ -101,10 +101,10 @@ def test_a_character_that_is_cut_otherwise_is_left_to_the_library(tmp_path: Path
         def findall(self, text: str) -> list[str]:
             import regex
 
-            found: list[str] = regex.findall(
+            pieces: list[str] = regex.findall(
                 LLAMA3.replace(r"\p{L}", "[\\p{L}--z]"), text, regex.V1
             )
-            return found
+            return pieces
 
     words = Words(library, Other(), [])
     assert words.ids("an owl") == library.encode("an owl").ids
@@ -112,7 +112,7 @@ def test_a_character_that_is_cut_otherwise_is_left_to_the_library(tmp_path: Path
     assert words.ids("an owl") is not None
 
 
-def test_words_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_cached_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantexp.data.tokenizers.words._MAX_WORDS", 3)
     path = trained(tmp_path, CUTS["gpt2"])
     library = Tokenizer.from_file(str(path))

@@ -29,7 +29,7 @@ def test_other_devices_have_none() -> None:
     assert choice.kernel_for_amax(x) is None
 
 
-def test_a_gpu_has_the_triton_kernels_unless_something_stands_in_the_way(
+def test_a_gpu_has_the_triton_kernels_unless_there_is_an_obstacle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with FakeTensorMode():
@@ -45,7 +45,7 @@ def test_a_gpu_has_the_triton_kernels_unless_something_stands_in_the_way(
         assert choice.kernel_for(x, resolve("mxfp8")) is None
 
 
-def test_without_a_compiler_torch_does_it_and_it_is_said_once(
+def test_without_a_compiler_torch_quantises_and_one_message_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x = wild(torch.bfloat16, 40, 90)
@@ -68,13 +68,13 @@ def test_without_a_compiler_torch_does_it_and_it_is_said_once(
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "hifp8", "fp8_e5m2"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_torch_code_may_write_over_its_input(name: str, dtype: torch.dtype) -> None:
+def test_the_torch_code_may_overwrite_its_input(name: str, dtype: torch.dtype) -> None:
     x = wild(dtype, 40, 90)
     for axis in (0, 1):
-        held = x.clone()
+        copy = x.clone()
         with choice.torch_alone():
-            quantise(held, name, axis=axis, out=held)
-        assert_same_bits(held, by_torch(x, name, axis=axis))
+            quantise(copy, name, axis=axis, out=copy)
+        assert_same_bits(copy, by_torch(x, name, axis=axis))
 
 
 def test_another_header_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_another_header_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.Mon
     source.write_text('#include "number.h"\nint seven(void) { return NUMBER; }\n')
     for number in (7, 8):
         (tmp_path / "number.h").write_text(f"#define NUMBER {number}\n")
-        found = compiled.compiled(source).library
-        assert found is not None
-        assert found.seven() == number
+        library = compiled.compiled(source).library
+        assert library is not None
+        assert library.seven() == number
 
 
 def test_torch_compile_calls_the_same_kernel() -> None:

@@ -55,9 +55,9 @@ def test_every_value_in_every_format_is_torchs(build: str, dtype: torch.dtype) -
         assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
     shuffled = x[torch.randperm(len(x), generator=seeded(3))]
     for name, rule in itertools.product(MX, ScaleRule):
-        for given, block in ((x, 1), (shuffled, 2), (shuffled, 32)):
+        for values, block in ((x, 1), (shuffled, 2), (shuffled, 32)):
             options = {"scale_rule": rule, "block": block}
-            assert_same_bits(quantise(given, name, **options), by_torch(given, name, **options))
+            assert_same_bits(quantise(values, name, **options), by_torch(values, name, **options))
 
 
 @pytest.mark.parametrize("name", MX)
@@ -70,9 +70,9 @@ def test_float32_around_every_change_of_a_scale_is_torchs(name: str, rule: Scale
     amaxes = bits.clamp(0, (1 << 31) - 1).flatten().to(torch.int32).view(torch.float32)
     below = torch.rand(len(amaxes), 31, generator=seeded(5))
     x = torch.cat([amaxes[:, None], amaxes[:, None] * below], dim=1)
-    for given, axis in ((x, 1), (x.t().contiguous(), 0)):
-        got = quantise(given, name, scale_rule=rule, axis=axis)
-        assert_same_bits(got, by_torch(given, name, scale_rule=rule, axis=axis))
+    for values, axis in ((x, 1), (x.t().contiguous(), 0)):
+        got = quantise(values, name, scale_rule=rule, axis=axis)
+        assert_same_bits(got, by_torch(values, name, scale_rule=rule, axis=axis))
         if rule is not ScaleRule.FLOOR:
             assert got.isinf().any()
 
@@ -87,9 +87,9 @@ def test_every_shape_axis_and_block_is_torchs(build: str, dtype: torch.dtype) ->
             options: dict[str, Any] = {"axis": axis, "block": block, "scale_rule": "rceil"}
             expected = by_torch(x, "mxfp8", **options)
             assert_same_bits(quantise(x, "mxfp8", **options), expected)
-            held = x.clone()
-            assert quantise(held, "mxfp8", out=held, **options) is held
-            assert_same_bits(held, expected)
+            copy = x.clone()
+            assert quantise(copy, "mxfp8", out=copy, **options) is copy
+            assert_same_bits(copy, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -117,7 +117,7 @@ def test_a_result_off_the_multiples_of_64_bytes_is_written() -> None:
 def test_the_largest_finite_magnitude_is_torchs(dtype: torch.dtype) -> None:
     largest = torch.tensor(torch.finfo(dtype).max, dtype=dtype)
     x = wild(dtype, 300, 700)
-    for given in (
+    for view in (
         x,
         x.t(),
         x[:, ::3],
@@ -126,9 +126,9 @@ def test_the_largest_finite_magnitude_is_torchs(dtype: torch.dtype) -> None:
         x[:0],
         x.new_full((40,), torch.nan),
     ):
-        found = finite_amax(given)
+        amax = finite_amax(view)
         with torch_alone():
-            assert_same_bits(found, finite_amax(given))
+            assert_same_bits(amax, finite_amax(view))
     assert finite_amax(largest * -1) == largest.float()
 
 
@@ -158,14 +158,14 @@ def test_a_scale_at_either_end_is_torchs() -> None:
         ("mxfp8", {"block": 512}),
     ],
 )
-def test_what_is_not_claimed_is_left_to_torch(name: str, options: dict[str, Any]) -> None:
+def test_unclaimed_cases_are_left_to_torch(name: str, options: dict[str, Any]) -> None:
     x = wild(torch.float32, 40, 1024)
     spec = resolve(name, **{key: value for key, value in options.items() if key != "seed"})
     assert not cpu.claims(x, spec)
     assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
 
 
-def test_tensors_that_hold_no_memory_of_a_cpu_are_not_claimed() -> None:
+def test_tensors_without_memory_of_a_cpu_are_not_claimed() -> None:
     class Wrapped(torch.Tensor):
         pass
 
@@ -179,10 +179,10 @@ def test_tensors_that_hold_no_memory_of_a_cpu_are_not_claimed() -> None:
 def test_two_threads_may_quantise_at_once() -> None:
     tensors = [wild(torch.bfloat16, 512, 512, seed=seed) for seed in range(2)]
     expected = [by_torch(x, "mxfp8") for x in tensors]
-    found: list[list[Tensor]] = [[], []]
+    results: list[list[Tensor]] = [[], []]
 
     def work(which: int) -> None:
-        found[which] = [quantise(tensors[which], "mxfp8") for _ in range(40)]
+        results[which] = [quantise(tensors[which], "mxfp8") for _ in range(40)]
 
     both = [threading.Thread(target=work, args=(which,)) for which in range(2)]
     for thread in both:
@@ -190,18 +190,18 @@ def test_two_threads_may_quantise_at_once() -> None:
     for thread in both:
         thread.join()
     for which in range(2):
-        assert len(found[which]) == 40
-        for y in found[which]:
+        assert len(results[which]) == 40
+        for y in results[which]:
             assert_same_bits(y, expected[which])
 
 
 def test_torchs_threads_share_the_work() -> None:
-    found = cpu.functions()
-    assert found is not None
-    assert found.shares_work
+    functions = cpu.functions()
+    assert functions is not None
+    assert functions.shares_work
 
 
-def test_autograd_knows_of_what_is_overwritten() -> None:
+def test_autograd_detects_overwritten_tensors() -> None:
     x = torch.ones(64, requires_grad=True)
     saved = x * 2
     y = saved.square()

@@ -42,7 +42,7 @@ def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt: str, rounding: str)
     ],
     ids=lambda options: f"{options.fmt.name}-{options.rounding}-{options.block}",
 )
-def test_what_has_no_kernel_is_not_claimed(options: QuantSpec) -> None:
+def test_options_without_a_kernel_are_not_claimed(options: QuantSpec) -> None:
     assert not gpu.claims_spec(options)
 
 
@@ -74,7 +74,7 @@ def obstacle() -> str | None:
 
 
 @needs_triton
-def test_nothing_stands_in_the_way_on_a_hopper(hopper: pytest.MonkeyPatch) -> None:
+def test_a_hopper_has_no_obstacle(hopper: pytest.MonkeyPatch) -> None:
     assert obstacle() is None
 
 
@@ -104,7 +104,7 @@ def test_a_triton_that_flushes_subnormals_is_not_used(hopper: pytest.MonkeyPatch
 
 
 @needs_triton
-def test_a_triton_that_cannot_compile_is_told_in_its_own_words(
+def test_tritons_own_message_is_the_reason_if_it_cannot_compile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*arguments: object) -> None:

@@ -40,12 +40,12 @@ def compiled(
 
     modules = {"hif8_flat": triton_hif8, "amax_flat": triton_amax}
     kernel = getattr(modules.get(name, triton_mx), name)
-    known = dict(constants)
+    by_name = dict(constants)
     signature, values, attributes = {}, {}, {}
     for position, argument in enumerate(kernel.arg_names):
-        if argument in known:
+        if argument in by_name:
             signature[argument] = "constexpr"
-            values[(position,)] = known[argument]
+            values[(position,)] = by_name[argument]
         else:
             is_extent = argument in ("N", "M", "L", "num_blocks")
             signature[argument] = "i32" if is_extent else pointer

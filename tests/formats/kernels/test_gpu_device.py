@@ -81,7 +81,7 @@ def test_every_shape(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_amax_of_what_is_finite(dtype: torch.dtype) -> None:
+def test_amax_is_over_finite_elements(dtype: torch.dtype) -> None:
     for x in (
         cases.noise((9001,), dtype),
         cases.noise((1 << 20,), dtype),
@@ -132,7 +132,7 @@ def test_more_elements_than_32_bits_count() -> None:
         assert int(torch.count_nonzero(both[:-32])) == 0
 
 
-def test_what_runs_call_takes_the_kernels() -> None:
+def test_the_functions_of_a_run_use_the_kernels() -> None:
     x = cases.noise((70, 96), torch.bfloat16)
     there = x.cuda()
     assert choice.kernel_for(there, resolve("mxfp8")) is gpu

@@ -170,7 +170,7 @@ def test_a_grid_that_is_too_small_for_one_launch(
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_amax_of_what_is_finite(call: Call, dtype: torch.dtype) -> None:
+def test_amax_is_over_finite_elements(call: Call, dtype: torch.dtype) -> None:
     for x in (
         cases.noise((9001,), dtype),
         cases.noise((3, 1367), dtype) * 2.0**-120,
@@ -179,8 +179,8 @@ def test_amax_of_what_is_finite(call: Call, dtype: torch.dtype) -> None:
         torch.empty(0, 3, dtype=dtype),
         -every_value(dtype) if dtype != torch.float32 else cases.hard_float32(64),
     ):
-        found = call("finite_amax", x)
-        assert found.dtype == torch.float32
-        assert found.shape == ()
+        amax = call("finite_amax", x)
+        assert amax.dtype == torch.float32
+        assert amax.shape == ()
         finite = x[x.isfinite()].float().abs()
-        assert_same(found, finite.amax() if finite.numel() else torch.tensor(0.0))
+        assert_same(amax, finite.amax() if finite.numel() else torch.tensor(0.0))

@@ -15,24 +15,24 @@ from quantexp.formats.verify.exact import Case
 from quantexp.formats.verify.kernels import KERNELS
 
 
-def test_a_case_reaches_the_kernel_as_it_is() -> None:
+def test_a_case_reaches_the_kernel_unchanged() -> None:
     """Strides, dtype, options and the amax as a tensor."""
-    seen: list[tuple[Tensor, dict[str, Any]]] = []
+    calls: list[tuple[Tensor, dict[str, Any]]] = []
 
     def spy(x: Tensor, fmt: str, **options: Any) -> Tensor:
-        seen.append((x, options))
+        calls.append((x, options))
         return quantise(x, fmt, **options)
 
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     case = Case("hifp8", x, "bfloat16", 0, {"scaling": "exact", "amax": 5.0}, strided=True)
     ask(dataclasses.replace(KERNELS[0], quantise=spy), "cpu", case)
-    ((tensor, options),) = seen
+    ((tensor, options),) = calls
     assert (tensor.dtype, tensor.stride()) == (torch.bfloat16, (1, 2))
     assert tensor.tolist() == x.tolist()
     assert (options["axis"], options["amax"].item(), options["amax"].shape) == (0, 5.0, ())
 
 
-def test_arrays_come_back_from_torch_as_they_went() -> None:
+def test_arrays_come_back_from_torch_unchanged() -> None:
     x = np.array([1.5, -0.0, np.inf], np.float32)
     assert to_numpy(to_torch(x, "bfloat16", "cpu")).tolist() == x.tolist()
     codes = np.arange(5, dtype=np.uint8)
@@ -48,11 +48,11 @@ def test_a_reply_has_all_that_a_format_has() -> None:
         "bf16": (False, False, False),
     }.items():
         reply = ask(KERNELS[0], "cpu", Case(fmt, x))
-        found = reply.answer
-        got = (found.codes, found.block_scales, found.tensor_scale)
+        answer = reply.answer
+        got = (answer.codes, answer.block_scales, answer.tensor_scale)
         assert tuple(part is not None for part in got) == has
         assert (reply.decoded is not None) is has[0]
-        assert found.values.tolist() == x.tolist()
+        assert answer.values.tolist() == x.tolist()
 
 
 def test_codes_are_packed_with_the_first_in_the_lower_half_and_an_odd_last_alone() -> None:

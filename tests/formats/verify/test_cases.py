@@ -23,7 +23,7 @@ def test_hard_amaxes_surround_every_power_of_two_and_the_largest_value_times_it(
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_hard_values_hold_every_tie_with_its_neighbours(element: str) -> None:
+def test_hard_values_contain_every_tie_with_its_neighbours(element: str) -> None:
     x = set(cases.hard_values(element).tolist())
     points = grid(element).magnitudes
     for tie in (points[:-1] + points[1:]) / 2:
@@ -50,7 +50,7 @@ def test_neighbours_and_strangers_are_all_values_of_the_dtype(dtype: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_random_blocks_hold_zeros_and_what_is_no_number(dtype: str) -> None:
+def test_random_blocks_contain_zeros_infinities_and_nan(dtype: str) -> None:
     x = cases.random_blocks(256, 16, dtype)
     assert np.isnan(x).any()
     assert np.isposinf(x).any()

@@ -25,81 +25,85 @@ from quantexp.formats.verify.certificate import (
 )
 
 
-def made(mismatches: int = 0, **changed: Any) -> Certificate:
+def make_certificate(mismatches: int = 0, **changed: Any) -> Certificate:
     row = {"format": "hifp8", "kernel": "reference (cpu)", "oracle": "exact gold"}
     rows = [{**row, "cases": 1000, "mismatches": mismatches, "examples": []}]
-    found = certify("cpu", rows, ["reference (cpu)"], ["hifp8"], {"gfloat": "1"}, {}, 1.26)
-    return dataclasses.replace(found, **changed)
+    base = certify("cpu", rows, ["reference (cpu)"], ["hifp8"], {"gfloat": "1"}, {}, 1.26)
+    return dataclasses.replace(base, **changed)
 
 
-def test_without_one_it_is_said_what_to_do(tmp_path: Path) -> None:
-    known = standing(tmp_path, "cpu")
-    assert known.state is State.NOT_VERIFIED
-    assert known.words == "not verified: run quantexp verify"
-    assert known.record() == {"state": "not verified", "words": known.words, "certificate": None}
+def test_without_a_certificate_the_words_state_the_remedy(tmp_path: Path) -> None:
+    status = standing(tmp_path, "cpu")
+    assert status.state is State.NOT_VERIFIED
+    assert status.words == "not verified: run quantexp verify"
+    assert status.record() == {"state": "not verified", "words": status.words, "certificate": None}
 
 
-def test_one_for_what_runs_here_says_what_it_is_worth(tmp_path: Path) -> None:
-    save(made(absent={"torchao": "not installed"}), tmp_path)
-    known = standing(tmp_path, "cpu")
-    assert known.state is State.VERIFIED
-    assert known.words.startswith("verified on 20")
-    assert known.words.endswith(": 1,000 values, against exact gold, gfloat 1; absent: torchao")
-    record = known.record()
+def test_a_matching_certificate_states_what_it_covers(tmp_path: Path) -> None:
+    save(make_certificate(absent={"torchao": "not installed"}), tmp_path)
+    status = standing(tmp_path, "cpu")
+    assert status.state is State.VERIFIED
+    assert status.words.startswith("verified on 20")
+    assert status.words.endswith(": 1,000 values, against exact gold, gfloat 1; absent: torchao")
+    record = status.record()
     assert record["certificate"]["rows"][0]["cases"] == 1000
     assert json.loads(json.dumps(record)) == record
 
 
-def test_a_failed_one_is_not_hidden(tmp_path: Path) -> None:
-    save(made(), tmp_path)
-    save(made(mismatches=3), tmp_path)
-    known = standing(tmp_path, "cpu")
-    assert known.state is State.FAILED
-    assert known.words.startswith("verification failed on 20")
-    assert known.words.endswith(": 3 of 1,000 values differ, in hifp8")
-    assert known.certificate is not None
-    assert known.certificate.passed is False
+def test_a_failed_certificate_is_not_hidden(tmp_path: Path) -> None:
+    save(make_certificate(), tmp_path)
+    save(make_certificate(mismatches=3), tmp_path)
+    status = standing(tmp_path, "cpu")
+    assert status.state is State.FAILED
+    assert status.words.startswith("verification failed on 20")
+    assert status.words.endswith(": 3 of 1,000 values differ, in hifp8")
+    assert status.certificate is not None
+    assert status.certificate.passed is False
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [({"formats_source": "0" * 16}, "other formats"), ({"torch": "2.9.1"}, "torch 2.9.1")],
 )
-def test_one_for_another_version_is_said_to_be_that(
+def test_a_certificate_for_another_version_states_which(
     changed: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    save(made(**changed), tmp_path)
-    known = standing(tmp_path, "cpu")
-    assert (known.state, known.certificate) == (State.ANOTHER_VERSION, None)
-    assert known.words.startswith("not verified as it runs: the certificate of 20")
-    assert known.words.endswith(f" is for {words}; run quantexp verify")
+    save(make_certificate(**changed), tmp_path)
+    status = standing(tmp_path, "cpu")
+    assert (status.state, status.certificate) == (State.ANOTHER_VERSION, None)
+    assert status.words.startswith("not verified as it runs: the certificate of 20")
+    assert status.words.endswith(f" is for {words}; run quantexp verify")
 
 
-def test_one_for_another_device_does_not_count(tmp_path: Path) -> None:
-    save(made(device="NVIDIA H200"), tmp_path)
-    known = standing(tmp_path, "cpu")
-    assert known.state is State.NOT_VERIFIED
-    assert "there is a certificate for NVIDIA H200; run quantexp verify" in known.words
+def test_a_certificate_for_another_device_does_not_count(tmp_path: Path) -> None:
+    save(make_certificate(device="NVIDIA H200"), tmp_path)
+    status = standing(tmp_path, "cpu")
+    assert status.state is State.NOT_VERIFIED
+    assert "there is a certificate for NVIDIA H200; run quantexp verify" in status.words
 
 
 def test_certificates_of_versions_and_devices_lie_side_by_side(tmp_path: Path) -> None:
-    files = [save(made(torch=v, device=d), tmp_path) for v in "12" for d in ("cpu (x)", "A 100")]
+    files = [
+        save(make_certificate(torch=v, device=d), tmp_path)
+        for v in "12"
+        for d in ("cpu (x)", "A 100")
+    ]
     assert len(set(files)) == 4
     assert files[0].name == f"{formats_source()}-torch-1-cpu-x.json"
-    assert save(made(), tmp_path) == save(made(mismatches=1), tmp_path)
+    assert save(make_certificate(), tmp_path) == save(make_certificate(mismatches=1), tmp_path)
 
 
-def test_a_file_that_is_no_certificate_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_no_certificate_is_ignored(tmp_path: Path) -> None:
     folder_in(tmp_path).mkdir()
     for name, text in {"a.json": "{", "b.json": "[]", "c.json": '{"passed": true}'}.items():
         (folder_in(tmp_path) / name).write_text(text)
     assert standing(tmp_path, "cpu").state is State.NOT_VERIFIED
 
 
-def test_a_folder_that_cannot_be_written_is_said_with_the_remedy(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "verify").write_text("")
     with pytest.raises(VerifyError, match=r"cannot be written to .*; set paths\.cache=FOLDER"):
-        save(made(), tmp_path)
+        save(make_certificate(), tmp_path)
 
 
 def test_the_digest_is_of_the_formats_source_and_of_nothing_else(

@@ -31,37 +31,37 @@ def rows(fmt: str, kernel: Kernel) -> dict[str, Row]:
 
 @with_codes
 def test_every_code_of_the_reference_is_right_at_every_scale(fmt: str) -> None:
-    found = rows(fmt, KERNELS[0])
-    assert not any(row.mismatches for row in found.values())
+    by_oracle = rows(fmt, KERNELS[0])
+    assert not any(row.mismatches for row in by_oracle.values())
     scales = {"mx": 256, "nv": 4 * 128, "flat": 4}[KINDS[fmt][0]]
     codes = 2 * grid(KINDS[fmt][1]).sign_bit
-    assert found[GOLD].cases > 3 * scales * codes
-    assert len(found) >= 2
-    assert all(row.cases == scales * codes for name, row in found.items() if name != GOLD)
+    assert by_oracle[GOLD].cases > 3 * scales * codes
+    assert len(by_oracle) >= 2
+    assert all(row.cases == scales * codes for name, row in by_oracle.items() if name != GOLD)
 
 
 @with_codes
-def test_one_code_that_is_decoded_wrongly_is_found_by_all(fmt: str) -> None:
+def test_one_code_that_is_decoded_wrongly_is_detected_by_all(fmt: str) -> None:
     def wrong(codes: Tensor, scales: Any, name: str, **options: Any) -> Tensor:
         y = decode(codes, scales, name, **options)
         return torch.where(codes == 5, -y, y) if codes.shape == y.shape else y
 
-    found = rows(fmt, dataclasses.replace(KERNELS[0], decode=wrong))
-    assert all(row.mismatches for row in found.values())
+    by_oracle = rows(fmt, dataclasses.replace(KERNELS[0], decode=wrong))
+    assert all(row.mismatches for row in by_oracle.values())
 
 
 @with_codes
-def test_one_code_that_is_encoded_wrongly_is_found(fmt: str) -> None:
+def test_one_code_that_is_encoded_wrongly_is_detected(fmt: str) -> None:
     def wrong(x: Tensor, name: str, **options: Any) -> tuple[Tensor, Any]:
         codes, scales = encode(x, name, **options)
         return torch.where(codes == 5, 4, codes), scales
 
-    found = rows(fmt, dataclasses.replace(KERNELS[0], encode=wrong))
-    assert found[GOLD].mismatches > 0
+    by_oracle = rows(fmt, dataclasses.replace(KERNELS[0], encode=wrong))
+    assert by_oracle[GOLD].mismatches > 0
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4_e2m1", "nvfp4_e2m1"])
-def test_bytes_whose_halves_are_swapped_are_found(fmt: str) -> None:
+def test_bytes_whose_halves_are_swapped_are_detected(fmt: str) -> None:
     def wrong(codes: Tensor, scales: Any, name: str, **options: Any) -> Tensor:
         if options.get("packed"):
             codes = codes << 4 | codes >> 4

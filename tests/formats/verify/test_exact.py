@@ -27,7 +27,7 @@ from quantexp.formats.verify.exact import (
 from quantexp.formats.verify.tally import differing
 
 
-def test_formats_are_all_there_with_what_their_specifications_say() -> None:
+def test_all_formats_have_the_parameters_of_their_specifications() -> None:
     assert list(KINDS) == list(FORMATS)
     for name, fmt in FORMATS.items():
         kind, element = KINDS[name]
@@ -84,20 +84,20 @@ def test_dtypes_round_to_nearest_even() -> None:
 
 def test_a_short_last_block_has_a_scale_of_its_own() -> None:
     x = np.concatenate([np.full(32, 448.0), np.full(3, 0.5)])[None].astype(np.float32)
-    found = answer(Case("mxfp8_e4m3", x))
-    assert found.block_scales is not None
-    assert found.block_scales.tolist() == [[127, 127 - 9]]
-    assert found.values.tolist() == x.tolist()
+    gold = answer(Case("mxfp8_e4m3", x))
+    assert gold.block_scales is not None
+    assert gold.block_scales.tolist() == [[127, 127 - 9]]
+    assert gold.values.tolist() == x.tolist()
 
 
 @pytest.mark.parametrize("fmt", [name for name in KINDS if name != "bf16"])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_the_golds_codes_stand_for_its_values(fmt: str, axis: int) -> None:
     x = cases.solid()[:, :, :32]
-    found = answer(Case(fmt, x, axis=axis, options={"block": 4} if fmt[0] in "mn" else {}))
-    assert found.codes is not None
-    scales = found.block_scales
+    gold = answer(Case(fmt, x, axis=axis, options={"block": 4} if fmt[0] in "mn" else {}))
+    assert gold.codes is not None
+    scales = gold.block_scales
     if scales is not None:
         scales = np.repeat(scales, 4, axis=axis).take(range(x.shape[axis]), axis=axis)
-    values = decoded(fmt, found.codes, scales, found.tensor_scale)
-    assert not differing(values, found.values).any()
+    values = decoded(fmt, gold.codes, scales, gold.tensor_scale)
+    assert not differing(values, gold.values).any()

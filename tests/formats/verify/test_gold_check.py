@@ -21,7 +21,7 @@ def test_the_gold_agrees_with_rational_arithmetic(fmt: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", [name for name in KINDS if name != "bf16"])
-def test_a_gold_that_rounds_wrongly_is_found_out(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gold_that_rounds_wrongly_is_detected(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def half_down(element: str, v: np.ndarray, saturate: bool, ties: str = "even") -> np.ndarray:
         return right(element, np.nextafter(v, 0), saturate, ties)
 

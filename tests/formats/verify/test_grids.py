@@ -70,8 +70,8 @@ def test_every_finite_code_is_its_values_code(element: str) -> None:
     values = code_values(element)
     codes = np.arange(len(values), dtype=np.uint8)
     there = np.isfinite(values)
-    found = encoded(element, np.abs(values[there]), np.signbit(values[there]))
-    assert found.tolist() == codes[there].tolist()
+    results = encoded(element, np.abs(values[there]), np.signbit(values[there]))
+    assert results.tolist() == codes[there].tolist()
 
 
 def test_infinity_and_nan_have_the_codes_of_their_specification() -> None:

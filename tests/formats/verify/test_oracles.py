@@ -23,7 +23,7 @@ def oracle(name: str) -> Oracle:
     return next(one for one in PRESENT if one.name == name)
 
 
-def test_all_are_there_with_their_versions() -> None:
+def test_all_oracles_are_there_with_their_versions() -> None:
     assert [one.name for one in PRESENT] == list(ORACLES)
     assert ABSENT == {}
     for one in PRESENT:
@@ -31,7 +31,7 @@ def test_all_are_there_with_their_versions() -> None:
 
 
 @pytest.mark.parametrize("name", ["ml_dtypes", "gfloat", "en_dtypes"])
-def test_one_that_cannot_be_imported_is_named_with_the_remedy(
+def test_an_oracle_that_cannot_be_imported_is_named_with_the_remedy(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
@@ -43,7 +43,7 @@ def test_one_that_cannot_be_imported_is_named_with_the_remedy(
     assert absent[name].endswith("pip install 'quantexp[verify]'")
 
 
-def test_one_whose_functions_are_others_now_is_absent_with_the_reason(
+def test_an_oracle_whose_functions_changed_is_absent_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(torchao_oracle.mx_tensor, "to_mx")  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def test_one_whose_functions_are_others_now_is_absent_with_the_reason(
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("ties", ["even", "away"])
 @pytest.mark.parametrize("saturate", [True, False])
-def test_whoever_can_round_an_element_rounds_as_the_gold(
+def test_every_oracle_rounds_an_element_as_the_gold_does(
     element: str, ties: str, saturate: bool
 ) -> None:
     v = np.abs(cases.hard_values(element)).astype(np.float64)
@@ -70,15 +70,15 @@ def test_whoever_can_round_an_element_rounds_as_the_gold(
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_whoever_has_an_element_gives_its_codes_the_golds_values(element: str) -> None:
-    known = [(one.name, one.code_values(element)) for one in PRESENT]
-    theirs = {name: values for name, values in known if values is not None}
+def test_every_oracle_gives_an_elements_codes_the_golds_values(element: str) -> None:
+    tables = [(one.name, one.code_values(element)) for one in PRESENT]
+    theirs = {name: values for name, values in tables if values is not None}
     assert len(theirs) >= (1 if element == "hif8" else 2)
     for values in theirs.values():
         assert not differing(code_values(element), values).any()
 
 
-def test_torchao_is_asked_only_where_it_follows_the_definitions() -> None:
+def test_torchao_counts_only_where_it_follows_the_definitions() -> None:
     """One block of each excluded kind, next to one that counts."""
     x = np.ones((5, 32), np.float32)
     x[1, 3] = np.nan
@@ -103,12 +103,12 @@ def test_torchao_is_asked_only_where_it_follows_the_definitions() -> None:
         {"options": {"pre_scale": True}},
     ],
 )
-def test_torchao_has_no_opinion_on_what_it_does_not_do(changed: dict[str, Any]) -> None:
+def test_torchao_has_no_opinion_on_unsupported_cases(changed: dict[str, Any]) -> None:
     case = Case("mxfp4_e2m1", np.ones((32, 32), np.float32), **changed)
     assert torchao_oracle.blocks(case, answer(case)) is None
 
 
-def test_nobody_has_an_opinion_on_stochastic_rounding() -> None:
+def test_no_oracle_has_an_opinion_on_stochastic_rounding() -> None:
     for fmt in ("mxfp8_e4m3", "nvfp4_e2m1", "hifp8", "fp8_e5m2"):
         case = Case(
             fmt, np.ones((2, 32), np.float32), options={"rounding": "stochastic", "seed": 1}

@@ -26,10 +26,10 @@ def values(fmt: str, option: str) -> set[object]:
 
 
 @formats
-def test_every_option_of_every_format_is_asked_for_and_no_other(fmt: str) -> None:
-    given = {name for case in all_cases(fmt) for name in case.options}
+def test_every_option_of_every_format_is_covered_and_no_other(fmt: str) -> None:
+    covered = {name for case in all_cases(fmt) for name in case.options}
     allowed = FORMATS[fmt].options
-    assert given == allowed
+    assert covered == allowed
     for case in all_cases(fmt):
         of_call = {"amax", "seed", "offset"}
         spec = resolve(fmt, **{k: v for k, v in case.options.items() if k not in of_call})
@@ -38,7 +38,7 @@ def test_every_option_of_every_format_is_asked_for_and_no_other(fmt: str) -> Non
 
 
 @formats
-def test_every_choice_of_every_option_is_asked_for(fmt: str) -> None:
+def test_every_choice_of_every_option_is_covered(fmt: str) -> None:
     choices = {
         "scale_rule": set(ScaleRule),
         "rounding": set(Rounding),
@@ -51,7 +51,7 @@ def test_every_choice_of_every_option_is_asked_for(fmt: str) -> None:
 
 
 @formats
-def test_every_16_bit_value_every_dtype_axis_and_layout_is_asked_for(fmt: str) -> None:
+def test_every_16_bit_value_every_dtype_axis_and_layout_is_covered(fmt: str) -> None:
     assert {case.dtype for case in all_cases(fmt)} == {"float32", "bfloat16", "float16"}
     assert {case.axis for case in all_cases(fmt)} == {-2, -1, 0, 1, 2}
     assert any(case.strided for case in all_cases(fmt))
@@ -63,14 +63,14 @@ def test_every_16_bit_value_every_dtype_axis_and_layout_is_asked_for(fmt: str) -
 
 
 @formats
-def test_a_tensor_of_several_chunks_on_two_threads_is_asked_for(fmt: str) -> None:
+def test_a_tensor_of_several_chunks_on_two_threads_is_covered(fmt: str) -> None:
     assert max(case.x.size for case in all_cases(fmt)) > 2 * layout._CPU_CHUNK
     assert 32 * SEVERAL_CHUNKS > 2 * layout._CPU_CHUNK
 
 
 @formats
-def test_values_are_those_that_their_dtype_holds(fmt: str) -> None:
+def test_values_are_representable_in_their_dtype(fmt: str) -> None:
     for case in all_cases(fmt):
         assert case.x.dtype == np.float32
-        kept = cases.as_dtype(case.x, case.dtype)
-        assert np.array_equal(kept, case.x, equal_nan=True)
+        rounded = cases.as_dtype(case.x, case.dtype)
+        assert np.array_equal(rounded, case.x, equal_nan=True)

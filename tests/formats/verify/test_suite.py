@@ -43,25 +43,25 @@ def rows(subject: str, kernel: Kernel) -> list[Row]:
     return verify([subject], [Placed(kernel, "cpu")], ORACLES, lambda *_: None).rows
 
 
-def wrong(found: list[Row]) -> set[str]:
+def wrong(table: list[Row]) -> set[str]:
     """The oracles that detected something."""
-    return {row.oracle for row in found if row.mismatches}
+    return {row.oracle for row in table if row.mismatches}
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("subject", ["mxfp4_e2m1", "nvfp4_e2m1", "fp8_e4m3", "hifp8", TRANSFORM])
-def test_the_reference_is_what_every_oracle_says(subject: str) -> None:
-    found = rows(subject, GOOD)
-    assert wrong(found) == set()
-    assert all(row.cases > 1000 for row in found)
+def test_the_reference_agrees_with_every_oracle(subject: str) -> None:
+    table = rows(subject, GOOD)
+    assert wrong(table) == set()
+    assert all(row.cases > 1000 for row in table)
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("subject", ["mxfp4_e2m1", "fp8_e4m3", "hifp8"])
-def test_the_compiled_kernel_is_what_every_oracle_says(subject: str) -> None:
-    found = rows(subject, next(kernel for kernel in KERNELS if kernel.name == "compiled"))
-    assert wrong(found) == set()
-    assert all(row.cases > 1000 for row in found)
+def test_the_compiled_kernel_agrees_with_every_oracle(subject: str) -> None:
+    table = rows(subject, next(kernel for kernel in KERNELS if kernel.name == "compiled"))
+    assert wrong(table) == set()
+    assert all(row.cases > 1000 for row in table)
 
 
 def rounds_away(x: Tensor, fmt: str, **options: Any) -> Tensor:
@@ -119,9 +119,9 @@ def always_along_the_last_axis(x: Tensor, fmt: str, **options: Any) -> Tensor:
 def test_a_faulty_quantise_is_caught(
     subject: str, fault: Callable[..., Tensor], others: set[str]
 ) -> None:
-    found = rows(subject, dataclasses.replace(GOOD, quantise=fault))
-    assert wrong(found) >= {"exact gold", *others}
-    assert all(row.examples for row in found if row.mismatches)
+    table = rows(subject, dataclasses.replace(GOOD, quantise=fault))
+    assert wrong(table) >= {"exact gold", *others}
+    assert all(row.examples for row in table if row.mismatches)
 
 
 @pytest.mark.usefixtures("few")
@@ -167,9 +167,9 @@ def test_faulty_codes_and_scales_are_caught(
     subject: str, part: str, fault: Callable[..., Any], what: str
 ) -> None:
     faulty: dict[str, Any] = {part: fault}
-    found = rows(subject, dataclasses.replace(GOOD, **faulty))
-    assert "exact gold" in wrong(found)
-    assert what in {one.what for row in found for one in row.examples}
+    table = rows(subject, dataclasses.replace(GOOD, **faulty))
+    assert "exact gold" in wrong(table)
+    assert what in {one.what for row in table for one in row.examples}
 
 
 def test_codes_packed_the_wrong_way_round_are_caught() -> None:
@@ -189,7 +189,7 @@ def test_a_faulty_transform_is_caught() -> None:
     assert wrong(rows(TRANSFORM, dataclasses.replace(GOOD, hadamard=other_side))) == {"exact gold"}
 
 
-def test_a_kernel_is_asked_only_what_it_claims() -> None:
+def test_a_kernel_runs_only_the_cases_that_it_claims() -> None:
     only = dataclasses.replace(GOOD, name="other", formats=frozenset({"hifp8"}))
     case = Case("bf16", np.ones(3, np.float32))
     tally = Tally()
@@ -203,7 +203,7 @@ def test_kernels_are_placed_where_they_run() -> None:
     assert [p.label for p in placed] == ["reference (cpu)", "reference (cuda)", "c (cpu)"]
 
 
-def test_a_kernel_that_is_not_here_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_kernel_runs_no_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "compiled (cpu)" in [p.label for p in place(["cpu"])]
     monkeypatch.setattr("quantexp.formats.kernels.cpu.functions", lambda: None)
     assert "compiled (cpu)" not in [p.label for p in place(["cpu"])]
@@ -211,6 +211,6 @@ def test_a_kernel_that_is_not_here_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_reference_on_a_gpu_is_what_every_oracle_says() -> None:
+def test_the_reference_on_a_gpu_agrees_with_every_oracle() -> None:
     tally = verify(suite.SUBJECTS, place(["cuda"]), ORACLES, lambda *_: None)
     assert tally.mismatches == 0, [row.examples for row in tally.rows if row.mismatches]

@@ -1,4 +1,4 @@
-"""Counting, and what is shown of a mismatch."""
+"""Counts, and the output for a mismatch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_only_the_first_mismatches_of_each_result_are_kept() -> None:
     assert tally.rows[0].examples[0].got == "0x01"
 
 
-def test_what_an_oracle_does_not_know_is_neither_counted_nor_wrong() -> None:
+def test_values_unknown_to_an_oracle_are_neither_counted_nor_wrong() -> None:
     tally = Tally()
     known = np.array([True, False, False])
     tally.add(WHERE, "encode", np.zeros(3, np.uint8), np.array([0, 1, 1], np.uint8), known=known)
@@ -64,7 +64,7 @@ def test_another_shape_is_wrong_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype", "shown"),
+    ("value", "dtype", "text"),
     [
         (np.uint8(0x7E), "float32", "0x7e"),
         (np.float32(1.5), "float32", "0x3fc00000 (1.5)"),
@@ -72,10 +72,10 @@ def test_another_shape_is_wrong_as_a_whole() -> None:
         (np.float32(np.nan), "bfloat16", "0x7fc0 (nan)"),
     ],
 )
-def test_bits_are_hexadecimal(value: object, dtype: str, shown: str) -> None:
-    assert bits(value, dtype) == shown
+def test_bits_are_hexadecimal(value: object, dtype: str, text: str) -> None:
+    assert bits(value, dtype) == text
 
 
-def test_a_case_is_described_by_what_was_asked() -> None:
+def test_a_case_is_described_by_its_tensor_and_options() -> None:
     case = Case("mxfp4_e2m1", np.ones((5, 7)), axis=0, options={"scale_rule": "even"}, packed=True)
     assert describe(case) == "float32 5x7 axis=0 scale_rule=even packed"

@@ -139,7 +139,9 @@ def test_the_cache_may_be_elsewhere(in_tmp: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_verified_is_refused(capsys: Captured, words: list[str], says: str) -> None:
+def test_names_that_cannot_be_verified_are_refused(
+    capsys: Captured, words: list[str], says: str
+) -> None:
     assert main(["verify", *words]) == 1
     assert capsys.readouterr().err.startswith(says)
 
@@ -168,7 +170,7 @@ def test_a_terminal_has_a_line_while_it_works(cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_of_it_passes_on_this_machine(capsys: Captured, cache: Path) -> None:
+def test_the_whole_suite_passes_on_this_machine(capsys: Captured, cache: Path) -> None:
     assert main(["verify", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["cases"] > 250_000_000

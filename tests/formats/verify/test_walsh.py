@@ -28,8 +28,8 @@ def test_a_short_last_block_is_cut_into_powers_of_two_and_signs_repeat() -> None
     signs = np.array([1, -1, 1, 1, 1, 1, 1, -1], np.float32)
     signed = x * np.resize(signs, 13)
     parts = [butterflies(signed[:, a:b], left=True) for a, b in ((0, 8), (8, 12), (12, 13))]
-    found = transformed(x, -1, 8, left=True, signs=signs)
-    assert found.tolist() == np.concatenate(parts, axis=1).tolist()
+    result = transformed(x, -1, 8, left=True, signs=signs)
+    assert result.tolist() == np.concatenate(parts, axis=1).tolist()
 
 
 def test_signs_follow_the_highest_bit() -> None:

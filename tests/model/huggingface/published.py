@@ -115,8 +115,8 @@ def published_model(config: dict[str, Any], seed: int = 5) -> Any:
 def write(model: Any, config: dict[str, Any], folder: Path, **how: Any) -> Path:
     """The folder that transformers publishes, with additional entries in its config.json."""
     model.save_pretrained(folder, **how)
-    written = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**written, **config}))
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, **config}))
     return folder
 
 
@@ -143,10 +143,10 @@ def training(precision: Precision = Precision.fp32) -> TrainingConfig:
 
 def gradients(model: Any) -> dict[str, Tensor]:
     """The gradients of transformers' model by published names; in memory it stores all experts in one tensor."""
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            found[name] = parameter.grad
+            by_name[name] = parameter.grad
             continue
         prefix, _, which = name.rpartition(".")
         for expert, gradient in enumerate(parameter.grad):
@@ -155,5 +155,5 @@ def gradients(model: Any) -> dict[str, Tensor]:
                 if which == "gate_up_proj"
                 else [("down_proj", gradient)]
             )
-            found |= {f"{prefix}.{expert}.{part}.weight": value for part, value in parts}
-    return found
+            by_name |= {f"{prefix}.{expert}.{part}.weight": value for part, value in parts}
+    return by_name

@@ -131,7 +131,7 @@ def test_published_configuration_is_the_shipped_model(name: str, published: dict
 
 
 @pytest.mark.parametrize("name", ["llama32-1b", "llama31-8b", "deepseek2_lite"])
-def test_configuration_that_is_written_gives_the_model_back(name: str) -> None:
+def test_written_configuration_gives_the_model_back(name: str) -> None:
     model = shipped(name)
     assert numbers(config_json(model, "bfloat16"), FILE) == as_numbers(model)
 
@@ -143,13 +143,13 @@ def test_transformers_writes_the_same_model(family: str, tmp_path: Path) -> None
 
     content = dict(FAMILIES[family])
     AutoConfig.for_model(content.pop("model_type"), **content).save_pretrained(tmp_path)
-    written = read_config(tmp_path)
-    assert "rope_parameters" in written
-    assert numbers(written, FILE) == numbers(FAMILIES[family], FILE)
+    stored = read_config(tmp_path)
+    assert "rope_parameters" in stored
+    assert numbers(stored, FILE) == numbers(FAMILIES[family], FILE)
 
 
 @pytest.mark.parametrize("name", ["llama32-1b", "llama31-8b", "deepseek2_lite"])
-def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
+def test_transformers_reads_the_written_configuration(name: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
     (tmp_path / "config.json").write_text(json.dumps(config_json(shipped(name), "bfloat16")))
@@ -157,10 +157,10 @@ def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
     expected = as_numbers(shipped(name))
     if expected["moe"]:  # transformers has no balancing loss for this family
         expected["moe"] |= {"aux_loss": "none", "aux_loss_coefficient": 0.0}
-    found = numbers(read_config(tmp_path / "again"), FILE)
-    if found["moe"]:
-        found["moe"] |= {"aux_loss": "none", "aux_loss_coefficient": 0.0}
-    assert found == expected
+    actual = numbers(read_config(tmp_path / "again"), FILE)
+    if actual["moe"]:
+        actual["moe"] |= {"aux_loss": "none", "aux_loss_coefficient": 0.0}
+    assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_built_is_refused(config: dict[str, Any], words: str) -> None:
+def test_unsupported_configuration_is_refused(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         numbers(config, FILE)
 
@@ -241,7 +241,7 @@ def test_all_numbers_of_a_run_are_the_published_ones(folder: Path) -> None:
     assert as_numbers(from_file.model) == expected
 
 
-def test_what_is_given_beside_it_wins(folder: Path) -> None:
+def test_explicit_values_win_over_the_published_ones(folder: Path) -> None:
     words = [
         f"model.from_hf='{folder}'",
         "training=fast",
@@ -254,7 +254,9 @@ def test_what_is_given_beside_it_wins(folder: Path) -> None:
     assert model.mla.yarn is None
 
 
-def test_own_model_file_may_name_it_and_change_it(folder: Path, tmp_path: Path) -> None:
+def test_own_model_file_may_name_a_published_model_and_change_it(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "model").mkdir()
     own = f"name: mine\nfrom_hf: '{folder}'\nnorm_epsilon: 1e-3\nnum_layers: 5\n"
     (tmp_path / "model" / "mine.yaml").write_text(own)
@@ -338,7 +340,7 @@ def test_entry_of_a_wrong_type_or_kind_is_refused(config: dict[str, Any], words:
         numbers(config, FILE)
 
 
-def test_code_beside_deepseeks_published_configuration_is_its_own() -> None:
+def test_code_of_deepseeks_published_configuration_is_ignored() -> None:
     code = {
         "AutoConfig": "configuration_deepseek.DeepseekV2Config",
         "AutoModel": "modeling_deepseek.DeepseekV2Model",

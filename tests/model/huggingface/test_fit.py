@@ -47,7 +47,7 @@ def test_own_weights_fit(llama: Path, tied: Path) -> None:
     assert len(fitting_weights(of_folder(tied)).tensors) == 3 * 9 + 2
 
 
-def test_derived_tensors_and_a_second_copy_of_tied_embeddings_do_no_harm(tied: Path) -> None:
+def test_derived_tensors_and_a_second_copy_of_tied_embeddings_are_accepted(tied: Path) -> None:
     change(tied, lm_head__weight=torch.zeros(128, 55))
     change(tied, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(9))
     fitting_weights(of_folder(tied))
@@ -84,7 +84,7 @@ def test_weights_of_another_model_are_refused_with_five_of_each(
     assert "model.embed_tokens.weight [131, 60] instead of [201, 60]" in message
 
 
-def test_other_shapes_are_told(llama: Path) -> None:
+def test_other_shapes_are_reported(llama: Path) -> None:
     model = of_folder(llama)
     change(llama, model__norm__weight=torch.zeros(61), lm_head__weight=torch.zeros(200, 60))
     with pytest.raises(
@@ -94,7 +94,7 @@ def test_other_shapes_are_told(llama: Path) -> None:
         fitting_weights(model)
 
 
-def test_other_dtypes_are_told(llama: Path) -> None:
+def test_other_dtypes_are_reported(llama: Path) -> None:
     model = of_folder(llama)
     change(llama, model__norm__weight=torch.zeros(60, dtype=torch.float8_e4m3fn))
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_other_dtypes_are_told(llama: Path) -> None:
         fitting_weights(model)
 
 
-def test_configuration_beside_them_that_says_otherwise_is_told(llama: Path) -> None:
+def test_different_configuration_beside_the_weights_is_reported(llama: Path) -> None:
     """Shapes do not reveal it: Llama 3 and 3.1 differ in nothing else."""
     model = of_folder(llama)
     model.rope_scaling_factor, model.max_sequence_length = None, 100
@@ -116,7 +116,7 @@ def test_configuration_beside_them_that_says_otherwise_is_told(llama: Path) -> N
     fitting_weights(model)
 
 
-def test_part_that_only_the_model_has_is_told(tmp_path: Path) -> None:
+def test_part_that_only_one_configuration_has_is_reported(tmp_path: Path) -> None:
     plain = {**DEEPSEEK, "rope_scaling": None}
     folder = write(published_model(plain), plain, tmp_path / "plain")
     model = of_folder(folder)
@@ -134,7 +134,7 @@ def test_part_that_only_the_model_has_is_told(tmp_path: Path) -> None:
         fitting_weights(model)
 
 
-def test_unknown_architecture_beside_them_is_told(llama: Path) -> None:
+def test_unknown_architecture_beside_the_weights_is_reported(llama: Path) -> None:
     model = of_folder(llama)
     (llama / "config.json").write_text(
         '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}'

@@ -45,5 +45,5 @@ def test_true_models_have_the_published_tensors(name: str, tensors: int, paramet
         sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes.values())
         == parameters
     )
-    held = sum(p.shape[0] * (p.width or 1) for p in table)
-    assert held == num_parameters(model) + num_padding_parameters(model)
+    num_elements = sum(p.shape[0] * (p.width or 1) for p in table)
+    assert num_elements == num_parameters(model) + num_padding_parameters(model)

@@ -28,23 +28,25 @@ def test_first_loss_is_the_published_models(
     """In fp32, over Megatron's padded vocabulary: 127 more ids with logit 0; sums of 64 losses to 1e-5."""
     import quantexp.training.megatron.data_loader as loader
 
-    seen: list[dict[str, torch.Tensor]] = []
+    inputs: list[dict[str, torch.Tensor]] = []
     batches = loader.batches
 
-    def watched(*args: object, **kwargs: object) -> object:
+    def record(*args: object, **kwargs: object) -> object:
         for batch in batches(*args, **kwargs):  # type: ignore[arg-type]
-            seen.append(batch)
+            inputs.append(batch)
             yield batch
 
-    monkeypatch.setattr(loader, "batches", watched)
+    monkeypatch.setattr(loader, "batches", record)
     folder = folder_of(family, tmp_path)
     words = [*model_words(folder), *data, "training.precision=fp32", "training.micro_batch_size=2"]
     run = run_of(words, tmp_path, cache)
     config = {**FAMILIES[family], "vocab_size": 257}
     with torch.no_grad():
-        logits = published_model(config)(seen[0]["tokens"]).logits
+        logits = published_model(config)(inputs[0]["tokens"]).logits
     padded = torch.nn.functional.pad(logits, (0, 384 - 257))
-    expected = torch.nn.functional.cross_entropy(padded.flatten(0, 1), seen[0]["labels"].flatten())
+    expected = torch.nn.functional.cross_entropy(
+        padded.flatten(0, 1), inputs[0]["labels"].flatten()
+    )
     assert first_loss(run) == pytest.approx(float(expected), rel=1e-5)
     identity = json.loads(run.provenance.read_text())["identity"]
     assert len(identity["model"]["initial_weights"]) == 64
@@ -58,7 +60,7 @@ def test_built_in_sample_is_refused_with_published_weights(tmp_path: Path) -> No
         compose([*model_words(folder), "training=fast"], None, {})
 
 
-def test_plan_says_what_is_wrong_with_the_weights(tmp_path: Path, data: list[str]) -> None:
+def test_plan_reports_unsuitable_weights(tmp_path: Path, data: list[str]) -> None:
     folder = folder_of("llama31", tmp_path)
     words = [*model_words(folder), *data, "model.num_layers=1"]
     missing = make_plan(compose(words, None, {})).missing

@@ -102,12 +102,12 @@ def test_logits_and_gradients_are_those_of_the_published_model(
         expected = torch.cat(
             [their_gradients[p.tensor][p.first : p.first + p.count] for p in parameter.parts]
         )
-        found = our_gradients[parameter.name]
-        assert apart(found[: len(expected)], expected) < BOUND, parameter.name
+        gradient = our_gradients[parameter.name]
+        assert apart(gradient[: len(expected)], expected) < BOUND, parameter.name
 
 
 @pytest.mark.parametrize("family", ["llama31", "deepseek_v2"])
-def test_the_scaling_of_the_rotary_embedding_is_seen_at_these_sizes(
+def test_the_scaling_of_the_rotary_embedding_has_an_effect_at_these_sizes(
     family: str, tmp_path: Path
 ) -> None:
     config = FAMILIES[family]

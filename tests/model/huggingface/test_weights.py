@@ -26,7 +26,7 @@ def single(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_header_says_names_shapes_and_dtypes(single: Path) -> None:
+def test_header_has_names_shapes_and_dtypes(single: Path) -> None:
     tensors = open_weights(single).tensors
     assert {name: (t.shape, t.dtype) for name, t in tensors.items()} == {
         "a": ((12, 5), "BF16"),
@@ -96,7 +96,7 @@ def test_fingerprint_sees_first_and_last_value_name_shape_and_dtype(
     assert len({fingerprint(*each) for each in [("x", x), *others]}) == 6
 
 
-def test_nothing_there_is_named(tmp_path: Path) -> None:
+def test_missing_weights_are_reported_with_their_place(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"nowhere is missing; give a folder with model\.safetensors or"
     ):
@@ -144,10 +144,10 @@ def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
         open_weights(tmp_path)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 9, 200, -1])
-def test_cut_file_is_no_whole_file(single: Path, kept: int) -> None:
+@pytest.mark.parametrize("num_bytes", [0, 5, 9, 200, -1])
+def test_cut_file_is_refused(single: Path, num_bytes: int) -> None:
     file = single / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
+    file.write_bytes(file.read_bytes()[:num_bytes])
     with pytest.raises(DataError, match=r"model\.safetensors is not a complete safetensors file: "):
         open_weights(single)
 

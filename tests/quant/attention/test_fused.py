@@ -57,20 +57,20 @@ class Looks:
     """Stores the tensors that a hook receives."""
 
     def __init__(self) -> None:
-        self.seen: dict[tuple[str, str, str], Tensor] = {}
+        self.tensors: dict[tuple[str, str, str], Tensor] = {}
 
     def __call__(self, operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
-        self.seen[operation, phase, name] = tensor
+        self.tensors[operation, phase, name] = tensor
 
     def asks(self, operation: str, name: str) -> bool:
         return True
 
 
 def plain(
-    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None, hook: Any = no_hook
+    precision: ModulePrecision, qkv: list[Tensor], mask: Tensor | None, hook: Any = no_hook
 ) -> Result:
     """The plain path with Megatron's softmax, in float32 internally."""
-    q, k, v = (x.clone().requires_grad_() for x in given)
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
     T, B, H, _ = q.shape
     call = AttentionCall(precision, 0.2, hook)
     S = scores(call, q, k).view(B, H, T, T)
@@ -78,18 +78,18 @@ def plain(
     P = torch.softmax(S.float().masked_fill(hidden, -10000.0), dim=-1).to(S.dtype)
     hook("forward", "post", "attn_weights", P)
     o = context(call, P.reshape(B * H, T, T), v)
-    return ended(o.view(B, H, T, -1).permute(2, 0, 1, 3), q, k, v)
+    return with_gradients(o.view(B, H, T, -1).permute(2, 0, 1, 3), q, k, v)
 
 
 def by_kernel(
-    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None, hook: Any = no_hook
+    precision: ModulePrecision, qkv: list[Tensor], mask: Tensor | None, hook: Any = no_hook
 ) -> Result:
-    q, k, v = (x.clone().requires_grad_() for x in given)
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
     call = AttentionCall(precision, 0.2, hook, getattr(hook, "asks", no_tensor_wanted), mask)
-    return ended(fused.attention(call, q, k, v), q, k, v)
+    return with_gradients(fused.attention(call, q, k, v), q, k, v)
 
 
-def ended(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Result:
+def with_gradients(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Result:
     generator = torch.Generator().manual_seed(4)
     o.backward(torch.randn(o.shape, generator=generator).to(o.dtype))
     assert q.grad is not None
@@ -121,28 +121,28 @@ def test_agrees_with_the_plain_path(
         assert far(one, other) < most
 
 
-def test_quantisation_makes_more_of_a_difference_than_the_path() -> None:
+def test_quantisation_changes_more_than_the_path() -> None:
     of_scheme, of_bf16 = declared("quant=FA_mxfp4"), declared("quant=bf16")
-    given = operands(torch.float32)
+    qkv = operands(torch.float32)
     for one, other in zip(
-        by_kernel(of_scheme, given, None), by_kernel(of_bf16, given, None), strict=True
+        by_kernel(of_scheme, qkv, None), by_kernel(of_bf16, qkv, None), strict=True
     ):
         assert far(one, other) > 0.01
 
 
 def test_value_heads_may_be_narrower_than_key_heads() -> None:
-    precision, given = declared("quant=FA_mxfp8"), operands(torch.float32, E=16)
-    found = by_kernel(precision, given, None)
-    assert found[0].shape == (40, 2, 6, 16)
-    for one, other in zip(found, plain(precision, given, None), strict=True):
+    precision, qkv = declared("quant=FA_mxfp8"), operands(torch.float32, E=16)
+    ours = by_kernel(precision, qkv, None)
+    assert ours[0].shape == (40, 2, 6, 16)
+    for one, other in zip(ours, plain(precision, qkv, None), strict=True):
         assert far(one, other) < 1e-5
 
 
 def test_quantised_values_are_multiplied_both_ways() -> None:
     precision = declared("quant=FA_mxfp8", "quant/pv=mxfp8", *V_ALONE)
-    given = operands(torch.float32)
+    qkv = operands(torch.float32)
     for one, other in zip(
-        by_kernel(precision, given, None), plain(precision, given, None), strict=True
+        by_kernel(precision, qkv, None), plain(precision, qkv, None), strict=True
     ):
         assert far(one, other) < 1e-5
 
@@ -154,14 +154,14 @@ V_ALONE = [
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "FA_mxfp8"])
-def test_what_the_kernel_keeps_to_itself_is_captured_all_the_same(scheme: str) -> None:
+def test_tensors_inside_the_kernel_are_captured_too(scheme: str) -> None:
     precision = declared(f"quant={scheme}")
     ours, theirs = Looks(), Looks()
     by_kernel(precision, operands(torch.float32), documents(), ours)
     plain(precision, operands(torch.float32), documents(), theirs)
     assert (
-        ours.seen.keys()
-        == theirs.seen.keys()
+        ours.tensors.keys()
+        == theirs.tensors.keys()
         >= {
             ("forward", "post", "attn_weights"),
             ("backward", "pre", "grad_scores"),
@@ -170,17 +170,17 @@ def test_what_the_kernel_keeps_to_itself_is_captured_all_the_same(scheme: str) -
             ("backward", "post", "grad_query"),
         }
     )
-    for key, tensor in ours.seen.items():
-        assert tensor.shape == theirs.seen[key].shape, key
-        assert far(tensor, theirs.seen[key]) < 1e-5, key
+    for key, tensor in ours.tensors.items():
+        assert tensor.shape == theirs.tensors[key].shape, key
+        assert far(tensor, theirs.tensors[key]) < 1e-5, key
 
 
-def test_nothing_is_computed_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrequested_tensors_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_probabilities", None)
     looks = Looks()
     monkeypatch.setattr(looks, "asks", no_tensor_wanted)
     by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None, looks)
-    assert {name for _, _, name in looks.seen} == {
+    assert {name for _, _, name in looks.tensors} == {
         "grad_output",
         "grad_query",
         "grad_key",
@@ -188,19 +188,19 @@ def test_nothing_is_computed_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatc
     }
 
 
-def test_operands_are_told_as_they_are_multiplied() -> None:
-    told: list[tuple[str, str]] = []
+def test_operands_reach_hooks_as_they_are_multiplied() -> None:
+    calls: list[tuple[str, str]] = []
 
     def hook(precision: Any, slot: Any, *rest: Any) -> None:
-        told.append((slot.product.value, slot.operand))
+        calls.append((slot.product.value, slot.operand))
 
     with hook_operands(hook):
         by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None)
-    assert told == [("fprop", "q"), ("fprop", "k"), ("fprop", "v")]
+    assert calls == [("fprop", "q"), ("fprop", "k"), ("fprop", "v")]
 
 
 @pytest.mark.parametrize("scheme", FUSABLE)
-def test_shipped_schemes_are_let_pass(scheme: str) -> None:
+def test_shipped_schemes_are_accepted(scheme: str) -> None:
     require_fused(declared(f"quant={scheme}"))
 
 
@@ -215,7 +215,7 @@ def test_shipped_schemes_are_let_pass(scheme: str) -> None:
         ),
     ],
 )
-def test_what_it_cannot_hold_is_refused(words: list[str], message: str) -> None:
+def test_slots_that_the_kernel_cannot_quantise_are_refused(words: list[str], message: str) -> None:
     assert list(obstacles(declared(*words)))
     with pytest.raises(ConfigError, match=message):
         compose(["training=fast", "training.attention=fused", *words], None, {})

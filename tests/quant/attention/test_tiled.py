@@ -33,12 +33,12 @@ from .kernels.tiled_cases import (
     by_tiles,
     declared,
     documents,
-    ended,
     far,
     fresh,
     operands,
     softmax,
     tiled_output,
+    with_gradients,
 )
 
 
@@ -59,10 +59,10 @@ class Looks:
     """Stores the tensors and operands that hooks receive."""
 
     def __init__(self) -> None:
-        self.seen: dict[tuple[str, ...], Tensor] = {}
+        self.tensors: dict[tuple[str, ...], Tensor] = {}
 
     def __call__(self, operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
-        self.seen[operation, phase, name] = tensor
+        self.tensors[operation, phase, name] = tensor
 
     def asks(self, operation: str, name: str) -> bool:
         return True
@@ -77,14 +77,14 @@ class Looks:
         /,
     ) -> None:
         key = slot.site.value, slot.product.value, str(slot.operand)
-        self.seen[*key, "before"] = layout(x)
-        self.seen[key] = layout(quantised)
+        self.tensors[*key, "before"] = layout(x)
+        self.tensors[key] = layout(quantised)
 
 
 def plain(
-    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None = None, hook: Any = no_hook
+    precision: ModulePrecision, qkv: list[Tensor], mask: Tensor | None = None, hook: Any = no_hook
 ) -> Result:
-    return ended(plain_output(precision, *(leaves := fresh(given)), mask, hook), *leaves)
+    return with_gradients(plain_output(precision, *(leaves := fresh(qkv)), mask, hook), *leaves)
 
 
 def plain_output(
@@ -119,71 +119,71 @@ def agree(ours: Result, theirs: Result) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_agrees_with_the_plain_path(words: tuple[str, ...], dtype: torch.dtype) -> None:
     """137 tokens: neither a multiple of a tile nor of a block."""
-    precision, given = declared(*words), operands(dtype, 137)
-    agree(by_tiles(precision, given), plain(precision, given))
+    precision, qkv = declared(*words), operands(dtype, 137)
+    agree(by_tiles(precision, qkv), plain(precision, qkv))
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("T", [1, 31, 33, 64, 96, 100])
-def test_any_length_will_do(T: int) -> None:
-    precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, T)
-    agree(by_tiles(precision, given), plain(precision, given))
+def test_any_length_is_supported(T: int) -> None:
+    precision, qkv = declared(*FULL_HIFP8), operands(torch.bfloat16, T)
+    agree(by_tiles(precision, qkv), plain(precision, qkv))
 
 
 @pytest.mark.usefixtures("small")
 def test_documents_are_masked_and_value_heads_may_be_narrower() -> None:
-    precision, given = declared(*FULL_MXFP8), operands(torch.bfloat16, 100, E=20)
+    precision, qkv = declared(*FULL_MXFP8), operands(torch.bfloat16, 100, E=20)
     mask = documents(100)
-    found = by_tiles(precision, given, mask)
-    agree(found, plain(precision, given, mask))
-    assert not torch.equal(found[0], by_tiles(precision, given)[0])
+    ours = by_tiles(precision, qkv, mask)
+    agree(ours, plain(precision, qkv, mask))
+    assert not torch.equal(ours[0], by_tiles(precision, qkv)[0])
 
 
 @pytest.mark.usefixtures("small")
 def test_float32_differs_by_the_order_of_sums() -> None:
-    precision, given = declared("quant=bf16"), operands(torch.float32, 137)
-    for one, other in zip(by_tiles(precision, given), plain(precision, given), strict=True):
+    precision, qkv = declared("quant=bf16"), operands(torch.float32, 137)
+    for one, other in zip(by_tiles(precision, qkv), plain(precision, qkv), strict=True):
         assert far(one, other) < 1e-5
 
 
 @pytest.mark.usefixtures("small")
 def test_scale_of_a_tensor_is_that_of_all_tiles() -> None:
     """The largest elements of the last tile would give the earlier queries another grid than their own."""
-    precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, 96)
-    alone = by_tiles(precision, [x[:64] for x in given])
-    given[0][64:] *= 8
-    found = by_tiles(precision, given)
-    agree(found, plain(precision, given))
-    assert not torch.equal(found[1][:64], alone[1])
+    precision, qkv = declared(*FULL_HIFP8), operands(torch.bfloat16, 96)
+    alone = by_tiles(precision, [x[:64] for x in qkv])
+    qkv[0][64:] *= 8
+    ours = by_tiles(precision, qkv)
+    agree(ours, plain(precision, qkv))
+    assert not torch.equal(ours[1][:64], alone[1])
 
 
 @pytest.mark.usefixtures("small")
-def test_second_backward_takes_its_own_scales() -> None:
-    precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, 64)
-    found = []
+def test_second_backward_uses_its_own_scales() -> None:
+    precision, qkv = declared(*FULL_HIFP8), operands(torch.bfloat16, 64)
+    results = []
     for output in (tiled_output, plain_output):
-        q, k, v = fresh(given)
+        q, k, v = fresh(qkv)
         o = output(precision, q, k, v)
         dO = torch.randn(o.shape, generator=torch.Generator().manual_seed(4)).to(o.dtype)
         torch.autograd.grad(o, (q, k, v), dO * 64, retain_graph=True)
-        found.append((o.detach(), *torch.autograd.grad(o, (q, k, v), dO)))
-    agree(*found)  # type: ignore[arg-type]
+        results.append((o.detach(), *torch.autograd.grad(o, (q, k, v), dO)))
+    agree(*results)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("small")
 def test_delayed_scaling_keeps_the_same_history() -> None:
     precision = declared(*FULL_HIFP8, "quant.pv.scaling=delayed", "quant.qk.scaling=delayed")
-    found: list[tuple[list[Result], dict[str, Any]]] = []
+    outcomes: list[tuple[list[Result], dict[str, Any]]] = []
     for way in (by_tiles, plain):
         with use_step_state(StepState(1)) as state:
             results = []
             for iteration, size in ((1, 1.0), (2, 3.0), (3, 0.5)):
                 state.begin(iteration, 0)
-                given = [x * size for x in operands(torch.bfloat16, 100)]
-                results.append(way(precision, given))
+                qkv = [x * size for x in operands(torch.bfloat16, 100)]
+                results.append(way(precision, qkv))
                 state.finish()
-            found.append((results, state.state_dict()))
-    (ours, our_history), (theirs, their_history) = found
+            outcomes.append((results, state.state_dict()))
+    (ours, our_history), (theirs, their_history) = outcomes
     assert our_history == their_history
     assert len([stream for stream in our_history if stream.endswith((".P", ".dS"))]) == 4
     for one, other in zip(ours, theirs, strict=True):
@@ -220,20 +220,22 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
     tiles_of_dS: list[Tensor] = []
     quantised_tile_pair = tile_products.TileProducts.quantised_tile_pair
 
-    def told(self: Any, first: Any, second: Any, tile: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def record_pair(
+        self: Any, first: Any, second: Any, tile: Any, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
         reads.append(0)
         tiles_of_dS.append(x)
         return quantised_tile_pair(self, first, second, tile, x)
 
     def counted(of: Callable[..., Any]) -> Callable[..., Any]:
-        def count(x: Tensor, *rest: Any, **given: Any) -> Any:
+        def count(x: Tensor, *rest: Any, **options: Any) -> Any:
             if tiles_of_dS and x is tiles_of_dS[-1]:
                 reads[-1] += 1
-            return of(x, *rest, **given)
+            return of(x, *rest, **options)
 
         return count
 
-    monkeypatch.setattr(tile_products.TileProducts, "quantised_tile_pair", told)
+    monkeypatch.setattr(tile_products.TileProducts, "quantised_tile_pair", record_pair)
     for each in ("quantise", "quantise_both", "hadamard"):
         monkeypatch.setattr(multiply, each, counted(getattr(multiply, each)))
     expected, words = READS[name]
@@ -247,28 +249,28 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
 def test_one_read_gives_the_bits_of_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """137 tokens: neither a multiple of a tile nor of a block."""
     words = READS[name][1] if name in READS else SCHEMES[name]
-    precision, given = declared(*words), operands(torch.bfloat16, 137)
-    found = by_tiles(precision, given)
+    precision, qkv = declared(*words), operands(torch.bfloat16, 137)
+    ours = by_tiles(precision, qkv)
     monkeypatch.setattr(tile_products, "shares_read", lambda first, second: False)
-    for one, other in zip(found, by_tiles(precision, given), strict=True):
+    for one, other in zip(ours, by_tiles(precision, qkv), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.usefixtures("small")
-def test_amax_of_two_copies_alike_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Tensor] = []
+def test_amax_of_two_copies_alike_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs: list[Tensor] = []
 
-    def see(x: Tensor, declared: Any, axis: int) -> Tensor:
-        seen.append(x)
+    def record_amax(x: Tensor, declared: Any, axis: int) -> Tensor:
+        inputs.append(x)
         return multiply.own_amax(x, declared, axis)
 
-    monkeypatch.setattr(tile_products, "own_amax", see)
+    monkeypatch.setattr(tile_products, "own_amax", record_amax)
     for scaling, times in (("exact", 1), ("current", 2)):
-        seen.clear()
+        inputs.clear()
         words = [f"{DS[0]}={{format: hifp8, scaling: exact}}"]
         words += [f"{DS[1]}={{format: hifp8, scaling: {scaling}}}"]
         by_tiles(declared("quant=bf16", *words), operands(torch.bfloat16, 100))
-        assert len(seen) == 3 * times
+        assert len(inputs) == 3 * times
 
 
 class Largest(TorchDispatchMode):
@@ -278,8 +280,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        found = result if isinstance(result, list | tuple) else [result]
-        for x in found:
+        outputs = result if isinstance(result, list | tuple) else [result]
+        for x in outputs:
             if isinstance(x, Tensor):
                 self.num_elements = max(self.num_elements, x.numel())
         return result
@@ -289,28 +291,28 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize(
     "words", [SCHEMES["bf16"], FULL_MXFP8, FULL_HIFP8], ids=["bf16", "mxfp8", "hifp8"]
 )
-def test_nothing_larger_than_a_tile_is_made(words: tuple[str, ...]) -> None:
+def test_nothing_larger_than_a_tile_is_created(words: tuple[str, ...]) -> None:
     """An operand hook is registered and needs nothing."""
     T, N = 192, 12
-    precision, given = declared(*words), operands(torch.bfloat16, T)
+    precision, qkv = declared(*words), operands(torch.bfloat16, T)
     with hook_operands(Looks().operand, lambda *slot: False), Largest() as largest:
-        by_tiles(precision, given)
+        by_tiles(precision, qkv)
     assert largest.num_elements == N * tiles.ROWS * T
     with Largest() as whole:
-        plain(precision, given)
+        plain(precision, qkv)
     assert whole.num_elements == N * T * T
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("words", [SCHEMES["bf16"], FULL_MXFP8, FULL_HIFP8])
-def test_what_is_asked_for_is_put_together(words: tuple[str, ...]) -> None:
-    precision, given = declared(*words), operands(torch.bfloat16, 100)
+def test_requested_tensors_are_assembled_from_tiles(words: tuple[str, ...]) -> None:
+    precision, qkv = declared(*words), operands(torch.bfloat16, 100)
     ours, theirs = Looks(), Looks()
     with hook_operands(ours.operand):
-        by_tiles(precision, given, None, ours)
+        by_tiles(precision, qkv, None, ours)
     with hook_operands(theirs.operand):
-        plain(precision, given, None, theirs)
-    assert ours.seen.keys() == theirs.seen.keys()
+        plain(precision, qkv, None, theirs)
+    assert ours.tensors.keys() == theirs.tensors.keys()
     assert {
         ("forward", "post", "attn_weights"),
         ("backward", "pre", "grad_scores"),
@@ -319,19 +321,24 @@ def test_what_is_asked_for_is_put_together(words: tuple[str, ...]) -> None:
         ("pv", "fprop", "P"),
         ("pv", "dgrad_v", "P"),
         ("qk", "dgrad_k", "dS", "before"),
-    } <= ours.seen.keys()
-    for key, tensor in ours.seen.items():
+    } <= ours.tensors.keys()
+    for key, tensor in ours.tensors.items():
         if key[-1] in ("grad_key", "grad_value"):
-            assert far(tensor, theirs.seen[key]) < 2**-12, key
+            assert far(tensor, theirs.tensors[key]) < 2**-12, key
         else:
-            assert torch.equal(tensor, theirs.seen[key]), key
+            assert torch.equal(tensor, theirs.tensors[key]), key
 
 
 @pytest.mark.usefixtures("small")
-def test_gradients_are_handed_over_whoever_asks() -> None:
+def test_gradients_are_passed_to_every_hook() -> None:
     looks = Looks()
-    by_tiles(declared(*FULL_MXFP8), operands(torch.bfloat16, 64), None, lambda *seen: looks(*seen))
-    assert {name for _, _, name in looks.seen} == {
+    by_tiles(
+        declared(*FULL_MXFP8),
+        operands(torch.bfloat16, 64),
+        None,
+        lambda *arguments: looks(*arguments),
+    )
+    assert {name for _, _, name in looks.tensors} == {
         "grad_output",
         "grad_query",
         "grad_key",
@@ -340,12 +347,12 @@ def test_gradients_are_handed_over_whoever_asks() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_every_scheme_is_let_pass(name: str) -> None:
+def test_every_scheme_is_accepted(name: str) -> None:
     compose(["training=fast", "training.attention=tiled", *SCHEMES[name]], None, {})
 
 
-def test_what_is_whole_is_rounded_stochastically_as_a_whole() -> None:
+def test_whole_tensors_are_rounded_stochastically_as_a_whole() -> None:
     words = ["quant=bf16", "quant.pv.dgrad_v.dO={format: mxfp4, rounding: stochastic}"]
     compose(["training=fast", "training.attention=tiled", *words], None, {})
-    precision, given = declared(*words), operands(torch.bfloat16, 64)
-    agree(by_tiles(precision, given), plain(precision, given))
+    precision, qkv = declared(*words), operands(torch.bfloat16, 64)
+    agree(by_tiles(precision, qkv), plain(precision, qkv))

@@ -12,8 +12,8 @@ from quantexp.quant.attention.tiles import LEAST, ROWS, Tile, tiles
 BLOCKS_OF_256 = resolve("mxfp8_e4m3", block=256)
 
 
-def spans(found: list[Tile]) -> list[tuple[int, int, int]]:
-    return [(tile.start, tile.stop, tile.num_keys) for tile in found]
+def spans(parts: list[Tile]) -> list[tuple[int, int, int]]:
+    return [(tile.start, tile.stop, tile.num_keys) for tile in parts]
 
 
 def test_tiles_follow_each_other_and_see_all_keys() -> None:
@@ -48,7 +48,7 @@ def test_few_queries_are_one_tile(num_tokens: int) -> None:
     assert tile == Tile(0, 0, num_tokens, num_tokens, last=True)
 
 
-def test_a_rest_that_is_long_enough_is_a_tile_of_its_own() -> None:
+def test_a_remainder_that_is_long_enough_is_a_tile_of_its_own() -> None:
     first, last = tiles(ROWS + LEAST, [], to_last_query=True)
     assert (first.stop, last.start, last.stop) == (ROWS, ROWS, ROWS + LEAST)
     assert (first.last, last.last, last.index) == (False, True, 1)

@@ -22,19 +22,19 @@ def test_a_steps_buffers_serve_the_next_step() -> None:
     assert id(buffers.for_step(w.bfloat16())) not in again
 
 
-def test_what_somebody_holds_on_to_is_not_written_again() -> None:
+def test_disowned_buffers_are_not_overwritten() -> None:
     buffers, w = Buffers(), torch.zeros(4, 6)
     buffers.begin_step()
-    shown, other = buffers.for_step(w), buffers.for_step(w)
-    assert shown is not None
-    buffers.disown(shown)
+    first, other = buffers.for_step(w), buffers.for_step(w)
+    assert first is not None
+    buffers.disown(first)
     buffers.end_step()
     buffers.begin_step()
     assert buffers.for_step(w) is other
-    assert buffers.for_step(w) is not shown
+    assert buffers.for_step(w) is not first
 
 
-def test_buffers_that_a_step_did_not_need_are_given_back() -> None:
+def test_buffers_that_a_step_did_not_need_are_released() -> None:
     buffers, w = Buffers(), torch.zeros(4, 6)
     buffers.begin_step()
     one = buffers.for_step(w)

@@ -41,7 +41,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_copies_are_kept_where_they_have_a_further_use(case: str) -> None:
-    linear, one_read, kept = CASES[case]
+    linear, one_read, expected = CASES[case]
     fprop, dgrad = weights(linear)
     # As in the precision map: an operand that needs the step state has a stream, each slot its own.
     first, second = (
@@ -50,7 +50,7 @@ def test_copies_are_kept_where_they_have_a_further_use(case: str) -> None:
     )
     assert shares_read(first, second) is one_read
     counts = [(True, False), (False, True), (False, False)]
-    assert tuple(num_kept(first, second, *count) for count in counts) == kept
+    assert tuple(num_kept(first, second, *count) for count in counts) == expected
 
 
 def test_a_form_is_the_values_not_the_slot() -> None:

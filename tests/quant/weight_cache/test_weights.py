@@ -39,30 +39,30 @@ def w() -> Tensor:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def creations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry per created copy of a weight."""
-    made: list[int] = []
+    creations: list[int] = []
 
     def counted(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def count(x: Tensor, op: object, axis: int, out: Tensor | None = None) -> Tensor:
-            made.append(axis)
+            creations.append(axis)
             return of(x, op, axis, out=out)
 
         return count
 
     def by_two(x: Tensor, first: object, second: object, axes: Any, out: Any) -> object:
-        made.append(sum(axes))
+        creations.append(sum(axes))
         return both(x, first, second, axes, out)  # type: ignore[arg-type]
 
     both = multiply.quantise_pair
     monkeypatch.setattr(weights, "quantise_operand", counted(multiply.quantise_operand))
     monkeypatch.setattr(weights, "quantise_pair", by_two)
-    return made
+    return creations
 
 
 @pytest.mark.parametrize("dgrad_follows", [True, False])
 def test_micro_batches_of_a_step_share_rows_and_columns(
-    w: Tensor, made: list[int], dgrad_follows: bool
+    w: Tensor, creations: list[int], dgrad_follows: bool
 ) -> None:
     copies, precision = WeightCopies(), declared("mxfp8", scale_rule="rceil")
     rows, columns = (quantise(w, "mxfp8", axis=axis, scale_rule="rceil") for axis in (-1, 0))
@@ -70,15 +70,17 @@ def test_micro_batches_of_a_step_share_rows_and_columns(
         for _ in range(3):
             assert torch.equal(copies.for_fprop(precision, w, dgrad_follows), rows)
             assert torch.equal(copies.for_dgrad(precision, w), columns)
-        assert len(made) == (1 if dgrad_follows else 2)
+        assert len(creations) == (1 if dgrad_follows else 2)
         assert copies.num_bytes() == 2 * w.nbytes
     assert copies.num_bytes() == 0
     with copies.step(several=True):
         copies.for_fprop(precision, w, dgrad_follows)
-    assert len(made) == (2 if dgrad_follows else 3)
+    assert len(creations) == (2 if dgrad_follows else 3)
 
 
-def test_a_format_without_blocks_has_one_copy_for_both_products(w: Tensor, made: list[int]) -> None:
+def test_a_format_without_blocks_has_one_copy_for_both_products(
+    w: Tensor, creations: list[int]
+) -> None:
     copies, precision = WeightCopies(), declared("hifp8")
     for several in (True, False):
         with copies.step(several):
@@ -87,11 +89,11 @@ def test_a_format_without_blocks_has_one_copy_for_both_products(w: Tensor, made:
             assert copies.for_dgrad(precision, w) is forward
             assert copies.num_bytes() == (w.nbytes if several else 0)
     assert torch.equal(forward, quantise(w, "hifp8", scaling="current"))
-    assert len(made) == 2, "once a step"
+    assert len(creations) == 2, "once a step"
 
 
-def test_one_micro_batch_keeps_what_comes_with_the_forwards_copy_until_dgrad(
-    w: Tensor, made: list[int]
+def test_one_micro_batch_keeps_the_copy_that_comes_with_the_forwards_until_dgrad(
+    w: Tensor, creations: list[int]
 ) -> None:
     copies, precision = WeightCopies(), declared("mxfp8")
     with copies.step(several=False):
@@ -99,11 +101,11 @@ def test_one_micro_batch_keeps_what_comes_with_the_forwards_copy_until_dgrad(
         assert copies.num_bytes() == w.nbytes
         columns = copies.for_dgrad(precision, w)
         assert copies.num_bytes() == 0
-    assert len(made) == 1
+    assert len(creations) == 1
     assert torch.equal(columns, quantise(w, "mxfp8", axis=0, scale_rule="rceil"))
 
 
-def test_one_micro_batch_keeps_nothing_that_takes_a_read_of_its_own(w: Tensor) -> None:
+def test_one_micro_batch_keeps_no_copy_that_needs_its_own_read(w: Tensor) -> None:
     copies, precision = WeightCopies(), declared("mxfp8", Slot(format="mxfp4"))
     with copies.step(several=False):
         copies.for_fprop(precision, w, dgrad_follows=True)
@@ -112,14 +114,14 @@ def test_one_micro_batch_keeps_nothing_that_takes_a_read_of_its_own(w: Tensor) -
         assert copies.num_bytes() == 0
 
 
-def test_a_recomputed_forward_takes_the_first_ones_copy(w: Tensor, made: list[int]) -> None:
+def test_a_recomputed_forward_reuses_the_first_ones_copy(w: Tensor, creations: list[int]) -> None:
     copies, precision = WeightCopies(), declared("mxfp8")
     with copies.step(several=False, recomputed=True):
         first = copies.for_fprop(precision, w, dgrad_follows=False)
         assert copies.for_fprop(precision, w, dgrad_follows=True) is first
         copies.for_dgrad(precision, w)
         assert copies.num_bytes() == w.nbytes
-    assert len(made) == 2
+    assert len(creations) == 2
 
 
 def test_a_forward_copy_used_again_is_that_copy(w: Tensor) -> None:
@@ -142,12 +144,12 @@ def test_slots_that_rules_change_have_copies_of_their_own(w: Tensor) -> None:
     assert plain is w
 
 
-def test_outside_of_a_step_nothing_is_kept(w: Tensor, made: list[int]) -> None:
+def test_outside_of_a_step_no_copy_is_kept(w: Tensor, creations: list[int]) -> None:
     copies, precision = WeightCopies(), declared("mxfp8")
     for _ in range(2):
         copies.for_fprop(precision, w, dgrad_follows=True)
         copies.for_dgrad(precision, w)
-    assert len(made) == 4
+    assert len(creations) == 4
     assert copies.num_bytes() == 0
 
 
@@ -171,12 +173,12 @@ def test_random_signs_go_with_their_micro_batch(w: Tensor) -> None:
     copies, precision = WeightCopies(), declared("mxfp4", hadamard="random")
     state = StepState(9, weights_once=True)
     with use_step_state(state), copies.step(several=True):
-        made = []
+        forwards = []
         for micro_batch in (0, 1):
             state.begin(1, micro_batch)
-            made.append(copies.for_fprop(precision, w, dgrad_follows=True))
+            forwards.append(copies.for_fprop(precision, w, dgrad_follows=True))
         assert copies.num_bytes() == 0
-    assert not torch.equal(*made)
+    assert not torch.equal(*forwards)
 
 
 @pytest.mark.parametrize("product", ["fprop", "dgrad"])
@@ -196,7 +198,7 @@ def test_a_weight_that_changed_after_it_was_quantised_is_refused(w: Tensor, prod
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_change_that_torch_does_not_count_is_found_when_the_step_ends(
+def test_a_change_that_torch_does_not_count_is_detected_when_the_step_ends(
     w: Tensor, dtype: torch.dtype
 ) -> None:
     """Megatron's optimizer writes through `.data`: here one element in three, each by one part in a hundred."""
@@ -231,25 +233,25 @@ def test_steps_write_to_the_same_memory_and_the_copies_stay_right(fmt: str, seve
     copies, precision = WeightCopies(), declared(fmt)
     other = ModulePrecision(ModuleId(1, "fc1"), precision.slots)
     generator = torch.Generator().manual_seed(1)
-    places, seen = [], []
+    places, hooked = [], []
     for step in range(3):
         pair = [torch.randn(96, 64, generator=generator).bfloat16() for _ in range(2)]
         with copies.step(several):
-            expected, taken = [], set[int]()
+            expected, addresses = [], set[int]()
             for each, w in zip((precision, other), pair, strict=True):
                 first, second = weights.weight_operands(each)
                 rows = copies.for_fprop(each, w, dgrad_follows=True)
                 assert torch.equal(rows, multiply.quantise_operand(w, first, -1))
-                taken.add(rows.data_ptr())
+                addresses.add(rows.data_ptr())
                 expected.append(multiply.quantise_operand(w, second, 0))
             columns = [
                 copies.for_dgrad(p, w) for p, w in zip((precision, other), pair, strict=True)
             ]
             assert all(torch.equal(*both) for both in zip(columns, expected, strict=True))
-            places.append(taken | {x.data_ptr() for x in columns})
+            places.append(addresses | {x.data_ptr() for x in columns})
             if step == 1:
                 with hook_operands(lambda *_: None):
-                    shown = copies.for_fprop(precision, pair[0], dgrad_follows=True)
-                    seen = [(shown, shown.clone())]
+                    copy = copies.for_fprop(precision, pair[0], dgrad_follows=True)
+                    hooked = [(copy, copy.clone())]
     assert places[0] == places[1]
-    assert all(torch.equal(x, then) for x, then in seen)
+    assert all(torch.equal(x, then) for x, then in hooked)

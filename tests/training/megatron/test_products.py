@@ -119,9 +119,9 @@ def test_command_limited_to_avx2_is_proved_and_recorded(
 ) -> None:
     command = [sys.executable, "-m", "quantexp", *tiny_words, "quant=FA_linear_mxfp8"]
     command += ["capture=off", f"paths.root={tmp_path}"]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **AVX2}
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     (folder,) = tmp_path.glob("llama*")
     check_proved(RunDir(folder))

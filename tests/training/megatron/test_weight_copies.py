@@ -123,7 +123,7 @@ def test_each_weight_is_read_once_a_step(
     assert len(reads) == 2 * 4
 
 
-def test_an_optimizer_step_while_copies_are_kept_ends_the_run(
+def test_an_optimizer_step_before_copies_are_dropped_ends_the_run(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copies outlive the step; the optimizer writes to storage whose version torch does not increment."""

@@ -19,7 +19,7 @@ print("transformer_engine" in sys.modules and sys.modules["transformer_engine"] 
 
 
 def outcome(path: Path, program: str = PROGRAM) -> list[str]:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(path), "PATH": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -27,7 +27,7 @@ def outcome(path: Path, program: str = PROGRAM) -> list[str]:
         check=True,
         timeout=120,
     )
-    return done.stdout.splitlines()
+    return process.stdout.splitlines()
 
 
 def stand_in(folder: Path, content: str) -> Path:

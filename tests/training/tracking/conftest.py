@@ -1,4 +1,4 @@
-"""What tests of trackers share: a run folder without a run, lines of metrics, and a real run with all trackers."""
+"""Fixtures of the trackers' tests: a run folder without a run, lines of metrics, and a real run with all trackers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from quantexp.runs.status import Status, write_status
 from quantexp.schema import Experiment
 from quantexp.training.tracking.events import TrackedRun
 
-#: Libraries that keep to themselves: no network, no files in the home folder.
+#: Settings that isolate the libraries: no network, no files in the home folder.
 ALONE = {
     "WANDB_ERROR_REPORTING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
 }
-#: Secrets in the environment of the real run. W&B wants 40 characters.
+#: Secrets in the environment of the real run. W&B requires 40 characters.
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
     "HF_TOKEN": "hf_aSecretOfTheHub",
@@ -59,7 +59,7 @@ def tracked(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., Tr
 
 
 def line(iteration: int, **values: Any) -> dict[str, Any]:
-    """A line of metrics.jsonl, one second after another."""
+    """A line of metrics.jsonl; successive lines are one second apart."""
     return {
         "iteration": iteration,
         "loss": 5.0 - iteration,
@@ -79,13 +79,13 @@ def line(iteration: int, **values: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def real(tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """A run of the command itself with every tracker on, W&B offline and MLflow's own database, and secrets about."""
+    """A run of the command itself with every tracker on, W&B offline, MLflow's own database, and secrets set."""
     folder = tmp_path_factory.mktemp("tracked")
     caches = {"WANDB_CACHE_DIR": str(folder / "cache"), "WANDB_CONFIG_DIR": str(folder / "config")}
     words = ["tracking.wandb.enabled=true", "tracking.wandb.mode=offline", "capture=off"]
     words += ["tracking.wandb.tags=[tiny]", "tracking.wandb.group=tests"]
     words += ["tracking.mlflow.enabled=true", f"training.iterations={ITERATIONS}"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "quantexp", *tiny_words, *words],
         cwd=folder,
         env={**os.environ, **ALONE, **SECRETS, **caches, "COLUMNS": "300"},
@@ -93,7 +93,7 @@ def real(tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     (run,) = (folder / "runs").glob("llama*")
-    (run / "logs" / "summary.txt").write_text(done.stdout + done.stderr)
+    (run / "logs" / "summary.txt").write_text(process.stdout + process.stderr)
     return RunDir(run)

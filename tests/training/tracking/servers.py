@@ -1,4 +1,4 @@
-"""Servers that a tracker's library may meet when its own is away."""
+"""Servers that a tracker's library may meet instead of its own."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def silent() -> Iterator[str]:
-    """The address of a server that takes connections and never says a word."""
-    held: list[socket.socket] = []
+    """The address of a server that accepts connections and never answers."""
+    connections: list[socket.socket] = []
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(50)
 
-        def take() -> None:
+        def accept() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    held.append(server.accept()[0])
+                    connections.append(server.accept()[0])
 
-        thread = threading.Thread(target=take, daemon=True)
+        thread = threading.Thread(target=accept, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
-    for connection in held:
+    for connection in connections:
         connection.close()
 
 

@@ -1,4 +1,4 @@
-"""The trackers in a worker: whatever they do, it continues, and soon ends."""
+"""The trackers in a worker: whatever they do, the worker continues and ends without delay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WANDB = ("tracking.tensorboard=false", "tracking.wandb.enabled=true")
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subprocess.Popen[bytes]]]:
-    """Puts a program in the upload's place; its argument is the upload's record."""
+    """Replace the upload with a program whose argument is the upload's record."""
 
     def put(program: str) -> list[subprocess.Popen[bytes]]:
         started: list[subprocess.Popen[bytes]] = []
@@ -42,21 +42,21 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subprocess
     return put
 
 
-def begun(run: TrackedRun) -> Tracking:
+def start_tracking(run: TrackedRun) -> Tracking:
     tracking = Tracking(run.folder, run.experiment)
     tracking.start(run.created)
     return tracking
 
 
 def test_run_without_trackers_reports_nothing(tracked: Make) -> None:
-    tracking = begun(tracked("tracking.tensorboard=false"))
+    tracking = start_tracking(tracked("tracking.tensorboard=false"))
     tracking.log(line(1))
     tracking.end(State.COMPLETED, "")
     assert tracking.report() == {}
 
 
-def test_report_says_where_and_how_far(tracked: Make) -> None:
-    tracking = begun(tracked())
+def test_report_has_the_destination_and_the_iteration(tracked: Make) -> None:
+    tracking = start_tracking(tracked())
     tracking.log(line(1))
     tracking.log(line(2))
     tracking.end(State.COMPLETED, "")
@@ -71,23 +71,23 @@ def test_report_says_where_and_how_far(tracked: Make) -> None:
     }
 
 
-def test_tracker_that_cannot_begin_is_said_once_and_left_out(
+def test_tracker_that_cannot_start_is_reported_once_and_left_out(
     tracked: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tracked()
     run.folder.tensorboard.write_text("in the way")
-    tracking = begun(run)
+    tracking = start_tracking(run)
     tracking.log(line(1))
     tracking.end(State.COMPLETED, "")
-    told = tracking.report()["tensorboard"]
-    assert told["trouble"].startswith("FileExistsError: ")
-    assert (told["where"], told["iteration"], told["ended"]) == ("", 0, False)
+    report = tracking.report()["tensorboard"]
+    assert report["trouble"].startswith("FileExistsError: ")
+    assert (report["where"], report["iteration"], report["ended"]) == ("", 0, False)
     (message,) = caplog.messages
     assert message.startswith("tracking.tensorboard: FileExistsError: ")
     assert message.endswith("; the run continues")
 
 
-def test_what_is_said_of_trouble_holds_no_secret(
+def test_reported_trouble_contains_no_secret(
     tracked: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_aSecretOfTheHub")
@@ -97,7 +97,7 @@ def test_what_is_said_of_trouble_holds_no_secret(
         raise OSError("https://me:password@there refuses hf_aSecretOfTheHub")
 
     monkeypatch.setattr("quantexp.training.tracking.tensorboard.start", fails)
-    trouble = begun(run).report()["tensorboard"]["trouble"]
+    trouble = start_tracking(run).report()["tensorboard"]["trouble"]
     assert trouble == "OSError: https://there refuses <HF_TOKEN>"
     assert trouble in caplog.text
 
@@ -105,7 +105,7 @@ def test_what_is_said_of_trouble_holds_no_secret(
 def test_interrupt_is_not_a_trackers_failure(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracking = begun(tracked())
+    tracking = start_tracking(tracked())
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -118,17 +118,17 @@ def test_interrupt_is_not_a_trackers_failure(
     assert tracking.report()["tensorboard"]["ended"]
 
 
-TELLS = """\
+RECORDS = """\
 import json, sys, time
 open(sys.argv[1], "w").write(json.dumps({"where": "https://there", "id": "theirs", "iteration": 5, "ended": True}))
 """
 
 
-def test_record_of_an_upload_is_taken_over(
+def test_report_has_the_record_of_the_upload(
     tracked: Make, stand_in: Callable[[str], list[subprocess.Popen[bytes]]]
 ) -> None:
-    stand_in(TELLS)
-    tracking = begun(tracked(*WANDB))
+    stand_in(RECORDS)
+    tracking = start_tracking(tracked(*WANDB))
     tracking.end(State.COMPLETED, "")
     assert tracking.report() == {
         "wandb": {
@@ -141,7 +141,7 @@ def test_record_of_an_upload_is_taken_over(
     }
 
 
-def test_upload_that_dies_is_said_while_the_run_works(
+def test_upload_that_dies_is_reported_during_the_run(
     tracked: Make,
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def test_upload_that_dies_is_said_while_the_run_works(
     monkeypatch.setattr(clients, "LOOK_S", 0.0)
     started = stand_in("import sys; sys.exit(3)")
     run = tracked(*WANDB)
-    tracking = begun(run)
+    tracking = start_tracking(run)
     started[0].wait()
     trouble = tracking.report()["wandb"]["trouble"]
     assert trouble == f"its process ended with exit code 3; see {run.folder.tracker_log('wandb')}"
@@ -166,7 +166,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
-def test_upload_that_hangs_is_ended_with_all_it_started(
+def test_upload_that_hangs_is_ended_with_its_children(
     tracked: Make,
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -176,20 +176,20 @@ def test_upload_that_hangs_is_ended_with_all_it_started(
     monkeypatch.setattr(clients, "SHORT_PATIENCE_S", 1.0)
     started = stand_in(HANGS)
     run = tracked(*WANDB)
-    tracking = begun(run)
+    tracking = start_tracking(run)
     process = psutil.Process(started[0].pid)
-    while not (below := process.children()):
+    while not (children := process.children()):
         time.sleep(0.05)
     tracking.end(state, "")
     assert started[0].returncode == -9
-    psutil.wait_procs(below, 10)
-    assert not any(child.is_running() for child in below)
-    told = tracking.report()["wandb"]
-    assert told["trouble"] == "not everything sent within 1 s"
-    assert Delivery.read(run.folder.delivery("wandb")).trouble == told["trouble"]
+    psutil.wait_procs(children, 10)
+    assert not any(child.is_running() for child in children)
+    report = tracking.report()["wandb"]
+    assert report["trouble"] == "not everything sent within 1 s"
+    assert Delivery.read(run.folder.delivery("wandb")).trouble == report["trouble"]
 
 
-def test_last_record_of_an_upload_that_is_killed_is_kept(
+def test_last_record_of_a_killed_upload_remains(
     tracked: Make,
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -204,13 +204,13 @@ def test_last_record_of_an_upload_that_is_killed_is_kept(
         kill(process)
 
     monkeypatch.setattr(clients, "_kill", record_and_kill)
-    begun(run).end(State.COMPLETED, "")
+    start_tracking(run).end(State.COMPLETED, "")
     recorded = Delivery.read(file)
     assert (recorded.iteration, recorded.offset) == (7, 70)
     assert recorded.trouble == "not everything sent within 0 s"
 
 
-def test_tracker_in_trouble_is_not_waited_for_long(
+def test_worker_waits_only_briefly_for_a_tracker_in_trouble(
     tracked: Make,
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -220,25 +220,25 @@ def test_tracker_in_trouble_is_not_waited_for_long(
     stand_in(HANGS)
     run = tracked(*WANDB)
     Delivery(trouble="CommError: network away").write(run.folder.delivery("wandb"))
-    tracking = begun(run)
+    tracking = start_tracking(run)
     tracking.end(State.COMPLETED, "")
     assert tracking.report()["wandb"]["trouble"] == "CommError: network away"
 
 
-def test_upload_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker(
+def test_upload_is_detached_from_the_terminal_and_inherits_nothing_of_the_worker(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[list[str], dict[str, Any]]] = []
+    calls: list[tuple[list[str], dict[str, Any]]] = []
     popen = subprocess.Popen
 
     def start(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        asked.append((words, options))
+        calls.append((words, options))
         return popen([sys.executable, "-c", "pass"])
 
     monkeypatch.setattr(subprocess, "Popen", start)
     run = tracked(*WANDB)
-    begun(run).end(State.COMPLETED, "")
-    ((words, options),) = asked
+    start_tracking(run).end(State.COMPLETED, "")
+    ((words, options),) = calls
     assert words[1:3] == ["-m", "quantexp.training.tracking.upload"]
     assert words[3:] == ["wandb", str(run.folder.root), "--with-parent"]
     assert options["start_new_session"]
@@ -250,18 +250,18 @@ def test_upload_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker(
 def test_upload_of_the_real_kind_starts_and_reports_its_trouble(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W&B without an API key: its own words, and a worker that is done in seconds."""
+    """W&B without an API key: its own message, and a worker that ends within seconds."""
     for name in ("WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     run = tracked(*WANDB, "tracking.wandb.mode=online")
     monkeypatch.setenv("HOME", str(run.folder.root))
     run.folder.metrics.write_text(json.dumps(line(1)) + "\n")
-    tracking = begun(run)
+    tracking = start_tracking(run)
     deadline = time.monotonic() + 60
-    while not (told := tracking.report()["wandb"])["trouble"] and time.monotonic() < deadline:
+    while not (report := tracking.report()["wandb"])["trouble"] and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert told["trouble"].startswith("UsageError: No API key configured")
-    assert told["iteration"] == 0
+    assert report["trouble"].startswith("UsageError: No API key configured")
+    assert report["iteration"] == 0
     started = time.monotonic()
     tracking.end(State.COMPLETED, "")
     assert time.monotonic() - started < clients.PATIENCE_S

@@ -1,4 +1,4 @@
-"""The words in which every tracker is told of a run."""
+"""The values and names that every tracker receives of a run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Make = Callable[..., TrackedRun]
 
 
 def test_point_has_the_keys_of_metrics_in_two_groups() -> None:
-    told = point(line(3))
-    assert told.iteration == 3
-    assert told.time_s == 1767323103.5  # date -d 2026-01-02T03:05:03.5Z +%s.%N
-    assert told.scalars == {
+    entry = point(line(3))
+    assert entry.iteration == 3
+    assert entry.time_s == 1767323103.5  # date -d 2026-01-02T03:05:03.5Z +%s.%N
+    assert entry.scalars == {
         "train/loss": 2.0,
         "train/grad_norm": 1.5,
         "train/lr": 1e-4,
@@ -43,10 +43,10 @@ def test_point_has_the_keys_of_metrics_in_two_groups() -> None:
 
 
 def test_null_of_a_loss_or_gradient_is_nan_and_other_nulls_are_no_curve() -> None:
-    told = point(line(1, loss=None, grad_norm=None))
-    assert math.isnan(told.scalars["train/loss"])
-    assert math.isnan(told.scalars["train/grad_norm"])
-    assert "train/loss_scale" not in told.scalars
+    entry = point(line(1, loss=None, grad_norm=None))
+    assert math.isnan(entry.scalars["train/loss"])
+    assert math.isnan(entry.scalars["train/grad_norm"])
+    assert "train/loss_scale" not in entry.scalars
 
 
 def test_inf_stays() -> None:
@@ -90,7 +90,7 @@ def test_id_stays_with_the_attempt_and_differs_from_every_other(tracked: Make) -
     assert len({run.id, *(other.id for other in others)}) == 4
 
 
-def test_hyperparameters_are_flat_and_hold_no_paths(tiny: Callable[..., Experiment]) -> None:
+def test_hyperparameters_are_flat_and_contain_no_paths(tiny: Callable[..., Experiment]) -> None:
     values = hyperparameters(
         tiny(
             "quant=linear_mxfp8", "quant.rules=[{layers:[0],format:bf16}]", "dataset.split='90,10'"
@@ -124,18 +124,18 @@ def test_points_are_read_from_an_offset_on() -> None:
     assert read(both, len(first)) == ([3], len(both))
 
 
-def test_line_that_is_not_whole_yet_waits() -> None:
+def test_incomplete_line_is_read_later() -> None:
     whole = metrics(1)
     assert read(whole[:20]) == ([], 0)
     assert read(whole) == ([1], len(whole))
 
 
-def test_line_of_another_version_is_passed_over() -> None:
+def test_line_of_another_version_is_skipped() -> None:
     content = b'{"iteration": 1}\n{torn\n[]\n' + metrics(4)
     assert read(content) == ([4], len(content))
 
 
-def test_much_is_read_in_parts() -> None:
+def test_long_content_is_read_in_parts() -> None:
     content = metrics(*([1] * MAX_LINES), 2)
     first, offset = read(content)
     assert len(first) == MAX_LINES

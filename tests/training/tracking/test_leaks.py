@@ -1,4 +1,4 @@
-"""A secret of the environment is in no file of a run, nor in what the command said, with every tracker on."""
+"""A secret of the environment is in no file of a run, nor in the command's output, with every tracker on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .conftest import SECRETS
 
 
 def files(folder: Path) -> list[Path]:
-    """All of them, those that links lead to included."""
+    """All files, including the targets of links."""
     return [path for path in folder.rglob("*") if path.is_file()]
 
 

@@ -1,4 +1,4 @@
-"""MLflow itself: a run in its own database, read back with SQL; and its server away."""
+"""MLflow itself: a run in its own database, read back with SQL; and an absent server."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def database(real: RunDir) -> Path:
 def test_run_has_its_name_its_id_and_its_end(database: Path, real: RunDir) -> None:
     status = read_status(real.status)
     assert status is not None
-    told = status.tracking["mlflow"]
+    delivery = status.tracking["mlflow"]
     assert rows(database, "select name, run_uuid, status from runs") == [
-        (f"{real.root.name}.1", told["id"], "FINISHED")
+        (f"{real.root.name}.1", delivery["id"], "FINISHED")
     ]
     assert rows(database, "select name from experiments where experiment_id > 0") == [("quantexp",)]
-    assert told["where"] == f"sqlite:///{database}"
-    assert (told["iteration"], told["ended"], told["trouble"]) == (ITERATIONS, True, "")
+    assert delivery["where"] == f"sqlite:///{database}"
+    assert (delivery["iteration"], delivery["ended"], delivery["trouble"]) == (ITERATIONS, True, "")
     tags = dict(rows(database, "select key, value from tags"))
     assert tags["quantexp.run"] == real.root.name
     assert tags["quantexp.attempt"] == "1"
@@ -92,14 +92,14 @@ def send(run: TrackedRun) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_failed_run_of_many_iterations_is_told_in_parts(tracked: Make) -> None:
-    """More values than MLflow takes at once; and a loss that is not finite."""
+def test_failed_run_of_many_iterations_is_sent_in_parts(tracked: Make) -> None:
+    """The run has more values than MLflow accepts at once, and a loss that is not finite."""
     status = Status(State.FAILED, "loss nan", created="2026-01-02T03:04:05+00:00")
     run = tracked("tracking.mlflow.enabled=true", "quant=linear_mxfp8", status=status)
     lines = [line(i, loss=None if i == 400 else 1.0) for i in range(1, 401)]
     run.folder.metrics.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    done = send(run)
-    assert done.returncode == 0, done.stderr
+    process = send(run)
+    assert process.returncode == 0, process.stderr
     database = run.folder.root.parent / "mlflow.db"
     assert rows(database, "select count(*) from metrics where key = 'train/loss'") == [(400,)]
     assert rows(database, "select is_nan from metrics where step = 400 and key = 'train/loss'") == [
@@ -110,7 +110,7 @@ def test_failed_run_of_many_iterations_is_told_in_parts(tracked: Make) -> None:
 
 
 @pytest.mark.slow
-def test_restarted_run_goes_on_with_its_mlflow_run(tracked: Make) -> None:
+def test_restarted_run_continues_its_mlflow_run(tracked: Make) -> None:
     preempted = Status(State.PREEMPTED, "node taken", created="2026-01-02T03:04:05+00:00")
     words = ("tracking.mlflow.enabled=true", "tracking.mlflow.experiment=mine")
     run = tracked(*words, status=preempted)
@@ -130,7 +130,7 @@ def test_restarted_run_goes_on_with_its_mlflow_run(tracked: Make) -> None:
     assert rows(database, names) == [("mine",)]
 
 
-def test_servers_address_is_configured_or_the_environments_or_beside_the_runs(
+def test_servers_address_comes_from_the_configuration_the_environment_or_the_runs_folder(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tracked()
@@ -144,10 +144,10 @@ def test_servers_address_is_configured_or_the_environments_or_beside_the_runs(
 
 
 @pytest.mark.slow
-def test_server_that_is_away_is_trouble_on_record(
+def test_absent_server_is_recorded_as_trouble(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once nothing listens, once something listens and never answers; within MLflow's shortened patience."""
+    """Either nothing listens or a server never answers; both end within MLflow's shortened patience."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     ended = Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00")
@@ -162,13 +162,15 @@ def test_server_that_is_away_is_trouble_on_record(
 
 
 @pytest.mark.slow
-def test_mlflow_is_less_patient_than_it_is_by_itself() -> None:
+def test_mlflow_is_less_patient_than_by_default() -> None:
     code = (
         "import os; from quantexp.training.tracking import mlflow;"
         "os.environ.update({k: v for k, v in mlflow._PATIENCE.items() if k not in os.environ});"
         "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT as t;"
         "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as r; print(t.get(), r.get())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    timeout_s, retries = map(float, done.stdout.split())
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    timeout_s, retries = map(float, process.stdout.split())
     assert math.isclose(timeout_s * (1 + retries), 20)

@@ -40,21 +40,21 @@ def hparams(events: EventAccumulator, tag: str) -> Any:
     return metadata._parse_plugin_data_as(content, tag.rpartition("/")[2])
 
 
-def test_curves_are_what_was_told(tracked: Make) -> None:
+def test_curves_have_the_logged_values(tracked: Make) -> None:
     run = tracked()
     tracker = tensorboard.start(run)
-    told = [point(line(i)) for i in (1, 2, 3)]
-    tracker.log(told[:1])
-    tracker.log(told[1:])
+    points = [point(line(i)) for i in (1, 2, 3)]
+    tracker.log(points[:1])
+    tracker.log(points[1:])
     tracker.end(State.COMPLETED, "")
     events = read(run.folder)
-    assert set(events.Tags()["scalars"]) == {*told[0].scalars, "train/loss_by_tokens"}
-    for tag in told[0].scalars:
+    assert set(events.Tags()["scalars"]) == {*points[0].scalars, "train/loss_by_tokens"}
+    for tag in points[0].scalars:
         scalars = events.Scalars(tag)
         assert [event.step for event in scalars] == [1, 2, 3]
-        assert [event.wall_time for event in scalars] == [p.time_s for p in told]
+        assert [event.wall_time for event in scalars] == [p.time_s for p in points]
         # float32 has 24 bits: half a unit in the last place is 2**-24 of the value.
-        expected = [pytest.approx(p.scalars[tag], rel=2**-24) for p in told]
+        expected = [pytest.approx(p.scalars[tag], rel=2**-24) for p in points]
         assert [event.value for event in scalars] == expected
     by_tokens = events.Scalars("train/loss_by_tokens")
     assert [(event.step, event.value) for event in by_tokens] == [(128, 4), (256, 3), (384, 2)]
@@ -71,7 +71,7 @@ def test_open_tensorboard_shows_an_iteration_at_once(tracked: Make) -> None:
     tracker.end(State.CANCELLED, "interrupted")
 
 
-def test_values_that_are_not_finite_stay_what_they_are(tracked: Make) -> None:
+def test_values_that_are_not_finite_stay_unchanged(tracked: Make) -> None:
     run = tracked()
     tracker = tensorboard.start(run)
     tracker.log([point(line(1, loss=math.nan, grad_norm=-math.inf)), point(line(2, loss=None))])
@@ -93,20 +93,20 @@ def test_configuration_is_there_once_as_text(tracked: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "shown", "success"),
+    ("state", "reason", "expected", "success"),
     [
         (State.COMPLETED, "", "completed", True),
         (State.FAILED, "loss nan", "failed: loss nan", False),
         (State.CANCELLED, "interrupted", "cancelled: interrupted", False),
     ],
 )
-def test_end_is_told_whatever_it_is(
-    tracked: Make, state: State, reason: str, shown: str, success: bool
+def test_every_final_state_is_written_with_its_reason(
+    tracked: Make, state: State, reason: str, expected: str, success: bool
 ) -> None:
     run = tracked("training.seed=77")
     tensorboard.start(run).end(state, reason)
     events = read(run.folder)
-    assert text(events, "state") == shown
+    assert text(events, "state") == expected
     start = hparams(events, metadata.SESSION_START_INFO_TAG)
     assert start.hparams["training.seed"].number_value == 77
     assert start.hparams["model.tie_embeddings"].bool_value is True
@@ -115,7 +115,7 @@ def test_end_is_told_whatever_it_is(
     assert hparams(events, metadata.SESSION_END_INFO_TAG).status == (1 if success else 2)
 
 
-def test_worker_that_starts_again_takes_back_what_it_repeats(tracked: Make) -> None:
+def test_restarted_worker_replaces_the_iterations_that_it_repeats(tracked: Make) -> None:
     run = tracked()
     first = tensorboard.start(run)
     first.log([point(line(i)) for i in (1, 2, 3, 4)])
@@ -127,7 +127,7 @@ def test_worker_that_starts_again_takes_back_what_it_repeats(tracked: Make) -> N
     first.end(State.FAILED, "")
 
 
-def test_full_disk_leaves_whole_what_was_written_before(
+def test_full_disk_leaves_earlier_records_whole(
     tracked: Make, largest_file: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     """The largest size of a file stands in for the disk: both stop a write halfway."""
@@ -142,7 +142,7 @@ def test_full_disk_leaves_whole_what_was_written_before(
     assert [event.step for event in read(run.folder).Scalars("train/loss")] == [1]
 
 
-def test_folder_that_cannot_be_made_is_an_error_of_the_system(tracked: Make) -> None:
+def test_folder_that_cannot_be_created_is_an_error_of_the_system(tracked: Make) -> None:
     run = tracked()
     run.folder.tensorboard.write_text("in the way")
     with pytest.raises(FileExistsError):
@@ -151,8 +151,8 @@ def test_folder_that_cannot_be_made_is_an_error_of_the_system(tracked: Make) -> 
 
 def test_destination_is_the_folder(tracked: Make) -> None:
     run = tracked()
-    told = tensorboard.destination(run.experiment.tracking, run.folder)
-    assert Path(told) == run.folder.root / "tensorboard"
+    destination = tensorboard.destination(run.experiment.tracking, run.folder)
+    assert Path(destination) == run.folder.root / "tensorboard"
 
 
 # Whole runs.
@@ -203,12 +203,12 @@ def test_event_file_that_cannot_be_written_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """All records but the first four: version, configuration, hyperparameters, one iteration's curves."""
-    real, written = RecordWriter.write, []
+    """Writing fails after four records: version, configuration, hyperparameters, one iteration's curves."""
+    real, records = RecordWriter.write, []
 
     def full(self: RecordWriter, data: bytes) -> None:
-        written.append(data)
-        if len(written) > 4:
+        records.append(data)
+        if len(records) > 4:
             raise OSError(28, "No space left on device")
         real(self, data)
 
@@ -217,8 +217,8 @@ def test_event_file_that_cannot_be_written_does_not_end_the_run(
     status = read_status(run.status)
     assert status is not None
     assert (status.state, status.iteration) == (State.COMPLETED, 2)
-    told = status.tracking["tensorboard"]
-    assert told["trouble"] == "OSError: [Errno 28] No space left on device"
-    assert (told["iteration"], told["ended"]) == (0, False)
-    said = "WARNING rank 0: tracking.tensorboard: OSError: [Errno 28] No space left on device; the run continues\n"
-    assert capfd.readouterr().err.count(said) == 1
+    delivery = status.tracking["tensorboard"]
+    assert delivery["trouble"] == "OSError: [Errno 28] No space left on device"
+    assert (delivery["iteration"], delivery["ended"]) == (0, False)
+    warning = "WARNING rank 0: tracking.tensorboard: OSError: [Errno 28] No space left on device; the run continues\n"
+    assert capfd.readouterr().err.count(warning) == 1

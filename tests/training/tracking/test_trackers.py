@@ -1,4 +1,4 @@
-"""Which trackers a run asks for, and a refusal before anything runs where one is not installed."""
+"""The trackers of a run, and an early error where one is not installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Missing = Callable[..., None]
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> Missing:
-    """Takes a package away."""
+    """Hide an installed package."""
 
     def take(package: str, instead: ModuleSpec | None = None) -> None:
         find = importlib.util.find_spec
@@ -41,7 +41,7 @@ def names(*overrides: str) -> list[str]:
     return [backend.NAME for backend in enabled(tracking)]
 
 
-def test_event_files_are_for_every_run_and_the_others_for_who_asks() -> None:
+def test_event_files_are_on_by_default_and_other_trackers_on_request() -> None:
     assert names() == ["tensorboard"]
     assert names(*BOTH) == ["tensorboard", "wandb", "mlflow"]
     assert names("tracking.tensorboard=false") == []
@@ -78,7 +78,7 @@ def test_missing_package_is_refused_with_its_extra(missing: Missing, name: str) 
     assert names() == ["tensorboard"], "who does not ask does not need it"
 
 
-def test_missing_tensorboard_is_refused_with_what_to_do(missing: Missing) -> None:
+def test_missing_tensorboard_is_refused_with_the_remedy(missing: Missing) -> None:
     missing("tensorboard")
     with pytest.raises(
         ConfigError,
@@ -101,7 +101,7 @@ def test_no_point_of_a_sweep_runs_where_one_cannot_be_tracked(missing: Missing) 
         compose_points(["training=fast", "tracking.mlflow.enabled=false,true"], None, {})
 
 
-def test_destinations_say_what_is_written_where() -> None:
+def test_destinations_name_the_place_of_each_trackers_data() -> None:
     run = RunDir(Path("/runs/name-0a1b2c3d"))
     tracking = compose(["training=fast", *BOTH], None, {}).tracking
     assert destinations(tracking, run) == {
@@ -122,5 +122,7 @@ def test_choosing_trackers_imports_none_of_their_packages() -> None:
         "import sys, quantexp.training.tracking.clients, quantexp.training.tracking.upload;"
         "print([name for name in ('tensorboard', 'wandb', 'mlflow', 'torch') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == "[]"

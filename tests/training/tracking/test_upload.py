@@ -1,4 +1,4 @@
-"""An upload to a tracker that refuses, comes back, or has received a part before; and its record."""
+"""An upload to a tracker that refuses, recovers, or has already received a part; and its record."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Server:
             raise self.refuses
 
 
-def told(run: TrackedRun, *iterations: int) -> None:
+def write_metrics(run: TrackedRun, *iterations: int) -> None:
     with run.folder.metrics.open("a") as stream:
         stream.writelines(json.dumps(line(i)) + "\n" for i in iterations)
 
 
-def ended(run: TrackedRun, state: State = State.COMPLETED, reason: str = "") -> None:
+def write_state(run: TrackedRun, state: State = State.COMPLETED, reason: str = "") -> None:
     write_status(run.folder.status, Status(state, reason, created=run.created))
 
 
@@ -82,10 +82,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "POLL_S", 0.01)
 
 
-def test_everything_is_told_in_order_and_put_on_record(tracked: Make) -> None:
+def test_everything_is_sent_in_order_and_recorded(tracked: Make) -> None:
     run, server = tracked(), Server()
-    told(run, 1, 2)
-    ended(run, State.FAILED, "loss nan")
+    write_metrics(run, 1, 2)
+    write_state(run, State.FAILED, "loss nan")
     assert Upload(server, run).follow(lambda: True)
     assert (server.starts, server.iterations, server.ends) == (
         [None],
@@ -96,41 +96,41 @@ def test_everything_is_told_in_order_and_put_on_record(tracked: Make) -> None:
     assert record(run) == Delivery("https://there/theirs", "theirs", 2, size, True, "")
 
 
-def test_run_is_followed_while_it_works(tracked: Make) -> None:
+def test_run_is_followed_while_it_trains(tracked: Make) -> None:
     run, server = tracked(), Server()
     upload_ = Upload(server, run)
     assert upload_.send()
     for iteration in (1, 2):
-        told(run, iteration)
+        write_metrics(run, iteration)
         assert upload_.send()
         assert record(run).iteration == iteration
     assert not record(run).ended
     upload_.close()
 
 
-def test_what_was_refused_is_told_later_and_nothing_twice(
+def test_refused_points_are_sent_later_and_none_twice(
     tracked: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, server = tracked(), Server()
     upload_ = Upload(server, run)
-    told(run, 1)
+    write_metrics(run, 1)
     assert upload_.send()
     server.refuses = ConnectionError("network away\nat https://me:password@there")
-    told(run, 2)
+    write_metrics(run, 2)
     assert not upload_.send()
     assert record(run).trouble == "ConnectionError: network away"
     assert record(run).iteration == 1
-    said = "ConnectionError: network away\nat https://there\nnext attempt in 15 s"
-    assert caplog.messages == [said]
+    message = "ConnectionError: network away\nat https://there\nnext attempt in 15 s"
+    assert caplog.messages == [message]
     server.refuses = None
-    told(run, 3)
+    write_metrics(run, 3)
     assert upload_.send()
     assert server.iterations == [1, 2, 3]
     assert (record(run).trouble, record(run).iteration) == ("", 3)
     upload_.close()
 
 
-def test_tracker_in_trouble_is_asked_less_and_less_often(
+def test_tracker_in_trouble_is_retried_less_and_less_often(
     tracked: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(upload, "LONGEST_PAUSE_S", 40.0)
@@ -141,74 +141,74 @@ def test_tracker_in_trouble_is_asked_less_and_less_often(
     assert pauses == ["15 s", "30 s", "40 s", "40 s"]
 
 
-def test_pause_is_kept_but_the_end_is_told_at_once(
+def test_pause_is_respected_but_the_end_is_sent_at_once(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, server = tracked(), Server(refuses=ConnectionError("away"))
-    told(run, 1)
+    write_metrics(run, 1)
     looks: list[bool] = []
 
     def is_worker_alive() -> bool:
         looks.append(True)
         if len(looks) == 5:
             server.refuses = None
-            ended(run)
+            write_state(run)
         return True
 
     upload_ = Upload(server, run)
-    asked: list[tuple[tuple[State, str], ...]] = []
+    ends: list[tuple[tuple[State, str], ...]] = []
     send = upload_.send
 
-    def counted(*end: tuple[State, str]) -> bool:
-        asked.append(end)
+    def counted_send(*end: tuple[State, str]) -> bool:
+        ends.append(end)
         return send(*end)
 
-    monkeypatch.setattr(upload_, "send", counted)
+    monkeypatch.setattr(upload_, "send", counted_send)
     assert upload_.follow(is_worker_alive)
-    assert asked == [(), ((State.COMPLETED, ""),)], "once, then the pause, then the end"
+    assert ends == [(), ((State.COMPLETED, ""),)], "once, then the pause, then the end"
     assert server.iterations == [1]
 
 
-def test_trouble_at_the_end_is_on_record_and_the_exit_code(
+def test_trouble_at_the_end_is_recorded_and_sets_the_exit_code(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tracked()
-    ended(run)
+    write_state(run)
     monkeypatch.setitem(BACKENDS, "wandb", Server(refuses=ConnectionError("away")))
     assert upload.main(["wandb", str(run.folder.root)]) == 1
     assert record(run).trouble == "ConnectionError: away"
     assert not record(run).ended
 
 
-def test_second_upload_goes_on_where_the_first_was_stopped(tracked: Make) -> None:
+def test_second_upload_continues_where_the_first_was_stopped(tracked: Make) -> None:
     run, server = tracked(), Server()
     first = Upload(server, run)
-    told(run, 1, 2)
+    write_metrics(run, 1, 2)
     first.send()
     first.close()
-    told(run, 3)
-    ended(run)
+    write_metrics(run, 3)
+    write_state(run)
     assert Upload(server, run).follow(lambda: True)
     assert (server.starts, server.iterations) == ([None, "theirs"], [1, 2, 3])
     assert Upload(server, run).follow(lambda: True), "nothing is left to tell"
     assert len(server.starts) == 2
 
 
-def test_worker_that_starts_again_after_an_end_is_told_again(tracked: Make) -> None:
+def test_worker_that_restarts_after_an_end_is_followed_again(tracked: Make) -> None:
     run, server = tracked(), Server()
-    told(run, 1)
-    ended(run, State.PREEMPTED, "node taken")
+    write_metrics(run, 1)
+    write_state(run, State.PREEMPTED, "node taken")
     Upload(server, run).follow(lambda: True)
-    ended(run, State.RUNNING)
+    write_state(run, State.RUNNING)
     upload_ = Upload(server, run)
-    told(run, 2)
+    write_metrics(run, 2)
     upload_.send()
     assert not record(run).ended
     upload_.close()
     assert server.iterations == [1, 2]
 
 
-def test_worker_that_is_gone_without_a_word_is_a_failure(tracked: Make) -> None:
+def test_worker_that_ends_without_a_result_is_a_failure(tracked: Make) -> None:
     run, server = tracked(), Server()
     assert Upload(server, run).follow(lambda: False)
     assert server.ends == [(State.FAILED, "the worker ended without recording a result")]
@@ -216,7 +216,7 @@ def test_worker_that_is_gone_without_a_word_is_a_failure(tracked: Make) -> None:
 
 def test_folder_of_another_attempt_is_left_alone(tracked: Make) -> None:
     run, server = tracked(), Server()
-    told(run, 1)
+    write_metrics(run, 1)
     upload_ = Upload(server, run)
     upload_.send()
     other = Delivery("https://there/other", "other")
@@ -227,10 +227,10 @@ def test_folder_of_another_attempt_is_left_alone(tracked: Make) -> None:
     assert record(run) == other
 
 
-def test_reason_is_told_without_secrets(tracked: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_is_sent_without_secrets(tracked: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_aSecretOfTheHub")
     run, server = tracked(), Server()
-    ended(run, State.FAILED, "cannot read hf_aSecretOfTheHub")
+    write_state(run, State.FAILED, "cannot read hf_aSecretOfTheHub")
     Upload(server, run).follow(lambda: True)
     assert server.ends == [(State.FAILED, "cannot read <HF_TOKEN>")]
 
@@ -239,7 +239,7 @@ def test_record_that_cannot_be_written_stops_nothing(
     tracked: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, server = tracked(), Server()
-    ended(run)
+    write_state(run)
     run.folder.delivery("wandb").mkdir()
     assert Upload(server, run).follow(lambda: True)
     assert server.ends
@@ -251,13 +251,13 @@ def test_status_that_cannot_be_read_is_not_the_end(
 ) -> None:
     run, server = tracked(), Server()
     run.folder.status.write_text("{")
-    told(run, 1)
+    write_metrics(run, 1)
     looks: list[bool] = []
 
     def is_worker_alive() -> bool:
         looks.append(True)
         if len(looks) == 3:
-            ended(run)
+            write_state(run)
         return True
 
     assert Upload(server, run).follow(is_worker_alive)
@@ -274,7 +274,7 @@ def test_folder_that_is_no_run_is_refused(
     assert "has no status.json" in capsys.readouterr().err
 
 
-def test_run_of_a_folder_is_the_attempt_that_its_worker_tells_of(tracked: Make) -> None:
+def test_run_of_a_folder_is_the_attempt_of_its_worker(tracked: Make) -> None:
     run = tracked("training.seed=5")
     assert tracked_run(run.folder) == run
 
@@ -318,23 +318,23 @@ def test_upload_that_hangs_ends_soon_after_its_worker(tracked: Make) -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_record_of_no_use_is_no_reason_to_fail(tracked: Make) -> None:
+def test_unreadable_record_does_not_fail_the_upload(tracked: Make) -> None:
     run, server = tracked(), Server()
     run.folder.delivery("wandb").write_text("{")
-    told(run, 1)
-    ended(run)
+    write_metrics(run, 1)
+    write_state(run)
     assert Upload(server, run).follow(lambda: True)
     assert server.iterations == [1]
 
 
-def test_record_comes_back(tmp_path: Path) -> None:
+def test_record_is_read_back(tmp_path: Path) -> None:
     delivery = Delivery("https://here", "abc", 7, 1234, True, "")
     delivery.write(tmp_path / "wandb.json")
     assert Delivery.read(tmp_path / "wandb.json") == delivery
 
 
 @pytest.mark.parametrize("text", [None, "{", "[1]", '{"another": "version"}'])
-def test_what_is_no_record_is_a_new_one(tmp_path: Path, text: str | None) -> None:
+def test_invalid_record_is_replaced_by_a_new_one(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "wandb.json"
     if text is not None:
         file.write_text(text)
@@ -357,21 +357,21 @@ def test_metrics_that_are_not_there_yet_are_read_later(tracked: Make) -> None:
     upload_ = Upload(server, run)
     assert upload_.send()
     assert server.iterations == []
-    told(run, 1)
+    write_metrics(run, 1)
     assert upload_.send()
     upload_.close()
     assert server.iterations == [1]
 
 
 def test_file_that_is_moved_away_is_read_to_its_end(tracked: Make) -> None:
-    """As when another attempt sets this one aside."""
+    """Another attempt does this when it sets this one aside."""
     run, server = tracked(), Server()
     upload_ = Upload(server, run)
-    told(run, 1)
+    write_metrics(run, 1)
     upload_.send()
-    told(run, 2)
+    write_metrics(run, 2)
     run.folder.metrics.rename(run.folder.metrics.with_name("moved"))
-    told(run, 9)
+    write_metrics(run, 9)
     upload_.send()
     upload_.close()
     assert server.iterations == [1, 2]
@@ -383,7 +383,7 @@ def test_lines_of_another_version_are_skipped_however_many_they_are(
     monkeypatch.setattr(events, "MAX_LINES", 2)
     run, server = tracked(), Server()
     run.folder.metrics.write_text('{"iteration": 1}\n' * 5)
-    told(run, 4)
+    write_metrics(run, 4)
     upload_ = Upload(server, run)
     upload_.send()
     upload_.close()

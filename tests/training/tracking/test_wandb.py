@@ -1,4 +1,4 @@
-"""W&B itself: offline, read back from its own file; and online with its server away."""
+"""W&B itself: offline, read back from its own file; and online without its server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def records(file: Path) -> Iterator[bytes]:
             parts = b""
 
 
-def kept(run: RunDir) -> list[Any]:
+def read_messages(run: RunDir) -> list[Any]:
     """The messages that W&B will send, by its own definition of them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -56,7 +56,7 @@ def items(message: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def messages(real: RunDir) -> list[Any]:
-    return kept(real)
+    return read_messages(real)
 
 
 def only(messages: list[Any], kind: str) -> Any:
@@ -65,17 +65,17 @@ def only(messages: list[Any], kind: str) -> Any:
 
 
 @pytest.mark.slow
-def test_run_has_its_name_its_id_and_where_it_belongs(messages: list[Any], real: RunDir) -> None:
+def test_run_has_its_name_id_project_group_and_tags(messages: list[Any], real: RunDir) -> None:
     run = only(messages, "run")
     assert run.display_name == f"{real.root.name}.1"
     status = read_status(real.status)
     assert status is not None
-    told = status.tracking["wandb"]
-    assert run.run_id == told["id"]
+    delivery = status.tracking["wandb"]
+    assert run.run_id == delivery["id"]
     assert (run.project, run.run_group, list(run.tags)) == ("quantexp", "tests", ["tiny"])
-    assert told["where"].startswith("wandb/offline-run-")
-    assert (real.root / told["where"]).is_dir()
-    assert (told["iteration"], told["ended"], told["trouble"]) == (ITERATIONS, True, "")
+    assert delivery["where"].startswith("wandb/offline-run-")
+    assert (real.root / delivery["where"]).is_dir()
+    assert (delivery["iteration"], delivery["ended"], delivery["trouble"]) == (ITERATIONS, True, "")
 
 
 def test_run_has_the_hyperparameters(messages: list[Any]) -> None:
@@ -96,15 +96,15 @@ def test_history_is_the_metrics(messages: list[Any], real: RunDir) -> None:
         assert row["_timestamp"] == datetime.fromisoformat(measured["time"]).timestamp()
 
 
-def test_end_is_told(messages: list[Any]) -> None:
+def test_end_is_recorded(messages: list[Any]) -> None:
     assert only(messages, "exit").exit_code == 0
     updates = [m.summary for m in messages if m.WhichOneof("record_type") == "summary"]
-    told = {u.key: json.loads(u.value_json) for s in updates for u in s.update}
-    assert told["state"] == "completed"
+    summary = {u.key: json.loads(u.value_json) for s in updates for u in s.update}
+    assert summary["state"] == "completed"
 
 
 @pytest.mark.slow
-def test_neither_output_nor_source_nor_packages_are_kept_for_sending(
+def test_neither_output_nor_source_nor_packages_are_recorded_for_sending(
     messages: list[Any], real: RunDir
 ) -> None:
     kinds = {m.WhichOneof("record_type") for m in messages}
@@ -115,7 +115,7 @@ def test_neither_output_nor_source_nor_packages_are_kept_for_sending(
     ]
 
 
-# Its server away.
+# Without its server.
 
 #: `wandb` in a process of its own, with less patience.
 SCRIPT = """\
@@ -129,26 +129,26 @@ sys.exit(upload.main(["wandb", sys.argv[1]]))
 def online(
     tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch, server: str
 ) -> RunDir:
-    """A finished run on its way to a server that is not there; the process's exit code must say so."""
+    """Upload a finished run to an absent server, which the process's exit code must report."""
     monkeypatch.setenv("WANDB_API_KEY", SECRETS["WANDB_API_KEY"])
     monkeypatch.setenv("WANDB_BASE_URL", server)
     completed = Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00")
     run = tracked("tracking.wandb.enabled=true", "tracking.wandb.mode=online", status=completed)
     run.folder.metrics.write_text(json.dumps(line(1)) + "\n")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(run.folder.root)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stderr
-    assert "CommError: " in done.stderr
-    assert SECRETS["WANDB_API_KEY"] not in done.stdout + done.stderr
+    assert process.returncode == 1, process.stderr
+    assert "CommError: " in process.stderr
+    assert SECRETS["WANDB_API_KEY"] not in process.stdout + process.stderr
     return run.folder
 
 
 @pytest.mark.slow
-def test_server_that_is_away_is_trouble_on_record(
+def test_absent_server_is_recorded_as_trouble(
     tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = online(tracked, monkeypatch, absent())
@@ -158,16 +158,18 @@ def test_server_that_is_away_is_trouble_on_record(
 
 
 @pytest.mark.slow
-def test_what_its_server_did_not_get_is_sent_by_a_second_upload(
+def test_second_upload_sends_what_the_server_did_not_get(
     tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with silent() as server:
         run = online(tracked, monkeypatch, server)
-    monkeypatch.setenv("WANDB_MODE", "offline")  # the network is back, for want of a real server
+    monkeypatch.setenv("WANDB_MODE", "offline")  # the network is back; there is no real server
     config = run.config.read_text()
     run.config.write_text(config.replace("mode: online", "mode: null"))
     subprocess.run([sys.executable, "-c", SCRIPT, str(run.root)], check=True)
-    rows = [items(m.history) for m in kept(run) if m.WhichOneof("record_type") == "history"]
+    rows = [
+        items(m.history) for m in read_messages(run) if m.WhichOneof("record_type") == "history"
+    ]
     assert [(row["_step"], row["train/loss"]) for row in rows] == [(1, 4.0)]
     delivery = json.loads(run.delivery("wandb").read_text())
     assert (delivery["iteration"], delivery["ended"], delivery["trouble"]) == (1, True, "")
@@ -181,7 +183,7 @@ from quantexp.training.tracking import upload, wandb
 wandb.INIT_S = 2.0
 upload_ = upload.Upload(wandb, upload.tracked_run(RunDir(Path(sys.argv[1]))))
 print(upload_.send(), upload_.delivery.trouble)
-os.environ["WANDB_MODE"] = "offline"  # the network is back, for want of a real server
+os.environ["WANDB_MODE"] = "offline"  # the network is back; there is no real server
 print(upload_.send(), upload_.delivery.iteration)
 """
 
@@ -197,14 +199,14 @@ def test_start_that_failed_succeeds_later_in_the_same_process(
     run = tracked("tracking.wandb.enabled=true").folder
     run.metrics.write_text(json.dumps(line(1)) + "\n")
     command = [sys.executable, "-c", RETRIES, str(run.root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    first, second = done.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, second = process.stdout.splitlines()
     assert first.startswith("False CommError: ")
     assert second == "True 1"
 
 
 @pytest.mark.slow
-def test_server_that_never_answers_neither_ends_a_run_nor_holds_it_up(
+def test_server_that_never_answers_neither_ends_nor_delays_a_run(
     run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "PATIENCE_S", 1.0)
@@ -227,6 +229,6 @@ def test_server_that_never_answers_neither_ends_a_run_nor_holds_it_up(
     assert all(math.isfinite(row["loss"]) for row in metrics)
     assert status.finished is not None
     finished = datetime.fromisoformat(status.finished).timestamp()
-    # The server would hold them for ever; a minute is ample also on a machine that is busy with other things.
+    # The server would block them for ever; a minute is ample even on a busy machine.
     assert finished - datetime.fromisoformat(metrics[-1]["time"]).timestamp() < 60
     assert ended - finished < 60

@@ -19,7 +19,7 @@ from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import Result, by_tiles
 
-Given = tuple[ModulePrecision, list[Tensor], Tensor | None, tuple[int, int]]
+Case = tuple[ModulePrecision, list[Tensor], Tensor | None, tuple[int, int]]
 
 
 @contextmanager
@@ -42,16 +42,16 @@ def _not_called(self: object) -> Tensor:
     raise AssertionError("the tiles of torch were made")
 
 
-def attention(given: Given, is_whole: bool = False) -> Result:
+def attention(case: Case, is_whole: bool = False) -> Result:
     """o, dq, dk and dv."""
-    precision, tensors, mask, sizes = given
+    precision, tensors, mask, sizes = case
     with kernels_alone(*sizes):
         return by_tiles(precision, tensors, mask, is_whole=is_whole)
 
 
-def looked_at(given: Given, left_out: Slot | None = None) -> str | Result:
-    """The same with the torch tiles in addition, one of which does not quantise P or dS; or the error message."""
-    precision, tensors, mask, sizes = given
+def watched_attention(case: Case, left_out: Slot | None = None) -> str | Result:
+    """The same while the torch tiles check the kernels, one of which may not quantise P or dS; or the error message."""
+    precision, tensors, mask, sizes = case
     how = gpu.Kernels._how
 
     def without(self: gpu.Kernels, slot: Slot) -> tuple[object, ...]:

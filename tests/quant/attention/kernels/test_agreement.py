@@ -44,11 +44,11 @@ class Known(Kernels):
 def work() -> Iterator[TileProducts]:
     """B 2, H 6, G 2, D 32, 40 tokens; dO of ones."""
     q, k, v = operands(torch.bfloat16, 40)
-    made = TileProducts(AttentionCall(declared(*FULL_HIFP8), 1.0), q, lambda S, start: S)
+    products = TileProducts(AttentionCall(declared(*FULL_HIFP8), 1.0), q, lambda S, start: S)
     dO = torch.ones(12, 40, 32, dtype=torch.bfloat16)
-    with use_step_state(StepState(1)) as state, made.inputs(q=q, k=k, v=v, dO=dO):
+    with use_step_state(StepState(1)) as state, products.inputs(q=q, k=k, v=v, dO=dO):
         state.begin(1, 0)
-        yield made
+        yield products
 
 
 def some() -> Tensor:
@@ -61,11 +61,11 @@ def with_a_head_off_by(x: Tensor, part: float) -> Tensor:
     return x
 
 
-def test_a_head_within_the_bound_is_let_pass(work: TileProducts) -> None:
+def test_a_head_within_the_bound_is_accepted(work: TileProducts) -> None:
     require_output(Known(), work, with_a_head_off_by(some(), BOUND), some())
 
 
-def test_a_head_beyond_the_bound_is_not(work: TileProducts) -> None:
+def test_a_head_beyond_the_bound_is_refused(work: TileProducts) -> None:
     message = (
         r"layer 0 attention: o of Triton's kernel is not that of the tiles of torch: head 5 differs by \S+ where its "
         r"norm is \S+, allowed are 0.00781 of that; use training.attention=plain"
@@ -75,7 +75,7 @@ def test_a_head_beyond_the_bound_is_not(work: TileProducts) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_every_gradient_is_looked_at(work: TileProducts, which: int) -> None:
+def test_every_gradient_is_compared(work: TileProducts, which: int) -> None:
     theirs = (some() * 100,) * 3
     require_gradients(Known(), work, theirs, theirs)
     off = with_a_head_off_by(theirs[which], 3 * BOUND)
@@ -84,7 +84,7 @@ def test_every_gradient_is_looked_at(work: TileProducts, which: int) -> None:
         require_gradients(Known(), work, (dq, dk, dv), theirs)
 
 
-def test_nothing_but_rounding_in_dq_and_dk_is_let_pass_and_in_dv_is_not(
+def test_pure_rounding_errors_are_accepted_in_dq_and_dk_but_not_in_dv(
     work: TileProducts,
 ) -> None:
     """dS is zero except for rounding: a part in 2^20 of |dO| |v|."""
@@ -97,7 +97,7 @@ def test_nothing_but_rounding_in_dq_and_dk_is_let_pass_and_in_dv_is_not(
         require_gradients(Known(), work, (noise, noise, noise), (zeros,) * 3)
 
 
-def test_nan_is_not_let_pass_unless_theirs_has_it(work: TileProducts) -> None:
+def test_nan_is_refused_unless_the_tiles_have_it(work: TileProducts) -> None:
     broken = some()
     broken[3, 2, 1] = torch.nan
     with pytest.raises(EngagementError, match="head 3 differs by nan"):
@@ -117,7 +117,7 @@ def test_under_another_scale_the_kernels_are_compared_under_the_tiles_own(
     assert kernels.calls == [work.amaxes]
 
 
-def test_amaxes_that_are_not_alike_are_not_let_pass(work: TileProducts) -> None:
+def test_different_amaxes_are_refused(work: TileProducts) -> None:
     work.amaxes = {DGRAD_Q_DS: torch.tensor(1.0)}
     kernels = Known({DGRAD_Q_DS: torch.tensor(2.5)})
     message = (

@@ -80,14 +80,14 @@ def compiled(
     kernel = getattr(triton_forward, name, None) or getattr(triton_backward, name)
     D, E = widths
     launch = launch_for(padded(max(widths)))
-    known: dict[str, object] = {
+    constants: dict[str, object] = {
         "CONST": Constants(D, E, padded(D), padded(E), launch.rows, launch.keys, False),
         "HOW_P": how,
         "HOW_dS": how,
     }
-    known |= dict.fromkeys(ones, 1)
-    known |= {} if has_mask else {"mask": None}
-    known |= {} if how == HIF8 else {"scale_P": None, "scale_dS": None}
+    constants |= dict.fromkeys(ones, 1)
+    constants |= {} if has_mask else {"mask": None}
+    constants |= {} if how == HIF8 else {"scale_P": None, "scale_dS": None}
     groups: dict[str, type[OfP] | type[OfDS]] = {"of_p": OfP, "of_dS": OfDS}
     values: dict[tuple[int, ...], object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
@@ -96,8 +96,8 @@ def compiled(
         if argument in groups:
             group = groups[argument]
             return group._make(type_of(each, *path, at) for at, each in enumerate(group._fields))
-        if argument in known:
-            values[path] = known[argument]
+        if argument in constants:
+            values[path] = constants[argument]
             return "constexpr"
         if argument in TENSORS:
             attributes.update({(*path, part): ALIGNED for part in range(len(HEADS))})
@@ -111,10 +111,10 @@ def compiled(
 
 def each(widths: tuple[int, int]) -> dict[str, Any]:
     """All kernels, causal; and two with a mask."""
-    found = {name: compiled(*case, widths) for name, case in CASES.items()}
+    kernels = {name: compiled(*case, widths) for name, case in CASES.items()}
     for name in ("forward, mxfp8", "gradient_of_kv, mxfp8"):
-        found[f"{name}, masked"] = compiled(*CASES[name], widths, True)
-    return found
+        kernels[f"{name}, masked"] = compiled(*CASES[name], widths, True)
+    return kernels
 
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
@@ -169,13 +169,13 @@ def test_nothing_of_a_tile_is_written(widths: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("ones", [("T",), ("H", "SHARE")], ids=str)
-def test_one_token_or_one_head_will_do(ones: tuple[str, ...]) -> None:
+def test_one_token_or_one_head_is_supported(ones: tuple[str, ...]) -> None:
     for case in CASES.values():
         assert compiled(*case, WIDTHS[0], ones=ones).asm["cubin"]
 
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
-def test_smaller_devices_have_memory_enough(widths: tuple[int, int]) -> None:
+def test_smaller_devices_have_enough_memory(widths: tuple[int, int]) -> None:
     """The product with most operands; other architectures than sm_90 have other matrix units."""
     kernel = compiled(*CASES["gradient_of_kv, mxfp8"], widths, True, capability=80)
     assert kernel.metadata.shared <= LEAST_SHARED

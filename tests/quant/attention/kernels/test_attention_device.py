@@ -43,17 +43,17 @@ def test_agrees_with_the_tiles_of_torch(
     words: tuple[str, ...], T: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     precision = declared(*words)
-    given = [x.cuda() for x in operands(torch.bfloat16, T, E=24)]
-    assert kernels_for(AttentionCall(precision, 1.0), given[0], given[2]) is not None
+    qkv = [x.cuda() for x in operands(torch.bfloat16, T, E=24)]
+    assert kernels_for(AttentionCall(precision, 1.0), qkv[0], qkv[2]) is not None
     with use_step_state(StepState(1)) as state:
         state.begin(1, 0)
         for mask in (None, documents(T).cuda()):
             with watch_products():
-                ours = by_tiles(precision, given, mask)
-            again = by_tiles(precision, given, mask)
+                ours = by_tiles(precision, qkv, mask)
+            again = by_tiles(precision, qkv, mask)
             assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
             with monkeypatch.context() as patch:
-                patch.setattr(tiled, "kernels_for", lambda *given: None)
-                theirs = by_tiles(precision, given, mask)
+                patch.setattr(tiled, "kernels_for", lambda *_: None)
+                theirs = by_tiles(precision, qkv, mask)
             assert far(ours[0], theirs[0]) <= BOUND
             assert far(ours[3], theirs[3]) <= BOUND

@@ -123,48 +123,48 @@ EXACT_TOO = ("bf16", "hifp8", "mxfp4, P again")
 )
 def test_agrees_with_the_tiles_of_torch(call: Call, words: tuple[str, ...]) -> None:
     """70 tokens: neither a multiple of a tile nor of a block; two query heads share one key head."""
-    precision, given = declared(*words), some(torch.bfloat16, 70)
-    near(call("attention", (precision, given, None, (32, 32))), by_tiles(precision, given))
+    precision, qkv = declared(*words), some(torch.bfloat16, 70)
+    near(call("attention", (precision, qkv, None, (32, 32))), by_tiles(precision, qkv))
 
 
 @pytest.mark.parametrize(
     "words", [pytest.param(FULL_MXFP8, marks=pytest.mark.slow), FULL_HIFP8], ids=["mxfp8", "hifp8"]
 )
 def test_agrees_in_float16(call: Call, words: tuple[str, ...]) -> None:
-    precision, given = declared(*words), some(torch.float16, 40)
-    near(call("attention", (precision, given, None, (32, 32))), by_tiles(precision, given))
+    precision, qkv = declared(*words), some(torch.float16, 40)
+    near(call("attention", (precision, qkv, None, (32, 32))), by_tiles(precision, qkv))
 
 
 @pytest.mark.parametrize(
     "sizes", [pytest.param((64, 32), marks=pytest.mark.slow), (32, 64)], ids=str
 )
 def test_tiles_may_be_of_any_size(call: Call, sizes: tuple[int, int]) -> None:
-    precision, given = declared(*FULL_MXFP8), some(torch.bfloat16, 66)
-    near(call("attention", (precision, given, None, sizes)), by_tiles(precision, given))
+    precision, qkv = declared(*FULL_MXFP8), some(torch.bfloat16, 66)
+    near(call("attention", (precision, qkv, None, sizes)), by_tiles(precision, qkv))
 
 
 @pytest.mark.parametrize("T", [1, 31, 64])
-def test_any_length_will_do(call: Call, T: int) -> None:
-    precision, given = declared(*FULL_HIFP8), some(torch.bfloat16, T, G=2)
-    near(call("attention", (precision, given, None, (32, 32))), by_tiles(precision, given))
+def test_any_length_is_supported(call: Call, T: int) -> None:
+    precision, qkv = declared(*FULL_HIFP8), some(torch.bfloat16, T, G=2)
+    near(call("attention", (precision, qkv, None, (32, 32))), by_tiles(precision, qkv))
 
 
 @pytest.mark.slow
 def test_several_sequences_and_documents_and_narrower_value_heads(call: Call) -> None:
     """Separate documents in each sequence, then the same in both."""
-    precision, given = declared(*FULL_MXFP8), some(torch.bfloat16, 40, B=2, E=20)
+    precision, qkv = declared(*FULL_MXFP8), some(torch.bfloat16, 40, B=2, E=20)
     causal = torch.ones(40, 40, dtype=torch.bool).triu(1)[None, None]
     for mask in (torch.cat([documents(40), causal]), documents(40)):
-        found = call("attention", (precision, given, mask, (32, 32)))
-        near(found, by_tiles(precision, given, mask))
-        assert far(found[0], by_tiles(precision, given)[0]) > 0.1
+        ours = call("attention", (precision, qkv, mask, (32, 32)))
+        near(ours, by_tiles(precision, qkv, mask))
+        assert far(ours[0], by_tiles(precision, qkv)[0]) > 0.1
 
 
-def test_all_keys_may_be_seen(call: Call) -> None:
-    precision, given = declared(*FULL_MXFP8), some(torch.bfloat16, 40)
+def test_no_key_need_be_hidden(call: Call) -> None:
+    precision, qkv = declared(*FULL_MXFP8), some(torch.bfloat16, 40)
     mask = torch.zeros(1, 1, 40, 40, dtype=torch.bool)
-    found = call("attention", (precision, given, mask, (32, 32)))
-    near(found, by_tiles(precision, given, mask))
+    ours = call("attention", (precision, qkv, mask, (32, 32)))
+    near(ours, by_tiles(precision, qkv, mask))
 
 
 def whole_numbers(T: int, dtype: torch.dtype) -> list[Tensor]:
@@ -199,9 +199,9 @@ def whole_numbers(T: int, dtype: torch.dtype) -> list[Tensor]:
 def test_where_sums_are_exact_every_bit_is_the_same(
     call: Call, words: tuple[str, ...], dtype: torch.dtype
 ) -> None:
-    precision, given = declared(*words), whole_numbers(70, dtype)
-    ours = call("attention", (precision, given, None, (32, 32)), True)
-    theirs = by_tiles(precision, given, is_whole=True)
+    precision, qkv = declared(*words), whole_numbers(70, dtype)
+    ours = call("attention", (precision, qkv, None, (32, 32)), True)
+    theirs = by_tiles(precision, qkv, is_whole=True)
     for name, one, other in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
         assert other.count_nonzero() > other.numel() / 100, name
         assert torch.equal(one, other), name
@@ -222,8 +222,8 @@ def ours_in_mxfp4(call: Call) -> Result:
         patch.setattr(tiles, "ROWS", 32)
         with use_step_state(StepState(1)) as state:
             state.begin(1, 0)
-            given = declared(*FULL_MXFP4), some(torch.bfloat16, 70)
-            result: Result = call("attention", (*given, None, (32, 32)))
+            case = declared(*FULL_MXFP4), some(torch.bfloat16, 70)
+            result: Result = call("attention", (*case, None, (32, 32)))
             return result
 
 
@@ -237,11 +237,11 @@ def test_operand_in_the_working_dtype_or_along_the_other_axis_is_another_result(
     The format is mxfp4, as a scale changes a value of mxfp8 only if it is far below the largest of its block.
     """
     slot, which = SLOTS[label]
-    precision, given = declared(*FULL_MXFP4), some(torch.bfloat16, 70)
+    precision, qkv = declared(*FULL_MXFP4), some(torch.bfloat16, 70)
     ours = ours_in_mxfp4[which]
-    assert far(ours, by_tiles(precision, given)[which]) < NEAR
+    assert far(ours, by_tiles(precision, qkv)[which]) < NEAR
     without = declared(*FULL_MXFP4, f"quant.{label}.format=bf16")
-    assert far(ours, by_tiles(without, given)[which]) > 2 * BOUND
+    assert far(ours, by_tiles(without, qkv)[which]) > 2 * BOUND
     within = tile_products.TileProducts.quantised_tile
 
     def along_the_other(self: Any, each: Any, tile: Any, x: Tensor) -> Tensor:
@@ -251,25 +251,27 @@ def test_operand_in_the_working_dtype_or_along_the_other_axis_is_another_result(
 
     monkeypatch.setattr(tile_products, "shares_read", lambda first, second: False)
     monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", along_the_other)
-    assert far(ours, by_tiles(precision, given)[which]) > 2 * BOUND
+    assert far(ours, by_tiles(precision, qkv)[which]) > 2 * BOUND
 
 
 @pytest.mark.parametrize("words", [FULL_MXFP8, FULL_HIFP8], ids=["mxfp8", "hifp8"])
-def test_looked_at_the_kernels_give_the_same_result(call: Call, words: tuple[str, ...]) -> None:
-    given = declared(*words), some(torch.bfloat16, 40), None, (32, 32)
-    for one, other in zip(call("looked_at", given), call("attention", given), strict=True):
+def test_watched_kernels_give_the_same_result(call: Call, words: tuple[str, ...]) -> None:
+    case = declared(*words), some(torch.bfloat16, 40), None, (32, 32)
+    for one, other in zip(call("watched_attention", case), call("attention", case), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("label", SLOTS)
-def test_looked_at_a_kernel_that_leaves_an_operand_in_the_working_dtype_fails(
+def test_a_watched_kernel_that_leaves_an_operand_in_the_working_dtype_fails(
     call: Call, label: str
 ) -> None:
     slot, which = SLOTS[label]
     name = ("o", "dq", "dk", "dv")[which]
-    given = declared(*FULL_MXFP8), some(torch.bfloat16, 70), None, (32, 32)
-    said = call("looked_at", given, slot)
-    assert f"layer 0 attention: {name} of Triton's kernel is not that of the tiles of torch" in said
+    case = declared(*FULL_MXFP8), some(torch.bfloat16, 70), None, (32, 32)
+    message = call("watched_attention", case, slot)
+    assert (
+        f"layer 0 attention: {name} of Triton's kernel is not that of the tiles of torch" in message
+    )
 
 
 @pytest.mark.slow
@@ -279,8 +281,8 @@ def test_the_benchmark_runs() -> None:
     words = ["--device=cpu", *(f"--{name}={size}" for name, size in sizes.items())]
     command = [sys.executable, "-W", "ignore", str(root / "benchmarks/attention_gpu.py"), *words]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()[1:]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = process.stdout.splitlines()[1:]
     ways = ["plain", "fused", "tiles", "triton"]
     expected = [(scheme, way) for scheme in ("bf16", "FA_mxfp8") for way in ways]
     expected += [(scheme, way) for scheme in ("mxfp8", "hifp8") for way in ways if way != "fused"]

@@ -39,10 +39,10 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_no_kernel_has_is_left_to_torch(name: str) -> None:
+def test_unsupported_slots_are_left_to_torch(name: str) -> None:
     words = MORE.get(name) or SCHEMES[name]
-    found = [str(e.slot) for e in obstacles(declared(*words))]
-    assert sorted(found) == sorted(LEFT[name])
+    labels = [str(e.slot) for e in obstacles(declared(*words))]
+    assert sorted(labels) == sorted(LEFT[name])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_no_kernel_has_is_left_to_torch(name: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("_device")
-def test_mx_hifp8_and_whatever_q_and_k_are_held_in_is_claimed(words: tuple[str, ...]) -> None:
+def test_mx_hifp8_and_any_format_of_q_and_k_are_claimed(words: tuple[str, ...]) -> None:
     q = torch.zeros(3, 1, 2, 192, dtype=torch.bfloat16)
     assert claims(declared(*words), q, q[..., :128])
     assert kernels_for(AttentionCall(declared(*words), 1.0), q, q) is not None

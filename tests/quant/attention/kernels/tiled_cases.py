@@ -109,16 +109,16 @@ def softmax(S: Tensor, mask: Tensor | None, start: int = 0) -> Tensor:
 
 def by_tiles(
     precision: ModulePrecision,
-    given: list[Tensor],
+    qkv: list[Tensor],
     mask: Tensor | None = None,
     hook: Any = no_hook,
     *,
     is_whole: bool = False,
 ) -> Result:
     """o, dq, dk and dv; dO has whole numbers if `is_whole`."""
-    leaves = fresh(given)
+    leaves = fresh(qkv)
     o = tiled_output(precision, *leaves, mask, hook)
-    return ended(o, *leaves, is_whole=is_whole)
+    return with_gradients(o, *leaves, is_whole=is_whole)
 
 
 def tiled_output(
@@ -133,12 +133,12 @@ def tiled_output(
     return tiled.attention(call, q, k, v, lambda S, start: softmax(S, mask, start))
 
 
-def fresh(given: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.clone().requires_grad_() for x in given)
+def fresh(qkv: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
     return q, k, v
 
 
-def ended(o: Tensor, q: Tensor, k: Tensor, v: Tensor, *, is_whole: bool = False) -> Result:
+def with_gradients(o: Tensor, q: Tensor, k: Tensor, v: Tensor, *, is_whole: bool = False) -> Result:
     generator = torch.Generator().manual_seed(4)
     dO = torch.randn(o.shape, generator=generator)
     o.backward((dO.round() if is_whole else dO).to(o))

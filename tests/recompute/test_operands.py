@@ -1,7 +1,7 @@
-"""Quantised operands, as captured: what numpy makes of the tensor before, and what was multiplied, bit for bit.
+"""Captured quantised operands: numpy's quantisation of the tensor before, and those that were multiplied, bit for bit.
 
-The products are repeated by the same call on the same machine with operands of the same shape and dtype; anything but
-the very operands that the run multiplied gives other bits somewhere.
+The products are repeated by the same call on the same machine with operands of the same shape and dtype; other
+operands than those that the run multiplied would give other bits somewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FP4_DGRAD_P = [f"quant.pv.dgrad_p.{name}={FP4_OF_THE_MOMENT}" for name in ("dO",
 ONE_LAYER = [*MODEL, "model.num_layers=1"]
 
 
-def held_key(slot: str) -> tuple[str, str]:
+def operand_key(slot: str) -> tuple[str, str]:
     """(operation, tensor) of a slot's quantised operand."""
     product, _, name = slot.rpartition(".")
     product = product.rpartition(".")[2]
@@ -47,7 +47,7 @@ def held_key(slot: str) -> tuple[str, str]:
 
 
 def own_slots(module: Module) -> Iterator[tuple[str, Slot]]:
-    """The slots that quantise, but for the forward's copies."""
+    """The slots that quantise, except for the forward's copies."""
     for slot, declared in module.formats.items():
         if declared["format"] != "bf16" and not declared["reuse"]:
             yield slot, declared
@@ -72,7 +72,7 @@ def test_each_operand_is_its_tensor_on_the_declared_grid_under_its_scales(
     for module in modules:
         expected: set[str] = set()
         for slot, declared in own_slots(module):
-            key = held_key(slot)
+            key = operand_key(slot)
             what = f"{module} {slot}"
             values, line = module.tensors[key], module.lines[key]
             assert np.array_equal(values, operand(module, module.formats, slot)), what
@@ -84,12 +84,12 @@ def test_each_operand_is_its_tensor_on_the_declared_grid_under_its_scales(
                 expected.add(f"{key[1]}_scale")
             if "hadamard" not in declared:
                 _scales_are_right(module, slot, declared)
-        kept = {n for (_, n), line in module.lines.items() if line["values"] != "before"}
-        assert kept == expected
+        actual = {n for (_, n), line in module.lines.items() if line["values"] != "before"}
+        assert actual == expected
 
 
 def _scales_are_right(module: Module, slot: str, declared: Slot) -> None:
-    key = held_key(slot)
+    key = operand_key(slot)
     line, x = module.lines[key], captured_operand(module, slot.rpartition(".")[2])
     if declared["format"] == "hifp8":
         assert line["tensor_scale"] == 2.0 ** _power_of_two_scale(np.abs(x).max(), declared)
