@@ -101,7 +101,10 @@ _REFUSED: tuple[tuple[Callable[[Tensor], bool], str, Callable[[str], str]], ...]
         lambda name: f"{name} has no values, so load them, or trace shapes with FakeTensorMode",
     ),
     (
-        lambda x: type(x).__module__.startswith("torch.distributed.tensor"),
+        lambda x: (
+            not torch.compiler.is_compiling()
+            and type(x).__module__.startswith("torch.distributed.tensor")
+        ),
         "distributed",
         lambda name: (
             f"pass {name}.full_tensor(), or {name}.to_local() if no block lies in two shards"
