@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 _Kind = TypeVar("_Kind")
@@ -80,19 +80,31 @@ def check_known(value: Any, kind: type) -> None:
         WrongTypeError: names the key, what it must be, and what it is.
     """
     _require_keys(value)
-    for name, hint in typing.get_type_hints(kind).items():
-        if name not in value or (value[name] is None and _is_optional(hint)):
+    for name, is_optional, check in _known_keys(kind):
+        if name not in value or (value[name] is None and is_optional):
             continue
-        each = _without_none(hint)
         try:
-            if dataclasses.is_dataclass(each):
-                check_known(value[name], typing.cast(type, each))
-            elif isinstance(each, type) and issubclass(each, Enum):
-                _check(str)(value[name])
-            elif each in _PLAIN:
-                _check(each)(value[name])
+            check(value[name])
         except WrongTypeError as error:
             raise error.below(name) from None
+
+
+@cache
+def _known_keys(kind: type) -> list[tuple[str, bool, _Check]]:
+    """Of each key: its name, whether it may be null, and its check."""
+    keys: list[tuple[str, bool, _Check]] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        each = _without_none(hint)
+        if dataclasses.is_dataclass(each):
+            check: _Check = partial(check_known, kind=typing.cast(type, each))
+        elif isinstance(each, type) and issubclass(each, Enum):
+            check = _check(str)
+        elif each in _PLAIN:
+            check = _check(each)
+        else:
+            continue
+        keys.append((name, _is_optional(hint), check))
+    return keys
 
 
 def _is_optional(hint: Any) -> bool:
