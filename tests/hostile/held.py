@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from enum import Enum
 from typing import Any, get_args
 
@@ -21,6 +22,9 @@ _COMPLETED = {
     "quant.name",  # derived
     "analysis.auto",  # in small letters
 }
+
+#: null leaves them to the data: the card's split, or the name of the dataset and its sample.
+_OF_DATA = {"dataset.label", "dataset.split"}
 
 
 def lost(experiment: Experiment, words: list[str]) -> list[str]:
@@ -72,11 +76,11 @@ def _holds(experiment: Experiment, key: str, typed: str) -> bool:
     kinds = get_args(hint) or (hint,)
     text = typed[1:-1] if typed.startswith("'") else typed
     if typed.lower() == "null" and type(None) in kinds:
-        return value is None
+        return value is None or key in _OF_DATA
     if isinstance(value, Enum):
         return value.name == text
     if bool in kinds:
         return text.lower() in (_TRUE if value else _FALSE)
     if int in kinds or float in kinds:
-        return float(text) == value
+        return float(text) == value if isinstance(value, float) else Decimal(text) == value
     return str not in kinds or value == text
