@@ -13,6 +13,7 @@ from quantexp.errors import TooLargeError
 from quantexp.launch.attempt import open_run
 from quantexp.launch.refusal import Request, by_reason, require_memory, too_large_together
 from quantexp.memory.room import needed_gb, require_memory_here
+from quantexp.runs.outcome import record_end
 from quantexp.runs.status import State, read_status, write_status
 from quantexp.schema import Experiment
 from quantexp.training.worker import Worker
@@ -148,7 +149,7 @@ def test_runs_at_once_have_to_fit_together(tiny: Make, machine: Callable[[float]
     assert too_large_together([tiny("launcher.max_parallel=4", "memory=ignore")] * 9) is None
 
 
-def test_resume_refuses_too_and_takes_memory_ignore(
+def test_resume_and_retry_refuse_too_and_take_memory_ignore(
     tiny: Make, machine: Callable[[float], None], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = tiny()
@@ -156,14 +157,16 @@ def test_resume_refuses_too_and_takes_memory_ignore(
         pass
     root = f"paths.root={experiment.paths.root}"
     machine(0.1)
-    assert main(["resume", root]) == 1
-    assert "do not fit in 0.1 GB (this machine)" in capsys.readouterr().err
-    started = []
+    started: list[object] = []
     monkeypatch.setattr(
         "quantexp_launchers.local.submit.run_points", lambda p, _: started.append(p) or 0
     )
-    assert main(["resume", root, "memory=ignore"]) == 0
-    assert len(started) == 1
+    for verb, number in (("resume", 1), ("retry", 2)):
+        assert main([verb, root]) == 1
+        assert "do not fit in 0.1 GB (this machine)" in capsys.readouterr().err
+        assert main([verb, root, "memory=ignore"]) == 0
+        assert len(started) == number
+        record_end(folder.run, State.FAILED, "an error")
     assert folder.run.root.exists()
 
 

@@ -63,7 +63,7 @@ def test_signal_without_a_name_is_recorded_by_its_number(tmp_path: Path) -> None
     record_exit(run, 1, -35)
     status = read_status(run.status)
     assert status is not None
-    assert status.reason.startswith("the worker was ended by ")
+    assert status.reason.startswith("the worker was ended by signal 35; see ")
 
 
 def test_error_of_a_rank_comes_before_the_kill_of_torchrun(tmp_path: Path) -> None:

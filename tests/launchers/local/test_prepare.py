@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from quantexp_launchers.local import prepare
 from quantexp_launchers.local.prepare import prepare_sheet
-from quantexp_launchers.local.sheet import Place
+from quantexp_launchers.local.sheet import Item, Place
 from rich.console import Console
 
 from quantexp.capture.select.budget import price
 from quantexp.config.load import from_plain, read
 from quantexp.errors import CaptureError, ConfigError, DataError
 from quantexp.launch import attempt
+from quantexp.launch.attempt import Opened
 from quantexp.runs.lock import take_lock
 from quantexp.runs.status import State, read_json, read_status, write_json
 from quantexp.schema import CaptureLevel, Experiment
@@ -115,18 +116,22 @@ def test_run_without_data_is_over_and_the_others_are_not(
     assert second.place is Place.WAITING
 
 
-def test_bug_in_one_point_is_its_reason(
+def test_bug_in_one_point_is_its_reason_and_leaves_the_others_alone(
     make: Callable[..., Experiment],
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def stumbles(*_: object) -> None:
-        raise ZeroDivisionError("by nought")
+    def stumbles_once(item: Item, folder: Opened) -> None:
+        if item.experiment.training.seed == 1:
+            raise ZeroDivisionError("by nought")
+        mark_if_done(item, folder)
 
-    monkeypatch.setattr(prepare, "mark_if_done", stumbles)
-    (item,) = prepare_sheet([(make(1), 0)], console).items
-    assert (item.place, item.reason) == (Place.DONE, "ZeroDivisionError: by nought")
+    mark_if_done = prepare.mark_if_done
+    monkeypatch.setattr(prepare, "mark_if_done", stumbles_once)
+    first, second = prepare_sheet([(make(1), 0), (make(2), 0)], console).items
+    assert (first.place, first.reason) == (Place.DONE, "ZeroDivisionError: by nought")
+    assert second.place is Place.WAITING
     assert "Traceback" in capfd.readouterr().err
 
 
