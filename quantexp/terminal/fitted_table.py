@@ -6,7 +6,8 @@ the least worth, then the next; columns with the worth `ALWAYS` stay. Empty colu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -21,6 +22,8 @@ ALWAYS = 100
 #: The minimum width of a truncated cell.
 _LEAST_CUT = 12
 _GAP = 2
+#: Rows of one line that are one row of rich's table, which takes much longer for a row than for a line.
+_STRETCH = 100
 
 
 class Shrink(Enum):
@@ -100,8 +103,11 @@ def fitted_table(
             overflow="fold" if column.shrink is Shrink.WRAP else "ellipsis",
             width=widths[i],
         )
-    for row in cells:
-        table.add_row(*(_cut(row[i], columns[i], widths[i]) for i in shown))
+    # rich narrows the columns of a table that is still too wide, and may then wrap any cell
+    room = widths if _sum(least, shown) <= width else dict.fromkeys(shown, 0)
+    for stretch in _stretches(cells, columns, room):
+        parts = ([_cut(row[i], columns[i], widths[i]) for row in stretch] for i in shown)
+        table.add_row(*map(Text("\n").join, parts))
     return Fitted(table, tuple(left_out))
 
 
@@ -153,6 +159,24 @@ def _widths(
         widths[i] += more
         spare -= more
     return widths
+
+
+def _stretches(
+    cells: Sequence[Sequence[Text]], columns: Sequence[Column], room: Mapping[int, int]
+) -> Iterator[list[Sequence[Text]]]:
+    """The rows in order: up to `_STRETCH` neighbours that are one line each in a list, every other row in its own."""
+
+    def number(numbered: tuple[int, Sequence[Text]]) -> int:
+        index, row = numbered
+        is_line = not any(
+            not row[i].plain.isprintable()
+            or (columns[i].shrink is Shrink.WRAP and cell_len(row[i].plain) > width)
+            for i, width in room.items()
+        )
+        return index // _STRETCH if is_line else ~index
+
+    for _, stretch in itertools.groupby(enumerate(cells), number):
+        yield [row for _, row in stretch]
 
 
 def _cut(cell: Text, column: Column, width: int) -> Text:

@@ -6,7 +6,9 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+from quantexp.terminal import fitted_table as module
 from quantexp.terminal.fitted_table import Column, Fitted, Shrink, fitted_table
 
 REASON = "the time limit of 240 min was reached at iteration 3 of 8; give more"
@@ -79,7 +81,33 @@ def test_a_number_that_does_not_fit_shows_that_it_is_cut() -> None:
 
 
 def test_brackets_of_text_are_no_markup() -> None:
-    from rich.text import Text
-
     fitted = fitted_table((Column("a"),), [[Text("out [of] memory")]], 80)
     assert lines(fitted, 80)[1] == "out [of] memory"
+
+
+@pytest.mark.parametrize("width", [*range(12, 40, 5), *range(70, 130, 10)])
+def test_rows_that_are_drawn_together_look_as_rows_drawn_alone(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = (*COLUMNS[:3], Column("why", shrink=Shrink.WRAP, min_width=20))
+    whys = ["", "\t".join("abcdef"), REASON, "two\nlines", " x ", "[red]漢字 in red[/]", "-" * 30]
+    rows = [
+        [f"{NAME}{i}", f"{i}", f"[green]{i}[/]\n" if i == 5 else "", whys[i % 7]] for i in range(40)
+    ]
+
+    def drawn() -> str:
+        out = io.StringIO()
+        console = Console(file=out, width=width, force_terminal=True)
+        console.print(fitted_table(columns, rows, width).table)
+        return out.getvalue()
+
+    together = drawn()
+    monkeypatch.setattr(module, "_STRETCH", 1)
+    assert drawn() == together
+
+
+def test_a_cell_that_tabs_make_too_wide_stays_beside_its_row() -> None:
+    columns = (Column("run"), Column("why", shrink=Shrink.WRAP))
+    fitted = fitted_table(columns, [["1", "\t".join("abcdef")], ["2", "x"]], 80)
+    first_letters = "".join(line[0] for line in lines(fitted, 80))
+    assert first_letters.split() == ["r1", "2"]
