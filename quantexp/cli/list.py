@@ -127,7 +127,7 @@ def _run_row(run: RunDir) -> dict[str, object] | None:
     status = read_status(run.status)
     if status is None:
         return None
-    metrics, config = last_metrics(run), read_config(run)
+    metrics, config = last_metrics(run), read_config(run, "model")
     return {
         "run": run.root.name,
         "state": status.state.value,
