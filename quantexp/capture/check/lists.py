@@ -67,8 +67,11 @@ def check_lines(lines: Sequence[Listed]) -> Iterator[Problem]:
     last_counter: dict[object, int] = {}
     for line in lines:
         content, rank = line.content, str(line.content.get("rank"))
+        if "tensor" not in content:
+            yield line.problem("it names no tensor")
+            continue
         first = tensors.setdefault(tensor_key(content), line)
-        if first is not line and "tensor" in content:
+        if first is not line:
             yield line.problem(f"it repeats line {first.number} of {first.file}")
             continue
         yield from _ascends(line, "iteration", content.get("iteration"), rank, last_iteration)
