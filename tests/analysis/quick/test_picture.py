@@ -274,6 +274,7 @@ def test_no_two_texts_overlap(
             ticks = [t for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
             texts += [t for tick in ticks for t in (tick.label1, tick.label2) if t.get_visible()]
     boxes = [(t.get_text(), t.get_window_extent()) for t in texts if t.get_text()]
+    assert len(boxes) > 20
     width, height = figure.canvas.get_width_height()
     for index, (name, box) in enumerate(boxes):
         assert box.x0 >= 0, name
