@@ -73,6 +73,7 @@ def entries_of_linear(run: RunDir) -> int:
 @pytest.mark.slow
 def test_recomputed_calls_are_told_apart(run_tiny: RunTiny) -> None:
     found = entries(run_tiny("quant=FA_mxfp8", "training.recompute=full", *FUSED))
+    assert len(found) == 24
     for (_, slot), entry in found.items():
         is_forward = ".fprop." in slot
         assert entry["recomputed_calls"] == (entry["calls"] if is_forward else 0), slot

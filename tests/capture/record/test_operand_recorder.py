@@ -235,7 +235,7 @@ def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
             assert torch.equal(copy, quantise(weight, "mxfp4", axis=m["dim"], **drawn))
             offsets.append(slot["offset"])
     first = 1 << 32
-    assert sorted(offsets) == [first] * 4 if is_kept else [first, first, first + 1, first + 1]
+    assert sorted(offsets) == ([first] * 4 if is_kept else [first, first, first + 1, first + 1])
 
 
 @pytest.mark.slow

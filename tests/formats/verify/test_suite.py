@@ -53,6 +53,7 @@ def wrong(found: list[Row]) -> set[str]:
 def test_the_reference_is_what_every_oracle_says(subject: str) -> None:
     found = rows(subject, GOOD)
     assert wrong(found) == set()
+    assert "exact gold" in {row.oracle for row in found}
     assert all(row.cases > 1000 for row in found)
 
 
@@ -61,6 +62,7 @@ def test_the_reference_is_what_every_oracle_says(subject: str) -> None:
 def test_the_compiled_kernel_is_what_every_oracle_says(subject: str) -> None:
     found = rows(subject, next(kernel for kernel in KERNELS if kernel.name == "compiled"))
     assert wrong(found) == set()
+    assert "exact gold" in {row.oracle for row in found}
     assert all(row.cases > 1000 for row in found)
 
 

@@ -298,6 +298,7 @@ def test_variables_cannot_change_what_is_asked_for(
         monkeypatch.setenv(name, value)
     check(batch(partition="ours"))
     submit(batch(partition="ours"))
+    assert len(calls()) == 2
     for call in calls():
         env = call["env"]
         assert {name for name in given if name in env} == {"SBATCH_ACCOUNT", "SLURM_CONF", "MY_OWN"}
