@@ -337,12 +337,15 @@ def test_all_arrays_are_withdrawn_if_one_is_refused(
         send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
     first, second = sorted(path.name for path in (tmp_path / "runs" / "submissions").iterdir())
     assert slurm.cancelled == [f"--name={first}", f"--name={second}"]
-    for folder in (tmp_path / "runs").glob("llama*"):
+    folders = list((tmp_path / "runs").glob("llama*"))
+    assert len(folders) == 3
+    for folder in folders:
         status = status_of(RunDir(folder))
         assert (status.submission, status.task, status.job_id) == (None, None, None)
         assert (status.state, status.reason) == (State.CANCELLED, f"not submitted: {why}")
     slurm.on_submit = lambda _: None
     sent, _ = send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
+    assert len(sent) == 3
     assert all(one.job_id for one in sent)
     assert not list((tmp_path / "runs").glob("llama*/attempts")), "it had never started"
 
