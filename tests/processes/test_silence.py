@@ -162,3 +162,24 @@ def test_compiler_that_a_process_waits_for_is_its_work() -> None:
             assert signs.cpu_s > (first or 0.0) + 0.3
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_short_compilers_one_after_another_are_work() -> None:
+    compiler = "import time\nwhile time.process_time() < 0.3: pass"
+    program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {compiler!r}])\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        try:
+            deadline, cpu_s = time.monotonic() + 30, [0.0]
+            while time.monotonic() < deadline and cpu_s[-1] < 0.3:
+                time.sleep(0.05)
+                signs = signs_of(process.pid)
+                assert signs is not None
+                cpu_s.append(signs.cpu_s)
+            time.sleep(1.0)
+            signs = signs_of(process.pid)
+            assert signs is not None
+            assert signs.cpu_s >= cpu_s[-1] >= 0.3, (
+                "the compiler has ended, and its work still counts"
+            )
+        finally:
+            process.kill()
