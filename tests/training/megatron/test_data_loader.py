@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.data.binary import pair_paths, write_binary
+from quantexp.data.binary import pair_paths
 from quantexp.data.prepared import card_path, read_card
 from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
@@ -21,6 +21,7 @@ from quantexp.training.log import LOG
 from quantexp.training.megatron import data_loader
 from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets
 from quantexp.training.megatron.pairs import open_pair
+from tests.data.pairs import write_binary
 from tests.data.side_by_side import side_by_side
 
 T = 64
