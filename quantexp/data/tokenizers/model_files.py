@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizers.protocol import FAILS, check_ids, failures, identifiers
+from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures
 from quantexp.errors import DataError
 
 #: How cl100k_base and Llama 3 split text (tiktoken's openai_public, Meta's llama3).
@@ -51,7 +51,7 @@ _PUBLISHED = {
 }
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(Tokenizer):
     """A file of ranks, run by the `tiktoken` library; special tokens in a text are plain text.
 
     Attributes:
@@ -91,11 +91,6 @@ class TiktokenTokenizer:
         decides = f"\npattern {known.pattern} eod {self.eod}".encode()
         self._fingerprint = hashlib.sha256(content + decides).hexdigest()
 
-    @property
-    def unique_identifiers(self) -> dict[str, str]:
-        """The values that Megatron hashes to name its cached indices."""
-        return identifiers(self)
-
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids."""
         with failures(self.files[0], FAILS):
@@ -111,12 +106,8 @@ class TiktokenTokenizer:
         special = self._encoding._special_tokens.values()
         return str(self._encoding.decode([int(i) for i in ids if i not in special]))
 
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of the ranks, the pattern and `eod`."""
-        return self._fingerprint
 
-
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, run by the `sentencepiece` library.
 
     Attributes:
@@ -150,11 +141,6 @@ class SentencePieceTokenizer:
             raise DataError(f"{path}: has no token dataset.eod={name}; name one of its pieces")
         return piece
 
-    @property
-    def unique_identifiers(self) -> dict[str, str]:
-        """The values that Megatron hashes to name its cached indices."""
-        return identifiers(self)
-
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids."""
         with failures(self.files[0], FAILS):
@@ -168,10 +154,6 @@ class SentencePieceTokenizer:
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids; control pieces such as `eod` have none."""
         return str(self._model.decode([int(i) for i in ids]))
-
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of the model and `eod`."""
-        return self._fingerprint
 
 
 def _library(name: str, kind: str) -> Any:
