@@ -1,4 +1,4 @@
-"""Writes documents as a pair in Megatron's form, as `quantexp prepare` would."""
+"""Writes documents as a pair in Megatron's form, as `quantexp prepare` would, and reads the ids of bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from quantexp.data.binary import pair_paths
 from quantexp.data.index import id_type, write_index
 from quantexp.data.sources import Document
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
 
 
@@ -24,3 +25,8 @@ def write_binary(documents: Iterable[Document], prefix: Path, tokenizer: Tokeniz
     lengths.write_bytes(np.array([len(each) for each in ids], "<i4").tobytes())
     write_index(idx_path, [lengths], dtype)
     lengths.unlink()
+
+
+def text_of(ids: Iterable[int]) -> str:
+    """The text of `ByteTokenizer`'s ids, without the ends of documents; a window may cut a character in two."""
+    return bytes(i for i in ids if i != ByteTokenizer.eod).decode("utf-8", errors="replace")

@@ -7,7 +7,7 @@ when documents are written. tiktoken and SentencePiece files are in `model_files
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,6 @@ class ByteTokenizer(Tokenizer):
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the UTF-8 bytes of each text, as bytes."""
         return [text.encode("utf-8") for text in texts]
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text without `eod`; invalid bytes become U+FFFD.
-
-        They are no error, as a training sample may begin or end within a character.
-        """
-        return bytes(i for i in ids if i != self.eod).decode("utf-8", errors="replace")
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -100,10 +93,6 @@ class HuggingFaceTokenizer(Tokenizer):
             others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
             rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
             return [next(rest).ids if ids is None else ids for ids in cached]
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text without `eod` and other special tokens."""
-        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
 
 
 def load_tokenizer(

@@ -8,7 +8,7 @@ determines both. For others `dataset.tokenizer_pattern` gives the split, and the
 import base64
 import hashlib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,6 @@ class TiktokenTokenizer(Tokenizer):
         with failures(self.files[0], FAILS):
             return [self._encoding.encode_ordinary(text) for text in texts]
 
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids without special tokens."""
-        special = self._encoding._special_tokens.values()
-        return str(self._encoding.decode([int(i) for i in ids if i not in special]))
-
 
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, run by the `sentencepiece` library.
@@ -150,10 +145,6 @@ class SentencePieceTokenizer(Tokenizer):
         """Returns the ids of each text."""
         with failures(self.files[0], FAILS):
             return [self._model.encode(text) for text in texts]
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids; control pieces such as `eod` have none."""
-        return str(self._model.decode([int(i) for i in ids]))
 
 
 def _library(name: str, kind: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,10 +42,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the ids of each text as `tokenize` does, in one call, which is faster."""
-
-    @abstractmethod
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids; `eod` has none."""
 
 
 def check_ids(path: Path, vocab_size: int) -> None:
