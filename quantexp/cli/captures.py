@@ -12,7 +12,6 @@ from quantexp.cli.output import complain, print_json, print_line
 from quantexp.errors import QuantexpError
 from quantexp.folders import user_path
 from quantexp.runs.find import is_run
-from quantexp.runs.lock import is_locked
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.terminal.console import output_console
@@ -55,22 +54,24 @@ def check(folder: str, patterns: dict[str, object]) -> Checked:
     """
     from quantexp.capture.check.folder import check as check_folder
     from quantexp.config.load import read
+    from quantexp.launch.ledger.standing import standing
 
     path = user_path(folder).absolute()
     runs = [run for run in (RunDir(path), RunDir(path.parent)) if is_run(run)]
     if not runs:
         return check_folder(folder, patterns)
-    state, num_ranks = None, None
+    state, is_live, num_ranks = None, False, None
     try:
         status = read_status(runs[0].status)
         state = None if status is None else status.state
+        is_live = state is State.RUNNING and standing(runs[0]).alive
         num_ranks = read(runs[0].config).launcher.num_processes
     except QuantexpError as error:  # the tensors can be checked all the same
         complain(error.message, error.listed)
     return check_folder(
         folder,
         patterns,
-        is_live=state is State.RUNNING and is_locked(runs[0]),
+        is_live=is_live,
         is_complete=state is State.COMPLETED,
         num_ranks=num_ranks,
     )

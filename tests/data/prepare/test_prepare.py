@@ -16,8 +16,8 @@ from quantexp.data.prepare import job, run, shards
 from quantexp.data.prepare.outputs import PartialFolder, make_output, sole_user
 from quantexp.data.prepare.work import PARTS
 from quantexp.data.prepared import read_card
-from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
+from tests.data.pairs import text_of
 
 from .made import config, content_of, lines, prepared, rows, texts, write_forms
 
@@ -25,7 +25,7 @@ from .made import config, content_of, lines, prepared, rows, texts, write_forms
 def read(prefix: Path) -> list[str]:
     """The texts of a pair, as Megatron reads it."""
     pair = IndexedDataset(str(prefix))
-    return [ByteTokenizer().detokenize(pair[i].tolist()) for i in range(len(pair))]
+    return [text_of(pair[i].tolist()) for i in range(len(pair))]
 
 
 def part(text: str, bounds: tuple[float, float] = (0.95, 1.0)) -> int:
