@@ -10,7 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from quantexp.cli.list import choices, format_rows, record, run_rows, show
+from quantexp.cli.list import choices, format_rows, record, show
+from quantexp.cli.list_runs import run_rows
 from quantexp.cli.main import main
 from quantexp.cli.verbs import KINDS
 from quantexp.errors import ConfigError
