@@ -96,7 +96,8 @@ def publish(folder: PartialFolder, prefix: Path) -> None:
         ):
             if source.exists():
                 source.replace(target)
-        shutil.rmtree(folder.root)
+    # Another process that finds the card may remove the folder too, and NFS keeps the lock's file until it is closed.
+    shutil.rmtree(folder.root, ignore_errors=True)
 
 
 def _rejected_path(prefix: Path) -> Path:
