@@ -224,7 +224,7 @@ def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened
         for batch in to_send:
             elsewhere = [_job_id(run) for stage, run in waiting if stage < batch.stage]
             after = dependency(batch, arrays, filter(None, elsewhere))
-            batch = dataclasses.replace(batch, dependency=after, umask=_umask())
+            batch = dataclasses.replace(batch, dependency=after, umask=current_umask())
             _announce(batch)
             arrays.append(Array(batch, tuple(submit(batch))))
     except BaseException as error:
@@ -240,7 +240,8 @@ def _job_id(run: RunDir) -> str | None:
     return None if status is None else status.job_id
 
 
-def _umask() -> int:
+def current_umask() -> int:
+    """This process's umask."""
     current = os.umask(0o077)
     os.umask(current)
     return current
