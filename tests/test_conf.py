@@ -66,7 +66,9 @@ def test_a_presets_cuts_are_in_force(file: Path) -> None:
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "experiment"], ids=str)
 def test_shipped_experiment_is_one_or_a_sweep(file: Path, tmp_path: Path) -> None:
-    for point in compose_points(choice(file), None, {}):
+    points = compose_points(choice(file), None, {})
+    assert points
+    for point in points:
         save(point.experiment, tmp_path / "config.yaml")
         assert read(tmp_path / "config.yaml") == point.experiment
 

@@ -192,7 +192,10 @@ def headings(page: Path) -> set[str]:
 
 @every_page
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    for link in LINK.finditer(FENCE.sub("", page.read_text())):
+    text = FENCE.sub("", page.read_text())
+    links = list(LINK.finditer(text))
+    assert len(links) == text.count("](") - text.count("](http")
+    for link in links:
         target = page.parent / link["file"] if link["file"] else page
         assert target.exists(), link[0]
         assert not link["heading"] or link["heading"] in headings(target), link[0]

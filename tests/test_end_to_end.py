@@ -93,6 +93,7 @@ def test_run_folder_contains_the_contracts_files(first: RunDir, folder: Path) ->
     entries = json.loads(first.precision.read_text())["entries"]
     assert len(entries) == 4 * 6 + 2 * 6
     lines = [json.loads(s) for s in (first.tensors / "manifest.jsonl").read_text().splitlines()]
+    assert lines
     assert all((first.tensors / line["file"]).is_file() for line in lines)
     assert first.rank_log(0).is_file()
     assert list(first.tensorboard.glob("events.out.tfevents.*"))

@@ -144,26 +144,15 @@ def name_lines(
     places = _moved_apart(wanted, 1.3 * size_pt, height_pt)
     for (_, _, name, style), wish, place in zip(ends, wanted, places, strict=True):
         y, is_at = place / height_pt, wish / height_pt
+        beside: dict[str, Any] = {
+            "transform": ax.transAxes,
+            "clip_on": False,
+            "scalex": False,
+            "scaley": False,
+        }
+        ax.plot([1.0, 1.015], [is_at, y], color=style.colour, lw=0.7, **beside)
         ax.plot(
-            [1.0, 1.015],
-            [is_at, y],
-            transform=ax.transAxes,
-            color=style.colour,
-            lw=0.7,
-            clip_on=False,
-            scalex=False,
-            scaley=False,
-        )
-        ax.plot(
-            [1.015, 1.055],
-            [y, y],
-            transform=ax.transAxes,
-            color=style.colour,
-            linestyle=style.linestyle,
-            lw=1.6,
-            clip_on=False,
-            scalex=False,
-            scaley=False,
+            [1.015, 1.055], [y, y], color=style.colour, linestyle=style.linestyle, lw=1.6, **beside
         )
         ax.text(
             1.065, y, name, transform=ax.transAxes, fontsize=size_pt, color=INK, va="center"

@@ -17,8 +17,6 @@ from quantexp.errors import CaptureError
 from quantexp.folders import written_beside
 from quantexp.model.safetensors import write_safetensors
 
-#: Formats of `--to`.
-FORMATS = ("pt", "safetensors", "npz")
 #: Metadata of a tensor's location, which its copy does not need.
 _PLACE = ("file", "key", "offsets")
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from quantexp.cli.arguments import name_folder
 from quantexp.cli.output import complain, print_json, print_line
 from quantexp.errors import QuantexpError
 from quantexp.folders import user_path
 from quantexp.runs.find import is_run
-from quantexp.runs.lock import is_locked
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.terminal.console import output_console
-from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 if TYPE_CHECKING:
-    from quantexp.capture.check.problem import Checked, Problem
+    from quantexp.capture.check.problem import Checked
     from quantexp.capture.reader import Capture
 
 
@@ -37,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     name_folder(arguments)
     if arguments.check:
         checked = check(arguments.folder, inspect.patterns_of(arguments.words))
-        show_check(checked, output_console(), as_json=arguments.json)
+        show_check(checked, as_json=arguments.json)
         if checked.problems or (arguments.json and arguments.export is None):
             return 1 if checked.problems else 0
     capture = inspect.selected(arguments.folder, arguments.words)
@@ -59,34 +54,37 @@ def check(folder: str, patterns: dict[str, object]) -> Checked:
     """
     from quantexp.capture.check.folder import check as check_folder
     from quantexp.config.load import read
+    from quantexp.launch.ledger.standing import standing
 
     path = user_path(folder).absolute()
     runs = [run for run in (RunDir(path), RunDir(path.parent)) if is_run(run)]
     if not runs:
         return check_folder(folder, patterns)
-    state, num_ranks = None, None
+    state, is_live, num_ranks = None, False, None
     try:
         status = read_status(runs[0].status)
         state = None if status is None else status.state
+        is_live = state is State.RUNNING and standing(runs[0]).alive
         num_ranks = read(runs[0].config).launcher.num_processes
     except QuantexpError as error:  # the tensors can be checked all the same
         complain(error.message, error.listed)
     return check_folder(
         folder,
         patterns,
-        is_live=state is State.RUNNING and is_locked(runs[0]),
+        is_live=is_live,
         is_complete=state is State.COMPLETED,
         num_ranks=num_ranks,
     )
 
 
-def show_check(checked: Checked, console: Console, *, as_json: bool) -> None:
+def show_check(checked: Checked, *, as_json: bool) -> None:
     """Print the problems and the summary."""
     if as_json:
         print_json(record_check(checked))
         return
     if checked.problems:
-        console.print(_problem_table(checked.problems, console.width))
+        for problem in checked.problems:
+            print_line(str(problem))
         complain(checked.summary())
     else:
         print_line(checked.summary())
@@ -105,19 +103,6 @@ def record_check(checked: Checked) -> dict[str, Any]:
             {"file": each.file, "line": each.line, "what": each.what} for each in checked.problems
         ],
     }
-
-
-def _problem_table(problems: Sequence[Problem], width: int) -> Table:
-    columns = [
-        Column("file", shrink=Shrink.CUT_START),
-        Column("line", is_number=True),
-        Column("what is wrong", shrink=Shrink.WRAP),
-    ]
-    rows: list[list[str | Text]] = [
-        [Text(each.file), "" if each.line is None else str(each.line), Text(each.what)]
-        for each in problems
-    ]
-    return fitted_table(columns, rows, width).table
 
 
 def record(capture: Capture, *, each: bool) -> Any:

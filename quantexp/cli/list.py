@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,34 +10,18 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from quantexp.cli.arguments import root_and_rest
 from quantexp.cli.output import print_json
 from quantexp.cli.verbs import KINDS
 from quantexp.config.choices import choice_files, comment
-from quantexp.errors import ConfigError, UnreadableError
+from quantexp.errors import ConfigError
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import Family, Format
-from quantexp.model.label import short_model_label
 from quantexp.quant.scheme import SCHEMES
-from quantexp.runs.metrics import last_metrics
-from quantexp.runs.paths import RunDir
-from quantexp.runs.recorded_config import read_config
-from quantexp.runs.status import UNREADABLE, read_status
 from quantexp.terminal.close_matches import did_you_mean, near
-from quantexp.terminal.console import output_console, plain
-from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
+from quantexp.terminal.console import output_console
 
-_REASON = "reason"
-_RUNS = (
-    Column("run", shrink=Shrink.CUT_START),
-    Column("state"),
-    Column("iteration", is_number=True),
-    Column("loss", is_number=True),
-    Column(_REASON, worth=2, shrink=Shrink.WRAP, min_width=40),
-    Column("model", worth=1),
-)
 #: What a format's scales are.
 _SCALE = {
     Family.MX: "a power of two (E8M0) a block",
@@ -103,43 +86,6 @@ def _about(file: Path, is_scheme: bool) -> str:
     return f"linear {linear}, QK {qk}, PV none"
 
 
-def run_rows(root: Path) -> list[dict[str, object]]:
-    """Every run below the root, newest first."""
-    rows: list[dict[str, object]] = []
-    for folder in sorted(root.glob("*-*")):
-        run = RunDir(folder)
-        try:
-            if (row := _run_row(run)) is not None:
-                rows.append(row)
-        except UnreadableError as error:
-            nulls = dict.fromkeys(("iteration", "iterations", "loss", "created", "model"))
-            why = str(error).replace(f"{run.root}/", "")
-            rows.append({"run": folder.name, "state": UNREADABLE, **nulls, "reason": why})
-    return sorted(rows, key=lambda row: str(row["created"] or ""), reverse=True)
-
-
-def _run_row(run: RunDir) -> dict[str, object] | None:
-    """The row of one run; None for a folder without a status.
-
-    Raises:
-        UnreadableError: a file of the run is damaged.
-    """
-    status = read_status(run.status)
-    if status is None:
-        return None
-    metrics, config = last_metrics(run), read_config(run, "model")
-    return {
-        "run": run.root.name,
-        "state": status.state.value,
-        "iteration": status.iteration,
-        "iterations": status.iterations,
-        "loss": metrics["loss"] if metrics and math.isfinite(metrics["loss"]) else None,
-        "created": status.created,
-        "reason": status.reason,
-        "model": short_model_label(config.get("model") or {}),
-    }
-
-
 def record(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
     """The output of `list --json`: the named kinds, or all but the runs."""
     return {
@@ -149,6 +95,8 @@ def record(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, o
 
 def _rows(kind: str, config_dir: Path | None, root: Path) -> list[dict[str, object]]:
     if kind == "runs":
+        from quantexp.cli.list_runs import run_rows  # the choices need no reader of runs
+
         return run_rows(root)
     if kind == "formats":
         return format_rows()
@@ -187,7 +135,9 @@ def show(content: dict[str, object], console: Console) -> None:
         if not rows:
             console.print(f"{kind}: none")
         elif kind == "runs":
-            _print_runs(rows, console)
+            from quantexp.cli.list_runs import print_runs
+
+            print_runs(rows, console)
         elif kind == "formats":
             _print_formats(rows, console)
         else:
@@ -199,27 +149,6 @@ def show(content: dict[str, object], console: Console) -> None:
             for row in rows:
                 table.add_row(row["name"], escape(row["about"]))
             console.print(table)
-
-
-def _print_runs(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print a line for each run; a reason that does not fit beside it stands below the table."""
-    cells: list[list[str | Text]] = [
-        [
-            plain(row["run"]),
-            row["state"],
-            "-" if row["iterations"] is None else f"{row['iteration']}/{row['iterations']}",
-            "-" if row["loss"] is None else f"{row['loss']:.4f}",
-            plain(row["reason"]),
-            plain(row["model"] or ""),
-        ]
-        for row in rows
-    ]
-    fitted = fitted_table(_RUNS, cells, console.width, "runs")
-    console.print(fitted.table)
-    if _REASON in fitted.left_out:
-        for row in rows:
-            if row["reason"]:
-                console.print(f"{escape(row['run'])}: {escape(row['reason'])}")
 
 
 def _print_formats(rows: list[dict[str, Any]], console: Console) -> None:

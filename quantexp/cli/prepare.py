@@ -10,33 +10,48 @@ from rich.console import Console
 from quantexp.cli.arguments import require_overrides
 from quantexp.cli.output import print_json
 from quantexp.config.compose import compose
-from quantexp.data.prepare.job import make_job
+from quantexp.data.prepare.job import Job, make_job
+from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.report import print_report, report_json
-from quantexp.data.prepare.run import Prepared, prepare
+from quantexp.data.prepare.run import Prepared, existing_result, prepare
 from quantexp.errors import ConfigError
+from quantexp.folders import short_path
+from quantexp.launch.backend import PreparationJobs, launcher_of
+from quantexp.launch.preparation import refuse_while_jobs_prepare
 from quantexp.schema import Experiment
 from quantexp.terminal.console import error_console, output_console
+from quantexp.terminal.facts import Facts
+
+#: Jobs that are listed one by one.
+FEW = 12
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare the dataset of the composed configuration and print its content; returns 0.
+    """Prepare the dataset of the composed configuration, here or as jobs of a cluster, and print the result; returns 0.
 
     Raises:
-        ConfigError: no source.
+        ConfigError: no source, or a launcher that cannot prepare.
         DataError: see `prepare`.
+        RunError: jobs prepare there already, or cannot be submitted.
     """
     require_overrides(arguments.words)
-    prepared = prepare_dataset(compose(arguments.words, arguments.config_dir), error_console())
+    experiment = compose(arguments.words, arguments.config_dir)
+    job = job_of(experiment)
+    result = prepare_dataset(experiment, job, error_console())
     if arguments.json:
-        print_json(record(prepared))
+        print_json(record(result, job))
+    elif isinstance(result, Prepared):
+        show(result, output_console())
     else:
-        show(prepared, output_console())
+        show_jobs(result, job, output_console())
     return 0
 
 
-def prepare_dataset(experiment: Experiment, console: Console) -> Prepared:
-    """Prepare the dataset of an experiment; nothing else of the experiment matters."""
+def job_of(experiment: Experiment) -> Job:
+    """The preparation of an experiment's dataset; nothing else of the experiment matters but launcher and `force`."""
     dataset = experiment.dataset
+    if experiment.dry_run:
+        raise ConfigError("dry_run is for runs; drop it, or leave the preparation out")
     if dataset.source is None:
         raise ConfigError(
             f"dataset={dataset.name} has no raw text: give dataset.source=, a file, a folder, a pattern "
@@ -44,7 +59,19 @@ def prepare_dataset(experiment: Experiment, console: Console) -> Prepared:
         )
     if dataset.blend:
         raise ConfigError("dataset.blend is for training; prepare each dataset by itself")
-    job = make_job(dataset)
+    return make_job(dataset)
+
+
+def prepare_dataset(
+    experiment: Experiment, job: Job, console: Console
+) -> Prepared | PreparationJobs:
+    """Prepare here, or submit jobs that do unless the dataset exists."""
+    if not experiment.launcher.is_local:
+        existing = existing_result(job, force=experiment.force)
+        if existing is not None:
+            return existing
+        return launcher_of(experiment.launcher.kind).prepare(experiment, job, console)
+    refuse_while_jobs_prepare(partial_folder(job))
     try:
         return prepare(job, console, force=experiment.force)
     except KeyboardInterrupt:
@@ -52,9 +79,19 @@ def prepare_dataset(experiment: Experiment, console: Console) -> Prepared:
         raise
 
 
-def record(prepared: Prepared) -> dict[str, Any]:
+def record(result: Prepared | PreparationJobs, job: Job) -> dict[str, Any]:
     """The output of `prepare --json`."""
-    return report_json(prepared.prefix, prepared.card)
+    if isinstance(result, Prepared):
+        return report_json(result.prefix, result.card)
+    return {
+        "prefix": str(job.prefix),
+        "dataset": job.filters.name,
+        "submitted": bool(result.submitted),
+        "jobs": [{"id": one.id, "activity": one.activity} for one in result.jobs],
+        "folder": str(result.folder),
+        "follow": result.follow,
+        "stop": result.stop,
+    }
 
 
 def show(prepared: Prepared, console: Console) -> None:
@@ -64,3 +101,25 @@ def show(prepared: Prepared, console: Console) -> None:
     print_report(prepared.prefix, prepared.card, console)
     words = f"train quantexp dataset={prepared.card.dataset} dataset.path={prepared.prefix} ..."
     console.print(words, soft_wrap=True, markup=False)
+
+
+def show_jobs(submission: PreparationJobs, job: Job, console: Console) -> None:
+    """Print the jobs that prepare a dataset, and how to follow and stop them."""
+    table = Facts(console)
+    for words in submission.submitted:
+        table.add_line("submitted", words)
+    if not submission.submitted:
+        table.add_line("not sent", "these jobs prepare it already")
+        for one in submission.jobs[:FEW]:
+            table.add_line(f"job {one.id}", one.activity)
+        if len(submission.jobs) > FEW:
+            table.add_line("", f"and {len(submission.jobs) - FEW} more")
+    table.add_path("result", job.prefix)
+    table.add_path("logs", submission.folder)
+    if submission.earlier is not None:
+        table.add_line("", f"{short_path(submission.earlier)} (the jobs before)")
+    for number, command in enumerate(submission.follow):
+        table.add_line("" if number else "follow", command)
+    table.add_line("stop", submission.stop)
+    table.add_line("resume", "the same command: it makes only what is missing")
+    table.print()

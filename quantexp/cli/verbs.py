@@ -203,6 +203,7 @@ VERBS = {
         (
             "prepare dataset.source=dumps/ dataset.tokenizer_path=llama/",
             "prepare dataset=dolma dataset.source=raw/ dataset.tokenizer=byte",
+            "prepare dataset.source=dumps/ launcher=slurm launcher.max_parallel=8",
         ),
     ),
     "list": Verb(

@@ -138,12 +138,10 @@ def from_plain(content: dict[str, Any]) -> Experiment:
 
 
 def _without_former_keys(content: dict[str, Any]) -> dict[str, Any]:
-    former = {
-        key: names for key, names in _FORMER_KEYS.items() if isinstance(content.get(key), dict)
-    }
     return content | {
         key: {name: value for name, value in content[key].items() if name not in names}
-        for key, names in former.items()
+        for key, names in _FORMER_KEYS.items()
+        if isinstance(content.get(key), dict)
     }
 
 

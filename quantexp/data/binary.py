@@ -8,11 +8,8 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from quantexp.data.sources import Document
-from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 
 #: Incremented whenever the same data and seed give another order of samples.
@@ -24,42 +21,9 @@ _WHOLE_BYTES = 64 * _MIB
 _NUM_PIECES = 64
 
 
-@dataclass(frozen=True)
-class BinaryReport:
-    """The size of a written pair."""
-
-    num_documents: int
-    #: The ids in `.bin`, including one `eod` per document.
-    num_tokens: int
-    #: Both files together.
-    num_bytes: int
-
-
 def pair_paths(prefix: Path) -> tuple[Path, Path]:
     """Returns the paths of `.bin` and `.idx`; dots within the prefix are kept."""
     return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
-
-
-def write_binary(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer) -> BinaryReport:
-    """Writes the pair at `prefix`, with `eod` after each document, and returns its size.
-
-    Replaces an existing pair. On any error, including one from the documents' iterator, no file is left behind and an
-    existing pair is unchanged.
-
-    Raises:
-        DataError: there is no document, or the folder cannot be written.
-    """
-    bin_path, idx_path = pair_paths(prefix)
-    with folder_beside(prefix) as folder:
-        new_bin, new_idx = pair_paths(folder / "pair")
-        num_documents, num_tokens = _build(documents, new_bin, new_idx, tokenizer)
-        if num_documents == 0:
-            raise DataError(f"no document to write to {bin_path}: the source holds no text")
-        num_bytes = new_bin.stat().st_size + new_idx.stat().st_size
-        idx_path.unlink(missing_ok=True)
-        new_bin.replace(bin_path)
-        new_idx.replace(idx_path)
-    return BinaryReport(num_documents, num_tokens, num_bytes)
 
 
 def check_pair(prefix: Path) -> None:
@@ -126,25 +90,3 @@ def _bin_offsets(path: Path) -> Iterable[int]:
     if size < _WHOLE_BYTES:
         return _all_offsets(path)
     return [i * (size - _MIB) // (_NUM_PIECES - 1) for i in range(_NUM_PIECES)]
-
-
-def _build(
-    documents: Iterable[Document], bin_path: Path, idx_path: Path, tokenizer: Tokenizer
-) -> tuple[int, int]:
-    """Writes both files in place; returns the numbers of documents and tokens."""
-    import numpy as np
-
-    from quantexp.data.index import id_type, write_index
-
-    dtype = id_type(tokenizer.vocab_size)
-    lengths_path = bin_path.with_suffix(".lengths")
-    num_documents = num_tokens = 0
-    with bin_path.open("wb") as ids_file, lengths_path.open("wb") as lengths_file:
-        for document in documents:
-            ids = np.array([*tokenizer.tokenize(document.text), tokenizer.eod], dtype)
-            ids_file.write(ids.tobytes())
-            lengths_file.write(np.array([len(ids)], "<i4").tobytes())
-            num_documents += 1
-            num_tokens += len(ids)
-    write_index(idx_path, [lengths_path], dtype)
-    return num_documents, num_tokens

@@ -48,7 +48,7 @@ def _is_traced() -> bool:
     return bool(keys & _TRACERS) or bool(keys & _PYTHON and has_tracing_mode())
 
 
-def check_input(x: object, name: str = "x") -> None:
+def check_input(x: object) -> None:
     """Refuse what cannot be quantised.
 
     Raises:
@@ -57,11 +57,11 @@ def check_input(x: object, name: str = "x") -> None:
     """
     if type(x) is Tensor and _is_dense(x) and x.dtype in INPUT_DTYPES:
         return
-    check_dense(x, name)
+    check_dense(x, "x")
     assert isinstance(x, Tensor)
     if x.dtype not in INPUT_DTYPES:
         raise TypeError(
-            f"cannot quantise {x.dtype}: must be one of {allowed_dtypes()}; {_remedy_of_dtype(name, x.dtype)}"
+            f"cannot quantise {x.dtype}: must be one of {allowed_dtypes()}; {_remedy_of_dtype(x.dtype)}"
         )
 
 
@@ -113,12 +113,12 @@ _REFUSED: tuple[tuple[Callable[[Tensor], bool], str, Callable[[str], str]], ...]
 )
 
 
-def _remedy_of_dtype(name: str, dtype: torch.dtype) -> str:
+def _remedy_of_dtype(dtype: torch.dtype) -> str:
     if dtype.is_complex:
-        return f"quantise torch.view_as_real({name})"
-    if str(dtype).startswith(("torch.q",)):
-        return f"pass {name}.dequantize()"
-    return f"convert it with {name}.float()"
+        return "quantise torch.view_as_real(x)"
+    if str(dtype).startswith("torch.q"):
+        return "pass x.dequantize()"
+    return "convert it with x.float()"
 
 
 def allowed_dtypes() -> str:

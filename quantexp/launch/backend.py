@@ -13,17 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
 from quantexp.config.launchers import load_launcher, options_of
-from quantexp.errors import RunError
+from quantexp.errors import ConfigError, RunError
 from quantexp.launch.pace import Pace
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, Status, end_of, read_status
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.schema.launcher import LOCAL, SLURM
+
+if TYPE_CHECKING:
+    from quantexp.data.prepare.job import Job as PrepareJob
 
 #: An experiment and its stage: runs of a stage start after all runs of the previous stage have completed.
 Point = tuple[Experiment, int]
@@ -88,6 +91,23 @@ class LaunchPlan:
     missing: str | None = None
 
 
+@dataclass(frozen=True)
+class PreparationJobs:
+    """The jobs that prepare a dataset, and how to follow and stop them."""
+
+    #: Live jobs if they were submitted before, else the new ones.
+    jobs: list[Job]
+    #: What was submitted, in words; empty if the jobs were submitted before.
+    submitted: list[str]
+    #: The folder of the scripts and of the jobs' output.
+    folder: Path
+    #: Shell commands.
+    follow: list[str]
+    stop: str
+    #: The folder of the submission before this one, whose jobs did not complete the preparation.
+    earlier: Path | None = None
+
+
 @dataclass
 class NoOptions:
     """The options of a launcher without any."""
@@ -147,6 +167,27 @@ class Launcher(ABC):
             raise RunError(standing.note)
         job = standing.job
         return f"job {job.id} is {job.activity}" if standing.alive and job is not None else None
+
+    def prepare(self, experiment: Experiment, job: PrepareJob, console: Console) -> PreparationJobs:
+        """Submit the preparation of a dataset as jobs, unless its jobs are alive; here, refuse it.
+
+        `quantexp.data.prepare.run` has what a task and the last job do, `quantexp.launch.preparation` the record.
+
+        Raises:
+            QuantexpError: the jobs cannot be submitted.
+        """
+        kind = experiment.launcher.kind
+        raise ConfigError(
+            f"launcher.kind={kind} cannot prepare data; drop it to prepare on this machine"
+        )
+
+    def preparing(self, name: str) -> list[Job]:
+        """The live jobs of the submission with this name, which prepare a dataset.
+
+        Raises:
+            RunError: the scheduler does not answer.
+        """
+        return []
 
     def plan(self, experiment: Experiment, folder: Path) -> LaunchPlan:
         """What this launcher would do with an experiment whose run folder is `folder`."""

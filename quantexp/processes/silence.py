@@ -45,7 +45,7 @@ class Signs:
 
     #: The state of its main thread, one letter; R if any thread runs or is ready to run.
     state: str
-    #: Processor time of the process and its children.
+    #: Processor time of the process and its children, ended ones included.
     cpu_s: float
     #: Bytes read and written.
     num_bytes: int
@@ -138,11 +138,14 @@ def signs_of(pid: int) -> Signs | None:
 
 
 def _stat(file: Path) -> tuple[str, float]:
-    """State and processor time of a process or thread (proc(5)); the name before may hold spaces and brackets."""
+    """State and processor time of a process or thread, with that of its children that have ended (proc(5)).
+
+    The name before may hold spaces and brackets.
+    """
     fields = file.read_bytes().rpartition(b") ")[2].split()
-    if len(fields) < 13:
+    if len(fields) < 15:
         raise ValueError(f"{file} has {len(fields)} fields")
-    return fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS
+    return fields[0].decode(), sum(map(int, fields[11:15])) / _TICKS
 
 
 def _bytes(pid: int) -> int:
@@ -158,8 +161,7 @@ def _cpu_s_of_children(pid: int) -> float:
     total = 0.0
     try:
         for child in psutil.Process(pid).children(recursive=True):
-            times = child.cpu_times()
-            total += times.user + times.system
+            total += sum(child.cpu_times()[:4])  # with that of its own children that have ended
     except psutil.Error:
         pass
     return total

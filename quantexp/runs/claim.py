@@ -117,10 +117,18 @@ class Disk:
         return True
 
     def read(self, number: int) -> str:
-        """The text of a claim; empty if it cannot be read."""
+        """The text of a claim; empty if there is none, or if it is no text.
+
+        Raises:
+            OSError: the disk does not answer.
+        """
         try:
             return read_text(self.file(number), MOST_BYTES)
-        except (FileNotFoundError, UnreadableError):
+        except FileNotFoundError:
+            return ""
+        except UnreadableError as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from error
             return ""
 
     def is_done(self, number: int) -> bool:
@@ -289,7 +297,7 @@ def _holder(number: int, machine: Machine, disk: Disk) -> str | None:
         content = json_of(disk.read(number))
         holder = Machine(str(content["boot"]), str(content["id"]), str(content["host"]))
         who = f"process {content['pid']} on {holder.host}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         holder, who = Machine("", "", ""), "a process on another machine"
     if holder.is_same(machine):
         return None  # its lock would be held

@@ -46,6 +46,16 @@ class Submission:
         """The script that was submitted."""
         return self.root / "submission.sh"
 
+    @property
+    def preparation(self) -> Path:
+        """What the tasks of a preparation make."""
+        return self.root / "preparation.json"
+
+    @property
+    def join_script(self) -> Path:
+        """The script of a preparation's last job, which joins the outputs of the tasks."""
+        return self.root / "join.sh"
+
     def printed(self, job_id: str, rank: int = 0) -> Path:
         """The output of a rank before it opened its own log; rank 0's file also has the output of the job's script."""
         return self.root / f"{job_id}_{rank}_log.err"

@@ -43,7 +43,7 @@ def make_saver(context: RunContext) -> Saver:
             resumed = state()
             for _ in require_finite(tensors_in(resumed), folder):
                 pass
-            extra[STATE] = lambda file: _save_state(resumed, file)
+            extra[STATE] = lambda file: save_state(resumed, file)
         with writing(folder, checkpoint_bytes(context.experiment)):
             save_published(
                 gpt, context.experiment.model, DTYPES[training.precision], folder, extra=extra
@@ -53,7 +53,7 @@ def make_saver(context: RunContext) -> Saver:
     return save
 
 
-def _save_state(state: dict[str, Any], file: Path) -> None:
+def save_state(state: dict[str, Any], file: Path) -> None:
     """Write through Python's own file, whose error says that the disk is full, as torch's writer does not."""
     import torch
 

@@ -37,7 +37,9 @@ def test_results_come_in_order_and_errors_in_their_place(pool: Pool) -> None:
 
 
 def test_workers_are_other_processes_with_one_thread_each(pool: Pool) -> None:
-    for _, (process, num_threads) in pool.each(eval, [PROCESS] * 4):  # type: ignore[misc]
+    results = [result for _, result in pool.each(eval, [PROCESS] * 4)]
+    assert len(results) == 4
+    for process, num_threads in results:  # type: ignore[misc]
         assert process != os.getpid()
         assert num_threads == 1
 

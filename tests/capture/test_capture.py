@@ -86,6 +86,7 @@ def test_every_file_is_named_listed_and_whole(quantised: RunDir) -> None:
     run = quantised
     lines = manifest(run)
     files = {str(p.relative_to(run.tensors)) for p in run.tensors.rglob("*.pt")}
+    assert files
     assert files == {line["file"] for line in lines}
     assert not list(run.tensors.rglob("*.part"))
     for line in lines:
@@ -267,6 +268,7 @@ def test_statistics_alone_store_no_tensor_and_agree_with_the_values(
     assert not list(stats.tensors.rglob("*.pt"))
     assert not (stats.tensors / "manifest.jsonl").exists()
     values = {m["file"]: m for m in manifest(quantised)}
+    assert values
     for line in values.values():
         x = loaded(quantised, line)["tensor"].double()
         s = line["statistics"]

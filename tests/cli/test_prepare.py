@@ -15,7 +15,7 @@ from rich.console import Console
 
 from quantexp.cli.main import main
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import progress, run
+from quantexp.data.prepare import make, progress, run
 from quantexp.data.prepare.inputs import inputs_hash
 from quantexp.data.prepare.job import make_job
 from quantexp.data.prepared import read_card
@@ -93,7 +93,7 @@ def test_an_interrupted_preparation_resumes(
 
     (in_tmp / "a.jsonl").write_bytes(lines(rows(texts(60))))
     with monkeypatch.context() as patched:
-        patched.setattr(run, "make_output", interrupted)
+        patched.setattr(make, "make_output", interrupted)
         assert main(words(in_tmp / "a.jsonl")) == 130
     error = capsys.readouterr().err
     assert error.startswith("progress is saved: the same command resumes there\n")
@@ -149,7 +149,7 @@ def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
 def test_a_worker_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
 
-    monkeypatch.setattr(run, "_initialise", _die)
+    monkeypatch.setattr(make, "_initialise", _die)
     with pytest.raises(
         DataError, match=r"a process that tokenises died .*it resumes where it stopped"
     ):

@@ -19,6 +19,7 @@ def test_groups_are_the_folders_and_the_sites_of_a_scheme() -> None:
 def test_choices_of_schemes_are_the_ten_and_those_in_folders() -> None:
     names = [*choice_files("quant", None)]
     assert set(names[: len(SCHEMES)]) == set(SCHEMES)
+    assert len(names) > len(SCHEMES)
     assert all(name.startswith("more/") for name in names[len(SCHEMES) :])
     assert set(choice_files("quant/linear", None)) == set(CHOICES)
 

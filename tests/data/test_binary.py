@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +6,12 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from quantexp.data import binary
-from quantexp.data.binary import check_pair, fingerprint, pair_paths, write_binary
+from quantexp.data.binary import check_pair, fingerprint, folder_beside, pair_paths
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 from quantexp.training.megatron.pairs import open_pair
+from tests.data.pairs import write_binary
 
 
 class WideTokenizer(ByteTokenizer):
@@ -36,49 +36,22 @@ def test_megatrons_reader_finds_every_document_with_its_end(
     tmp_path: Path, tokenizer: ByteTokenizer, dtype: type
 ) -> None:
     texts = ("one", "zwölf", "")
-    report = write_binary(documents(*texts), tmp_path / "v1.2", tokenizer)
+    write_binary(documents(*texts), tmp_path / "v1.2", tokenizer)
     read = IndexedDataset(str(tmp_path / "v1.2"))
     assert [list(read[i]) for i in range(len(read))] == [[*t.encode(), 256] for t in texts]
     assert list(read.document_indices) == [0, 1, 2, 3]
     assert read.index.dtype is dtype
-    assert (report.num_documents, report.num_tokens) == (3, 3 + 6 + 3)
-    files = pair_paths(tmp_path / "v1.2")
-    assert report.num_bytes == sum(path.stat().st_size for path in files)
-    assert files[0].stat().st_size == report.num_tokens * np.dtype(dtype).itemsize
-    assert sorted(tmp_path.iterdir()) == sorted(files)
-
-
-def test_a_failing_source_leaves_no_file_and_the_old_pair(tmp_path: Path) -> None:
-    prefix = write(tmp_path / "a", "old")
-    before = fingerprint(prefix)
-
-    def failing() -> Iterator[Document]:
-        yield from documents("new")
-        raise DataError("line 2")
-
-    with pytest.raises(DataError, match="line 2"):
-        write_binary(failing(), prefix, ByteTokenizer())
-    assert fingerprint(prefix) == before
-    assert sorted(tmp_path.iterdir()) == sorted(pair_paths(prefix))
-
-
-def test_a_pair_is_replaced_and_folders_are_created(tmp_path: Path) -> None:
-    prefix = write(tmp_path / "new" / "a", "old")
-    write(prefix, "newer")
-    pair = open_pair(prefix)
-    assert bytes(pair[0][:-1].astype(np.uint8)) == b"newer"
-
-
-def test_a_source_without_documents_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no document to write to .*a\.bin: the source holds no"):
-        write(tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
+    bin_path, _ = pair_paths(tmp_path / "v1.2")
+    assert bin_path.stat().st_size == (3 + 6 + 3) * np.dtype(dtype).itemsize
 
 
 def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write .*file/a: .*; give another folder"):
-        write(tmp_path / "file" / "a", "x")
+    with (
+        pytest.raises(DataError, match=r"cannot write .*file/a: .*; give another folder"),
+        folder_beside(tmp_path / "file" / "a"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("missing", [".bin", ".idx"])

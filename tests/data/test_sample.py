@@ -8,8 +8,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from quantexp.data.binary import fingerprint
 from quantexp.data.sample import read_sample, sample_prefix
-from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
+from tests.data.pairs import text_of
 
 from .side_by_side import side_by_side
 
@@ -58,7 +58,7 @@ def test_the_dolma_sample_comes_from_several_sources() -> None:
 def test_the_pair_contains_the_documents_and_is_written_once(name: str, tmp_path: Path) -> None:
     prefix = sample_prefix(name, tmp_path / "cache")
     pair = IndexedDataset(str(prefix))
-    texts = [ByteTokenizer().detokenize(int(i) for i in pair[n]) for n in range(len(pair))]
+    texts = [text_of(int(i) for i in pair[n]) for n in range(len(pair))]
     assert sorted(texts) == sorted(document.text for document in read_sample(name))
     times = {path: path.stat().st_mtime_ns for path in prefix.parent.iterdir()}
     assert len(times) == 3

@@ -13,7 +13,6 @@ import torch
 from quantexp.analysis.numerics.attention import layers_of, recomputed
 from quantexp.capture.reader import open_capture
 from quantexp.config.compose import compose
-from quantexp.data.binary import write_binary
 from quantexp.data.completed import paths
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
@@ -21,6 +20,7 @@ from quantexp.errors import ConfigError, DataError
 from quantexp.launch.identity import data_identity
 from quantexp.runs.paths import RunDir
 from quantexp.schema import TokenizerKind
+from tests.data.pairs import write_binary
 
 from .prepare.made import lines, prepared, rows, texts
 from .tokenizers.test_load import write_tokenizer

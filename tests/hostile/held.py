@@ -51,7 +51,8 @@ def unaffected(experiment: Experiment, plain: Experiment, words: list[str]) -> l
 def _is_allowed(word: str) -> bool:
     key = word.partition("=")[0].strip().lstrip("+~")
     section = key in ("sweep", "model.mla", "model.mla.yarn", "model.moe") or key in _sections()
-    return key in KEYS or key in groups() or section or key == "hydra.searchpath"
+    of_hydra = key in ("hydra.searchpath", "hydra.sweeper.params")  # null drops those of a file
+    return key in KEYS or key in groups() or section or of_hydra
 
 
 def _sections() -> set[str]:

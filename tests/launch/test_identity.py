@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quantexp.config.compose import compose
-from quantexp.data.binary import fingerprint, write_binary
+from quantexp.data.binary import fingerprint
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
@@ -30,6 +30,7 @@ from quantexp.schema import (
     TokenizerKind,
     WandbMode,
 )
+from tests.data.pairs import write_binary
 
 Change = Callable[[Experiment], None]
 

@@ -143,3 +143,19 @@ def test_it_refuses_stages_which_it_does_not_have(capsys: Captured) -> None:
     words = [*WORDS, "-m", "quant=bf16,linear_mxfp8", "sweep.first=[{quant: bf16}]"]
     assert main(words) == 1
     assert "launcher.kind=example has no stages; drop sweep.first" in capsys.readouterr().err
+
+
+def test_launcher_that_cannot_prepare_data_refuses_and_has_no_jobs_that_do(
+    in_tmp: Path, capsys: Captured
+) -> None:
+    (in_tmp / "a.jsonl").write_text('{"text": "an owl hunts at night"}\n')
+    words = ["prepare", "dataset.source=a.jsonl", "dataset.tokenizer=byte", "dataset.split='1'"]
+    assert main([*words, "launcher.kind=example"]) == 1
+    assert capsys.readouterr().err == (
+        "quantexp: launcher.kind=example cannot prepare data; drop it to prepare on this machine\n"
+    )
+    folder = in_tmp / "data" / "wikipedia.partial"
+    folder.mkdir(parents=True)
+    record = {"launcher": "example", "name": "q-1", "folder": "q-1", "job": "0"}
+    (folder / "submission.json").write_text(json.dumps(record))
+    assert main(words) == 0

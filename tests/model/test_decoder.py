@@ -89,7 +89,9 @@ def test_only_the_first_layer_is_dense(deepseek: ModelConfig) -> None:
 
 def test_experts_without_shared_ones_have_no_shared_modules() -> None:
     model = compose(["model=deepseek2_lite", "model.moe.num_shared_experts=0"], None, {}).model
-    assert not any(name.startswith("shared") for name in layer_modules(model, 1))
+    names = layer_modules(model, 1)
+    assert "expert0-fc1" in names
+    assert not any(name.startswith("shared") for name in names)
 
 
 def test_routed_modules_are_recognised_by_their_names() -> None:

@@ -162,3 +162,20 @@ def test_work_of_a_child_counts_as_progress() -> None:
             assert signs.cpu_s > (first or 0.0) + 0.3
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_compiler_that_has_ended_was_work_too() -> None:
+    compiler = "import time\nwhile time.process_time() < 0.5: pass"
+    program = (
+        f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {compiler!r}])\n"
+        "print(flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            signs = signs_of(process.pid)
+            assert signs is not None
+            assert signs.cpu_s > 0.4
+        finally:
+            process.kill()

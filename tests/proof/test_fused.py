@@ -73,6 +73,7 @@ def entries_of_linear(run: RunDir) -> int:
 @pytest.mark.slow
 def test_recomputed_calls_are_counted_separately(run_tiny: RunTiny) -> None:
     by_slot = entries(run_tiny("quant=FA_mxfp8", "training.recompute=full", *FUSED))
+    assert len(by_slot) == 24
     for (_, slot), entry in by_slot.items():
         is_forward = ".fprop." in slot
         assert entry["recomputed_calls"] == (entry["calls"] if is_forward else 0), slot

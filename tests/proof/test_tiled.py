@@ -88,6 +88,7 @@ def test_every_operand_of_every_tile_is_judged(run_tiny: RunTiny, words: tuple[s
 def test_recomputed_products_are_counted_separately(run_tiny: RunTiny) -> None:
     """S recomputed in the backward pass; for scales of P and dS also S in both passes, and dP in the backward pass."""
     of_blocks, of_tensor = (entries(run_tiny(*words, *TILED)) for words in (FULL_MXFP8, FULL_HIFP8))
+    assert len(of_blocks) == 12
     for (layer, slot), entry in of_blocks.items():
         is_score = slot.startswith("qk.fprop")
         assert entry["recomputed_calls"] == (1 if is_score else 0), slot

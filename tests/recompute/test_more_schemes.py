@@ -149,9 +149,9 @@ def test_a_quantised_pv_follows_from_the_captured_weights_and_value(
 def test_gradients_of_saturated_elements_are_clipped_where_declared(run_tiny: Run) -> None:
     """dx is 0 where x lay beyond 6 2^s, and nowhere else changed; dw likewise."""
     run = run_tiny("quant=linear_mxfp4", "quant.linear.clip_gradient=true", *MODEL)
-    for module in read_capture(run.tensors):
-        if module.layer_type != "linear":
-            continue
+    layers = [m for m in read_capture(run.tensors) if m.layer_type == "linear"]
+    assert len(layers) == 8
+    for module in layers:
         for name, result in (("x", ("backward", "grad_input")), ("w", ("backward", "grad_weight"))):
             assert module.formats[f"fprop.{name}"]["clip_gradient"] is True
             beyond = _beyond_six(captured_operand(module, name))
@@ -253,8 +253,9 @@ def _half(slot: Slot) -> dict[str, Any]:
 
 def test_captured_tensors_are_those_before_the_transform(run_tiny: Run) -> None:
     modules = read_capture(run_tiny("quant=more/linear_mxfp4_hadamard", *MODEL).tensors)
-    for module in modules:
-        if module.layer_type == "linear":
-            x = captured_operand(module, "x")
-            moved = operand(module, module.formats, "wgrad.x")
-            assert np.mean(moved != x) > 0.9
+    layers = [module for module in modules if module.layer_type == "linear"]
+    assert len(layers) == 8
+    for module in layers:
+        x = captured_operand(module, "x")
+        moved = operand(module, module.formats, "wgrad.x")
+        assert np.mean(moved != x) > 0.9

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from quantexp.errors import RunInUseError
+from quantexp.errors import RunInUseError, UnreadableError
 from quantexp.runs import claim as module
 from quantexp.runs.claim import (
     LEASE_S,
@@ -96,3 +97,35 @@ def test_claim_is_over_when_its_context_ends(run: RunDir) -> None:
     with claim.touching():
         assert is_claimed(run)
     assert not is_claimed(run)
+
+
+def test_claim_stays_valid_while_the_disk_fails_for_a_moment(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = take_claim(run)
+
+    def fail(file: Path, most: int) -> str:
+        error = OSError(errno.EIO, "Input/output error")
+        raise UnreadableError(f"{file} cannot be read") from error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_text", fail)
+        assert claim.is_valid()
+        patch.setattr(module, "SAFE_S", -1.0)
+        with pytest.raises(OSError, match="Input/output error"):
+            claim.is_valid()
+    assert claim.is_valid()
+
+
+def test_claim_that_cannot_be_read_is_another_machine_s(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_claim(run)
+
+    def fail(file: Path, most: int) -> str:
+        error = PermissionError(errno.EACCES, "Permission denied")
+        raise UnreadableError(f"{file} cannot be read") from error
+
+    monkeypatch.setattr(module, "read_text", fail)
+    with pytest.raises(RunInUseError, match="in use by a process on another machine"):
+        take_claim(run)

@@ -20,9 +20,10 @@ from pathlib import Path
 import psutil
 
 from quantexp.processes import with_parent
+from quantexp.processes.silence import Watch
 from quantexp.runs.outcome import UnresponsiveError
 from quantexp.runs.paths import RunDir
-from quantexp_launchers.local.watch import RankWatch, WorkerWatch
+from quantexp_launchers.local.watch import RankWatch, require_progress
 
 #: Makes a worker end when its parent process ends for any reason.
 WITH_PARENT = "--with-parent"
@@ -84,11 +85,11 @@ def run_worker(
             pass_fds=keep_open,
             env={**os.environ, **variables, **_own_ids()},
         )
-        watch = WorkerWatch(RunDir(run_dir), process.pid, timeout_min)
+        run, watch = RunDir(run_dir), Watch(process.pid, timeout_min * 60)
         try:
             while process.poll() is None:
                 on_poll()
-                watch.look()
+                require_progress(run, 0, watch, timeout_min)
                 time.sleep(POLL_S)
         except UnresponsiveError:
             _stop(process, on_poll, _nothing)

@@ -77,7 +77,8 @@ class Item:
         """Write the reason to a pending run's status; a run that has started, or that is locked, stays unchanged."""
         if self.run is None:
             return
-        with contextlib.suppress(RunError):  # another process holds it, or its folder is gone
+        # Another process holds it, its folder is gone, or the disk is full.
+        with contextlib.suppress(RunError, OSError):
             lock = take_lock(self.run, patience_s=0)
             try:
                 status = read_status(self.run.status)

@@ -17,21 +17,14 @@ from quantexp.runs.ranks import ENDED_SILENTLY, RANK_MAY_WAIT, record_silent_end
 from quantexp.runs.status import now
 
 
-class WorkerWatch:
-    """Watches the only worker of a run."""
+def require_progress(run: RunDir, rank: int | None, watch: Watch, timeout_min: float) -> None:
+    """Call several times a second.
 
-    def __init__(self, run: RunDir, pid: int, timeout_min: float) -> None:
-        self._run, self._timeout_min = run, timeout_min
-        self._watch = Watch(pid, timeout_min * 60)
-
-    def look(self) -> None:
-        """Call several times a second.
-
-        Raises:
-            UnresponsiveError: the worker makes no progress.
-        """
-        if (silence := self._watch.look()) is not None:
-            raise UnresponsiveError(self._run, 0, silence, self._timeout_min)
+    Raises:
+        UnresponsiveError: the watched process makes no progress.
+    """
+    if (silence := watch.look()) is not None:
+        raise UnresponsiveError(run, rank, silence, timeout_min)
 
 
 class RankWatch:
@@ -55,10 +48,8 @@ class RankWatch:
         for rank, (process, watch) in self._ranks.items():
             if _lives(process):
                 self._alive_until[rank] = now()
-            if (silence := watch.look()) is not None:
-                raise UnresponsiveError(self._run, rank, silence, self._timeout_min)
-        if (silence := self._own_watch.look()) is not None:
-            raise UnresponsiveError(self._run, None, silence, self._timeout_min)
+            require_progress(self._run, rank, watch, self._timeout_min)
+        require_progress(self._run, None, self._own_watch, self._timeout_min)
 
     def record_ends(self) -> None:
         """Write the end of each rank that has not recorded one: the last time at which it was seen alive."""

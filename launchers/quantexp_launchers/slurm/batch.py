@@ -40,6 +40,11 @@ class Batch:
     #: Batches of one lane run one after the other if `launcher.max_parallel` requires it.
     lane: int = 0
 
+    @property
+    def num_tasks(self) -> int:
+        """The tasks of the array: one for each run."""
+        return len(self.runs)
+
 
 @dataclass(frozen=True)
 class Sent:

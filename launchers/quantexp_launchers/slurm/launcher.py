@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from quantexp.launch.backend import (
     Launcher,
     LaunchPlan,
     Point,
+    PreparationJobs,
     Standing,
     has_recorded_end,
     reread,
@@ -35,6 +37,11 @@ from quantexp_launchers.slurm.clients import ClientError
 from quantexp_launchers.slurm.ends import progress, run_end
 from quantexp_launchers.slurm.states import JobState, SlurmJob, describe, waits
 
+if TYPE_CHECKING:
+    from quantexp.data.prepare.job import Job as PrepareJob
+
+#: SLURM's reason of a job that waits for one that failed.
+_NEVER = "DependencyNeverSatisfied"
 #: The longest time between writing a run's status and receiving SLURM's job id.
 SUBMISSION = timedelta(seconds=120)
 
@@ -76,6 +83,17 @@ class SlurmLauncher(Launcher):
     def live_job(self, run: RunDir, status: Status) -> str | None:
         """The pending or running job of a run; queries squeue alone."""
         return live_job(status)
+
+    def prepare(self, experiment: Experiment, job: PrepareJob, console: Console) -> PreparationJobs:
+        """Submit the preparation of a dataset as an array and a job that joins its outputs."""
+        from quantexp_launchers.slurm.prepare.submit import submit_preparation
+
+        return submit_preparation(experiment, job, console)
+
+    def preparing(self, name: str) -> list[Job]:
+        """The live jobs with this name; a job whose dependency failed never starts, and SLURM is about to cancel it."""
+        jobs = scheduler.jobs_named(name, past=False).values()
+        return [_reported(job) for job in jobs if job.alive and job.reason != _NEVER]
 
     def plan(self, experiment: Experiment, folder: Path) -> LaunchPlan:
         """The batch script; needs no SLURM."""

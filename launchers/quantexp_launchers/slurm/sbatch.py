@@ -1,38 +1,35 @@
-"""Submits a batch to SLURM: the job's script, its check, and sbatch.
+"""Submits to SLURM: the script of a batch of runs, the check of a script, and sbatch.
 
     the configured environment, modules and setup lines
     quantexp_launchers.slurm.job begin    check the submission, move an earlier start aside
     srun ... quantexp_launchers.slurm.job rank   one for each rank; srun ends all tasks when one fails
     quantexp_launchers.slurm.job end      record the end, request a requeue
 
-All of them import quantexp from the source snapshot taken at submission. submitit writes the options of sbatch and srun
-into the script. Every value of the configuration is quoted, except `launcher.setup`, which is shell code. The script
-exits only with 0 or 1, because sacct changes codes above 127.
+The script exits only with 0 or 1, because sacct changes codes above 127.
 
-Before anything is submitted, `sbatch --test-only` checks each batch; its error is reported once, without sbatch's
+Before anything is submitted, `sbatch --test-only` checks each script; its error is reported once, without sbatch's
 prefixes. sbatch's environment excludes variables that it would read as options or inherit from an enclosing job, and
-the files it writes are readable by the user alone. submitit is imported when needed.
+the files it writes are readable by the user alone.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
 import subprocess
-import sys
-from typing import Any
+from pathlib import Path
 
 from quantexp.errors import RunError
 from quantexp.runs.fencing import START
 from quantexp.runs.paths import Submission
-from quantexp.runs.snapshot import environment
-from quantexp.schema import ContainerRuntime, LauncherConfig
+from quantexp.schema import LauncherConfig
 from quantexp_launchers.slurm.batch import Batch
 from quantexp_launchers.slurm.check import check_time, nodes_out_of_service
 from quantexp_launchers.slurm.clients import CLIENT_S
 from quantexp_launchers.slurm.job import NOTHING_TO_DO, REQUEUE
+from quantexp_launchers.slurm.script import first_lines, python, pyxis
+from quantexp_launchers.slurm.script import script as assembled
 
 #: The id of this job. The bare id of an array may also be a task's, and selects all tasks in scontrol.
 _OWN_JOB = "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
@@ -56,115 +53,25 @@ _NO_ANSWER = (
 )
 
 
-def parameters(batch: Batch) -> dict[str, Any]:
-    """The batch as submitit's parameters; options that submitit does not know become additional options of sbatch."""
-    launcher = batch.launcher
-    further: dict[str, Any] = {
-        "requeue" if launcher.max_requeue else "no-requeue": True,
-        "reservation": launcher.reservation,
-        "gpus-per-node": _gpus(launcher),
-        "kill-on-invalid-dep": "yes" if batch.dependency else None,
-        **{name: _flag(value) for name, value in launcher.sbatch.items()},
-    }
-    return {
-        "job_name": batch.name,
-        "partition": launcher.partition,
-        "account": launcher.account,
-        "qos": launcher.qos,
-        "time": launcher.time_min,
-        "nodes": launcher.nodes,
-        "ntasks_per_node": launcher.num_processes // launcher.nodes,
-        "cpus_per_task": launcher.cpus_per_process,
-        "mem": None if launcher.mem_gb is None else f"{math.ceil(launcher.mem_gb * 1e9 / 2**20)}M",
-        "constraint": launcher.constraint,
-        "exclude": launcher.exclude,
-        "nodelist": launcher.nodelist,
-        "mail_user": launcher.mail_user,
-        "mail_type": launcher.mail_type,
-        "dependency": batch.dependency,
-        # A warning signal right at the start would kill ranks that have no handler yet.
-        "signal_delay_s": min(launcher.signal_s, 30 * launcher.time_min),
-        "array_parallelism": batch.throttle or len(batch.runs),
-        "wckey": None,
-        "additional_parameters": {k: v for k, v in further.items() if v is not None},
-        "srun_args": _srun_args(batch),
-        "setup": _before(batch),
-        "teardown": _after(batch),
-    }
-
-
 def command(batch: Batch) -> str:
     """The shell command of a rank, which srun starts."""
     return (
-        f"{_python(batch)} -u -m quantexp_launchers.slurm.job rank {shlex.quote(str(batch.folder))}"
+        f"{python(batch)} -u -m quantexp_launchers.slurm.job rank {shlex.quote(str(batch.folder))}"
     )
-
-
-def _python(batch: Batch) -> str:
-    """The shell command that starts Python, inside the container if it needs no SLURM plugin."""
-    launcher = batch.launcher
-    command = shlex.quote(launcher.python or sys.executable)
-    if launcher.container is None or launcher.container_runtime is ContainerRuntime.pyxis:
-        return command
-    words = [launcher.container_runtime.value, "exec"]
-    if launcher.gpus_per_node:
-        words.append("--nv")
-    for mount in _mounts(batch):
-        words += ["--bind", mount]
-    return f"{shlex.join([*words, launcher.container])} {command}"
-
-
-def _gpus(launcher: LauncherConfig) -> str | None:
-    if not launcher.gpus_per_node:
-        return None
-    kind = f"{launcher.gpu_type}:" if launcher.gpu_type else ""
-    return f"{kind}{launcher.gpus_per_node}"
-
-
-def _flag(value: str) -> str | bool:
-    return True if value.lower() == "true" else value
-
-
-def _srun_args(batch: Batch) -> list[str]:
-    cpus = batch.launcher.cpus_per_process
-    return [
-        "--kill-on-bad-exit=1",
-        # Since SLURM 22.05, srun does not inherit this from the job.
-        *([f"--cpus-per-task={cpus}"] if cpus else []),
-        *_pyxis(batch),
-        *batch.launcher.srun_args,
-    ]
 
 
 def _before(batch: Batch) -> list[str]:
     """The script's lines before the ranks."""
-    launcher = batch.launcher
-    variables = dict(launcher.environment)
-    if launcher.cpus_per_process is not None:
-        variables.setdefault("OMP_NUM_THREADS", str(launcher.cpus_per_process))
     return [
         "umask 077",
         "trap true TERM  # the lines after the ranks are run even where the scheduler ends the job",
-        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-        *(f"module load {shlex.quote(module)} || exit 1" for module in launcher.modules),
-        *launcher.setup,
-        *_snapshot(batch),
+        *first_lines(batch),
         _OWN_JOB,
         f'export {START}="$SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}}"',
         f"{_job_step(batch, 'begin')} && begun=0 || begun=$?",
         f"[ $begun -ne {NOTHING_TO_DO} ] || exit 0",
         _requeue_if("begun"),
         "[ $begun -eq 0 ] || exit 1",
-    ]
-
-
-def _snapshot(batch: Batch) -> list[str]:
-    """Python's search path: the snapshot first, then the value set by the lines before."""
-    own = environment(batch.snapshot, inherit=False)
-    path = shlex.quote(own.pop("PYTHONPATH"))
-    return [
-        f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"',
-        *(f"export {name}={shlex.quote(value)}" for name, value in own.items()),
     ]
 
 
@@ -187,39 +94,17 @@ def _requeue_if(variable: str) -> str:
 
 def _job_step(batch: Batch, verb: str) -> str:
     words = ["-m", "quantexp_launchers.slurm.job", verb, str(batch.folder)]
-    command = _python(batch)
-    if pyxis := _pyxis(batch):
+    command = python(batch)
+    if arguments := pyxis(batch):
         command = (
-            f"{shlex.join(['srun', '--ntasks=1', '--nodes=1', '--overlap', *pyxis])} {command}"
+            f"{shlex.join(['srun', '--ntasks=1', '--nodes=1', '--overlap', *arguments])} {command}"
         )
     return f"{command} {shlex.join(words)}"
 
 
-def _pyxis(batch: Batch) -> list[str]:
-    launcher = batch.launcher
-    if launcher.container is None or launcher.container_runtime is not ContainerRuntime.pyxis:
-        return []
-    return [
-        f"--container-image={launcher.container}",
-        f"--container-mounts={','.join(_mounts(batch))}",
-    ]
-
-
-def _mounts(batch: Batch) -> list[str]:
-    """The container's mounts: the folder of runs, with its submissions and snapshots, and the configured ones."""
-    root = batch.folder.parent.parent
-    return [f"{root}:{root}", *batch.launcher.container_mounts]
-
-
 def script(batch: Batch) -> str:
     """The exact script that `submit` sends for this batch."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    num_runs = len(batch.runs)
-    map_count = num_runs if num_runs > 1 else None
-    return str(
-        _make_sbatch_string(command(batch), batch.folder, map_count=map_count, **parameters(batch))
-    )
+    return assembled(batch, command(batch), _before(batch), _after(batch))
 
 
 def require_slurm() -> None:
@@ -237,27 +122,32 @@ def require_slurm() -> None:
 
 
 def check(batch: Batch) -> str | None:
-    """Check with the scheduler that it would accept the batch and could start it; submits nothing.
+    """`check_script` of a batch."""
+    return check_script(script(batch), batch.launcher)
+
+
+def check_script(text: str, launcher: LauncherConfig) -> str | None:
+    """Check with the scheduler that it would accept the script and could start it; submits nothing.
 
     `--test-only` counts only nodes in service. Where others are out of service, for instance during maintenance, a
-    batch that needs them passes the check: sbatch itself accepts it, and the job waits for them.
+    script that needs them passes the check: sbatch itself accepts it, and the job waits for them.
 
     Returns:
-        What a user should know about a batch that could not be checked, or None.
+        What a user should know about a script that could not be checked, or None.
 
     Raises:
-        RunError: SLURM is not installed, does not answer, or refuses the batch; with SLURM's message.
+        RunError: SLURM is not installed, does not answer, or refuses the script; with SLURM's message.
     """
     require_slurm()
     notice = None
     try:
-        _sbatch(["--test-only"], script(batch), batch.launcher)
+        _sbatch(["--test-only"], text, launcher)
     except RunError as error:
-        nodes = nodes_out_of_service(batch.launcher.partition) if _NO_NODES in str(error) else ""
+        nodes = nodes_out_of_service(launcher.partition) if _NO_NODES in str(error) else ""
         if not nodes:
             raise
         notice = f"the job waits for nodes that are out of service: {nodes}"
-    check_time(batch.launcher)
+    check_time(launcher)
     return notice
 
 
@@ -292,19 +182,30 @@ def submit(batch: Batch) -> list[str]:
     """Submit the batch and return the job id of each run: 123_0, 123_1, ..., or 123 for a single run.
 
     Raises:
-        RunError: SLURM refused the batch, or did not answer; in the latter case it may have accepted it anyway.
+        RunError: as `submit_script`.
     """
-    text = script(batch)
-    file = Submission(batch.folder).script
+    job_id = submit_script(script(batch), Submission(batch.folder).script, batch.launcher)
+    return ids_of_tasks(job_id, batch.num_tasks)
+
+
+def ids_of_tasks(job_id: str, num_tasks: int) -> list[str]:
+    """The id of each task of a job: 123_0, 123_1, ..., or 123 if there is only one."""
+    return [job_id] if num_tasks == 1 else [f"{job_id}_{task}" for task in range(num_tasks)]
+
+
+def submit_script(text: str, file: Path, launcher: LauncherConfig) -> str:
+    """Write the script to a private file, submit it and return the job's id.
+
+    Raises:
+        RunError: SLURM refused the script, or did not answer; in the latter case it may have accepted it anyway.
+    """
     file.write_text(text)
     file.chmod(0o600)
-    answer = _sbatch(["--parsable"], text, batch.launcher)
+    answer = _sbatch(["--parsable"], text, launcher)
     job_id = answer.strip().partition(";")[0]  # 123, or 123;cluster
     if not job_id.isdecimal():
         raise RunError(f"sbatch must answer with the job's id, got {answer.strip()!r}")
-    if len(batch.runs) == 1:
-        return [job_id]
-    return [f"{job_id}_{task}" for task in range(len(batch.runs))]
+    return job_id
 
 
 def _sbatch(arguments: list[str], text: str, launcher: LauncherConfig) -> str:

@@ -224,12 +224,11 @@ def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened
         for batch in to_send:
             elsewhere = [_job_id(run) for stage, run in waiting if stage < batch.stage]
             after = dependency(batch, arrays, filter(None, elsewhere))
-            batch = dataclasses.replace(batch, dependency=after, umask=_umask())
+            batch = dataclasses.replace(batch, dependency=after, umask=current_umask())
             _announce(batch)
             arrays.append(Array(batch, tuple(submit(batch))))
     except BaseException as error:
-        for batch in to_send:
-            _withdraw(batch, str(error) or type(error).__name__)
+        _withdraw(to_send, str(error) or type(error).__name__)
         raise
     for array in arrays:
         _note(array)
@@ -241,7 +240,8 @@ def _job_id(run: RunDir) -> str | None:
     return None if status is None else status.job_id
 
 
-def _umask() -> int:
+def current_umask() -> int:
+    """This process's umask."""
     current = os.umask(0o077)
     os.umask(current)
     return current
@@ -273,17 +273,19 @@ def _announce(batch: Batch) -> None:
         write_status(RunDir(run).status, status)
 
 
-def _withdraw(batch: Batch, why: str) -> None:
-    """Cancel the batch, which SLURM may have accepted without answering, and mark its runs as cancelled."""
-    if batch.folder.is_dir():
-        with contextlib.suppress(ClientError):
-            run_client(["scancel", "--quiet", f"--name={batch.name}"])
-    for run in batch.runs:
-        status = read_status(RunDir(run).status)
-        assert status is not None
-        status.submission = status.task = None
-        status.state, status.reason = State.CANCELLED, f"not submitted: {why}"
-        write_status(RunDir(run).status, status)
+def _withdraw(batches: Sequence[Batch], why: str) -> None:
+    """Cancel the batches, which SLURM may have accepted without answering, and mark their runs as cancelled."""
+    for batch in batches:
+        if batch.folder.is_dir():
+            with contextlib.suppress(ClientError):
+                run_client(["scancel", "--quiet", f"--name={batch.name}"])
+    for run in (RunDir(run) for batch in batches for run in batch.runs):
+        with contextlib.suppress(RunError, OSError):  # `why` is the error to report
+            status = read_status(run.status)
+            assert status is not None
+            status.submission = status.task = None
+            status.state, status.reason = State.CANCELLED, f"not submitted: {why}"
+            write_status(run.status, status)
 
 
 def _note(array: Array) -> None:

@@ -19,8 +19,6 @@ from quantexp.folders import user_path
 FORMATS = ("png", "pdf", "svg")
 #: Filters whose values are numbers.
 NUMBERS = ("layer", "rank", "iteration")
-#: Filters whose values are names.
-NAMES = ("type", "operation", "tensor", "module")
 USAGE = (
     "quantexp draw [--layer 0,4-7] [--rank N] [--iteration N] [--type mxfp8,attention] [--operation forward]\n"
     "                     [--tensor 'grad_*'] [--module fc1] [--only CHAPTER,..] [--formats png,pdf] [--jobs N]\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 import torch
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -83,19 +84,23 @@ def hif8_tiers(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
     _draw_exponents(right, judged)
     write_title(figure, f"HiF8, use of its tiers: {run.label}", about_group(run, group))
     handles = [Patch(color=colour, label=tier.value) for tier, colour in TIER_COLOURS.items()]
-    figure.legend(
-        handles=[*handles, Patch(color=GREY, label=_ZERO)],
-        loc="upper left",
-        bbox_to_anchor=(0, 1 - 0.52 / height),
-        ncols=5,
-        frameon=False,
-        fontsize=TICK_PT,
-    )
+    _write_legend(figure, [*handles, Patch(color=GREY, label=_ZERO)])
     write_note(
         figure,
         "after the scale in force; right: elements of all layers by the exponent of their value, shaded by tier",
     )
     return figure
+
+
+def _write_legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(0, 1 - 0.52 / figure.get_figheight()),
+        ncols=5,
+        frameon=False,
+        fontsize=TICK_PT,
+    )
 
 
 def _draw_bar(ax: Axes, y: int, same: Sequence[Judged]) -> None:
@@ -192,14 +197,8 @@ def hif8_values(run: Run, group: str, counted: Mapping[str, tuple[Shown, Counts]
         Line2D([], [], color=colour, lw=2, label=tier.value)
         for tier, colour in TIER_COLOURS.items()
     ]
-    figure.legend(
-        handles=[*handles, Patch(color="#BBBBBB", label="elements, eight bins an octave")],
-        loc="upper left",
-        bbox_to_anchor=(0, 1 - 0.52 / height),
-        ncols=5,
-        frameon=False,
-        fontsize=TICK_PT,
-    )
+    elements = Patch(color="#BBBBBB", label="elements, eight bins an octave")
+    _write_legend(figure, [*handles, elements])
     write_note(
         figure,
         "comb above: the positive values of HiF8 at the scale in force; "

@@ -34,7 +34,6 @@ from quantexp.quant.sites import Operand, Slot
 
 #: The number of sampled elements of an operand.
 NUM_ELEMENTS = 1 << 18
-_BLOCK = 32
 _MOMENTS = ("mean", "std", "abs_max", "skew", "kurtosis", "zero_share")
 
 

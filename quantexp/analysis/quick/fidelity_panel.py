@@ -66,7 +66,7 @@ class Grid:
     aggregated: str
 
 
-def sqnr_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
+def sqnr_grid(look: FirstLook) -> Grid | None:
     """SQNR in dB; None without judged operands."""
     cells = [
         Cell(
@@ -79,10 +79,10 @@ def sqnr_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
         for measured in _measured(look)
         for operand in measured.operands
     ]
-    return grid_of(cells, min, most_rows) if cells else None
+    return grid_of(cells, min, MOST_ROWS) if cells else None
 
 
-def crest_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
+def crest_grid(look: FirstLook) -> Grid | None:
     """log2 of the largest magnitude over the root mean square; None without statistics."""
     cells = [
         Cell(
@@ -95,7 +95,7 @@ def crest_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
         for measured in _measured(look)
         if (rms := math.hypot(measured.mean, measured.std)) > 0
     ]
-    return grid_of(cells, max, most_rows) if cells else None
+    return grid_of(cells, max, MOST_ROWS) if cells else None
 
 
 def _measured(look: FirstLook) -> Iterable[Measured]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantexp.errors import RunError
-from quantexp.model.label import describe_model, short_model_label
+from quantexp.model.label import describe_model
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import read_config
 
@@ -26,8 +26,6 @@ class RunNames:
     mask_documents: bool = False
     #: The model with its changes and its size (`describe_model`).
     model_label: str | None = None
-    #: The model and its size, for a single line (`short_model_label`).
-    short_model_label: str | None = None
     #: The working precision: bf16, fp16 or fp32.
     precision: str | None = None
 
@@ -57,7 +55,6 @@ def names_of(run: RunDir, config: Mapping[str, Any]) -> RunNames:
         _text(config, "capture", "dir"),
         _text(config, "dataset", "mask_documents") == "True",
         describe_model(_section(config, "model")) or None,
-        short_model_label(_section(config, "model")) or None,
         _text(config, "training", "precision"),
     )
 

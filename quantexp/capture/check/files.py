@@ -98,7 +98,9 @@ def check_report(
     content = yield from _read(folder, REPORT)
     if content is None:
         return None
-    entries = [CapturedTensor.of(folder, line.content) for line in manifest]
+    entries = [
+        CapturedTensor.of(folder, line.content) for line in manifest if "tensor" in line.content
+    ]
     try:
         counts = json.loads(json.dumps(summary(Capture(folder, entries))))
     except (TypeError, ValueError, AttributeError):
@@ -106,14 +108,26 @@ def check_report(
         return content
     if "hashes" in content:  # earlier versions wrote none
         counts["hashes"] = HASHES
-    keys = dict.fromkeys([*counts, *content])
-    for key in keys:
-        if key != "folder" and (key not in counts or content.get(key) != counts[key]):
+    for key in dict.fromkeys([*counts, *content]):
+        different = list(_differences(key, content.get(key), counts.get(key)))
+        if key != "folder" and different:
+            name, recorded, counted = different[0]
+            more = f"; {len(different) - 1} more of {key} differ" if len(different) > 1 else ""
             yield Problem(
-                REPORT,
-                f"{key} is {_short(content.get(key))}, the manifest has {_short(counts.get(key))}",
+                REPORT, f"{name} is {_short(recorded)}, the manifest has {_short(counted)}{more}"
             )
     return content
+
+
+def _differences(
+    name: str, recorded: object, counted: object
+) -> Iterator[tuple[str, object, object]]:
+    """The innermost keys with different values: `by_layer.0.tensors`, 32, 30."""
+    if isinstance(recorded, dict) and isinstance(counted, dict):
+        for key in dict.fromkeys([*counted, *recorded]):
+            yield from _differences(f"{name}.{key}", recorded.get(key), counted.get(key))
+    elif recorded != counted:
+        yield name, recorded, counted
 
 
 def check_hashes(folder: Path) -> Iterator[Problem]:

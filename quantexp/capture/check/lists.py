@@ -7,7 +7,7 @@ statistics.jsonl    the same; each manifest line of values of its own has a line
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -67,8 +67,11 @@ def check_lines(lines: Sequence[Listed]) -> Iterator[Problem]:
     last_counter: dict[object, int] = {}
     for line in lines:
         content, rank = line.content, str(line.content.get("rank"))
+        if "tensor" not in content:
+            yield line.problem("it names no tensor")
+            continue
         first = tensors.setdefault(tensor_key(content), line)
-        if first is not line and "tensor" in content:
+        if first is not line:
             yield line.problem(f"it repeats line {first.number} of {first.file}")
             continue
         yield from _ascends(line, "iteration", content.get("iteration"), rank, last_iteration)
@@ -119,12 +122,9 @@ def check_pairs(manifest: Sequence[Listed], statistics: Sequence[Listed]) -> Ite
             yield line.problem(f"{STATISTICS} has no line of this tensor")
             continue
         other = statistics[place]
-        keys = {
-            k for k in {*content, *other.content} - PLACE if _differs(content, other.content, k)
-        }
-        if keys:
+        if keys := different_keys(content, other.content, PLACE):
             yield line.problem(
-                f"{', '.join(sorted(keys))} differ{'s' * (len(keys) == 1)} from line {other.number} of {other.file}"
+                f"{', '.join(keys)} differ{'s' * (len(keys) == 1)} from line {other.number} of {other.file}"
             )
         before = last.setdefault(rank, (place, line))
         if place < before[0]:
@@ -134,8 +134,12 @@ def check_pairs(manifest: Sequence[Listed], statistics: Sequence[Listed]) -> Ite
         last[rank] = max(before, (place, line), key=lambda pair: pair[0])
 
 
-def _differs(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
-    return key not in one or key not in other or one[key] != other[key]
+def different_keys(
+    one: Mapping[str, Any], other: Mapping[str, Any], left_out: frozenset[str]
+) -> list[str]:
+    """The keys that one of both lacks, or has otherwise."""
+    keys = {*one, *other} - left_out
+    return sorted(k for k in keys if k not in one or k not in other or one[k] != other[k])
 
 
 def check_ranks(lines: Sequence[Listed], num_ranks: int | None) -> Iterator[Problem]:

@@ -17,6 +17,11 @@ class Problem:
     #: The number of the line in that file, from 1.
     line: int | None = None
 
+    def __str__(self) -> str:
+        """`manifest.jsonl, line 4: it is empty`."""
+        place = "" if self.line is None else f", line {self.line}"
+        return f"{self.file}{place}: {self.what}"
+
 
 @dataclass(frozen=True)
 class Listed:

@@ -23,7 +23,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from quantexp.capture.check.lists import NAME
+from quantexp.capture.check.lists import NAME, different_keys
 from quantexp.capture.names import TensorName
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.summary import statistics
@@ -108,18 +108,14 @@ def check_metadata(line: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[
     except (TypeError, ValueError):
         yield "the file's metadata is not plain data"
         return
-    keys = {*line, *own} - PLACE
-    different = sorted(k for k in keys if k not in line or k not in own or line[k] != own[k])
-    if different:
-        yield f"the metadata in the file differs in {', '.join(map(str, different))}"
+    if different := different_keys(line, own, PLACE):
+        yield f"the metadata in the file differs in {', '.join(different)}"
 
 
 def check_reference(line: Mapping[str, Any], first: Mapping[str, Any]) -> Iterator[str]:
     """What differs between a later line of the same values and the first one."""
-    keys = {*line, *first} - _OF_THE_PASS
-    different = sorted(k for k in keys if k not in line or k not in first or line[k] != first[k])
-    if different:
-        yield f"it differs from the first line of its file in {', '.join(map(str, different))}"
+    if different := different_keys(line, first, _OF_THE_PASS):
+        yield f"it differs from the first line of its file in {', '.join(different)}"
 
 
 def _check_entry(line: Mapping[str, Any], header: Mapping[str, Entry]) -> Iterator[str]:

@@ -16,13 +16,8 @@ from quantexp.data.binary import pair_paths
 from quantexp.data.index import blocks, id_type, write_index
 from quantexp.data.intact import hash_of
 from quantexp.data.prepare.job import Job
-from quantexp.data.prepare.outputs import (
-    Outputs,
-    PartialFolder,
-    read_arrays,
-    write_rejected,
-    writing,
-)
+from quantexp.data.prepare.outputs import Outputs, read_arrays, write_rejected, writing
+from quantexp.data.prepare.partial import PartialFolder
 from quantexp.data.prepare.work import HASH_BYTES, PARTS, Tally
 from quantexp.data.prepared import CARD_VERSION, Card, card_json, card_path, tokenizer_folder
 from quantexp.errors import DataError
@@ -101,7 +96,8 @@ def publish(folder: PartialFolder, prefix: Path) -> None:
         ):
             if source.exists():
                 source.replace(target)
-        shutil.rmtree(folder.root)
+    # Another process that finds the card may remove the folder too, and NFS keeps the lock's file until it is closed.
+    shutil.rmtree(folder.root, ignore_errors=True)
 
 
 def _rejected_path(prefix: Path) -> Path:

@@ -60,12 +60,23 @@ def find_inputs(source: object) -> list[Input]:
 
 
 def inputs_hash(inputs: list[Input]) -> str:
-    """Returns a hash that represents the input's content: names, sizes, and modification times."""
+    """Returns a hash that represents the input's content: names, sizes, and modification times.
+
+    Raises:
+        DataError: an input has been removed.
+    """
     digest = hashlib.sha256()
     for item in inputs:
-        written = Path(item.name).stat().st_mtime_ns if item.kind is not Kind.HUB else 0
+        written = _modified(item) if item.kind is not Kind.HUB else 0
         digest.update(f"{item.name}\0{item.num_bytes}\0{written}\n".encode())
     return digest.hexdigest()
+
+
+def _modified(item: Input) -> int:
+    try:
+        return Path(item.name).stat().st_mtime_ns
+    except OSError as error:
+        raise DataError(f"{item.name}: cannot be read: {error.strerror}") from error
 
 
 def _hub(word: str) -> list[Input]:

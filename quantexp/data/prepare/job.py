@@ -58,13 +58,17 @@ class Job:
     hash: str
 
 
-def make_job(dataset: DatasetConfig) -> Job:
+def make_job(dataset: DatasetConfig, inputs: list[Input] | None = None) -> Job:
     """Returns the job of a configuration.
+
+    Args:
+        dataset: the configuration.
+        inputs: the input files, if they are known; otherwise they are searched.
 
     Raises:
         DataError: no input, or a tokenizer that cannot be read.
     """
-    inputs = find_inputs(dataset.source)
+    inputs = find_inputs(dataset.source) if inputs is None else inputs
     kind = (dataset.tokenizer or TokenizerKind.huggingface).value
     choice = TokenizerChoice(kind, dataset.tokenizer_path, dataset.eod, dataset.tokenizer_pattern)
     tokenizer = choice.load()

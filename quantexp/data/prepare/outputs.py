@@ -1,4 +1,4 @@
-"""The unfinished preparation, `PREFIX.partial`: one output for each shard of the input.
+"""The outputs of the shards, in `PREFIX.partial`.
 
 A process writes the output of its shard under a temporary name and renames it, so an output that exists is complete.
 Its name, the input and the range of the shard, is the done-marker: a shard whose output exists is skipped.
@@ -6,10 +6,9 @@ Its name, the input and the range of the shard, is the done-marker: a shard whos
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
+import platform
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,77 +20,8 @@ import numpy as np
 
 from quantexp.data.prepare.shards import Shard
 from quantexp.data.prepare.work import PARTS, Filters, Tally, work
-from quantexp.data.prepared import read_card
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
-
-
-@dataclass(frozen=True)
-class PartialFolder:
-    """The folder `PREFIX.partial` and the paths of its files."""
-
-    root: Path
-    #: Hash of the job: another job must not resume from its outputs.
-    job: str
-
-    @property
-    def lock(self) -> Path:
-        """Locked (flock) by the preparing process."""
-        return self.root / ".lock"
-
-    @property
-    def outputs(self) -> Path:
-        """The folder of the shards' outputs."""
-        return self.root / self.job
-
-    def output(self, index: int, shard: Shard) -> Path:
-        """The output of a shard of an input, counted from 0."""
-        return self.outputs / f"{index:05}-{shard.start:013}-{shard.end:013}.npz"
-
-    @property
-    def too_many_rejected(self) -> Path:
-        """The list of unreadable records, kept for the user if there were too many."""
-        return self.root / "too_many_rejected.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """The prefix of the result before it is moved into place; its card is written last."""
-        return self.root / "result"
-
-    def is_complete(self) -> bool:
-        """Whether the result of this job is complete and being moved into place."""
-        card = read_card(self.result)
-        return card is not None and card.job == self.job
-
-    def begin(self) -> None:
-        """Removes everything but the outputs of this job."""
-        self.outputs.mkdir(exist_ok=True)
-        for path in self.root.iterdir():
-            if path.is_dir() and path != self.outputs:
-                shutil.rmtree(path)
-            elif path.is_file() and path != self.lock:
-                path.unlink()
-
-
-@contextmanager
-def sole_user(folder: PartialFolder) -> Iterator[None]:
-    """Creates the folder and locks it; the folder remains.
-
-    Raises:
-        DataError: it cannot be created, or another process holds the lock.
-    """
-    with writing(folder.root):
-        folder.root.mkdir(parents=True, exist_ok=True)
-        stream = folder.lock.open("a")
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataError(
-                f"{folder.root}: another process prepares there; wait for it, or give another "
-                "dataset.path"
-            ) from error
-        yield
 
 
 @dataclass(frozen=True)
@@ -135,7 +65,8 @@ def make_output(shard: Shard, path: Path, tokenizer: Tokenizer, filters: Filters
         for part, piece in zip(PARTS, pieces, strict=True)
         for name, array in vars(piece).items()
     }
-    temporary = path.with_suffix(".unfinished")
+    # A name of its own: the scheduler may start a task again while the lost node still works on the same shard.
+    temporary = path.with_suffix(f".{platform.node()}-{os.getpid()}.unfinished")
     with writing(path.parents[1]):
         with temporary.open("wb") as stream:
             np.savez(stream, **arrays)

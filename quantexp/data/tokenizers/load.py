@@ -7,11 +7,11 @@ when documents are written. tiktoken and SentencePiece files are in `model_files
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures, identifiers
+from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures
 from quantexp.data.tokenizers.words import Words, words_of
 from quantexp.errors import DataError, UnreadableError
 from quantexp.folders import user_path
@@ -27,17 +27,13 @@ _NEEDS = {
 _EOD_NAMES = ("<|end_of_text|>", "<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>")
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """UTF-8 bytes as ids 0 to 255; the end of a document is 256."""
 
     vocab_size = 257
     eod = 256
     files: tuple[Path, ...] = ()
-
-    @property
-    def unique_identifiers(self) -> dict[str, str]:
-        """The values that Megatron hashes to name its cached indices."""
-        return identifiers(self)
+    _fingerprint = hashlib.sha256(b"byte: utf-8 0..255, eod 256").hexdigest()
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's UTF-8 bytes; empty for the empty text."""
@@ -47,19 +43,8 @@ class ByteTokenizer:
         """Returns the UTF-8 bytes of each text, as bytes."""
         return [text.encode("utf-8") for text in texts]
 
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text without `eod`; invalid bytes become U+FFFD.
 
-        They are no error, as a training sample may begin or end within a character.
-        """
-        return bytes(i for i in ids if i != self.eod).decode("utf-8", errors="replace")
-
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of the rule: there is only one byte tokenizer."""
-        return hashlib.sha256(b"byte: utf-8 0..255, eod 256").hexdigest()
-
-
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Tokenizer):
     """A `tokenizer.json`, run by the `tokenizers` library.
 
     Attributes:
@@ -94,11 +79,6 @@ class HuggingFaceTokenizer:
         self._words: Words | None = None
         self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
 
-    @property
-    def unique_identifiers(self) -> dict[str, str]:
-        """The values that Megatron hashes to name its cached indices."""
-        return identifiers(self)
-
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids, without the special tokens of a template."""
         with failures(self.files[0], FAILS):
@@ -113,14 +93,6 @@ class HuggingFaceTokenizer:
             others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
             rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
             return [next(rest).ids if ids is None else ids for ids in cached]
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text without `eod` and other special tokens."""
-        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
-
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of `tokenizer.json` and `eod`, independent of their path."""
-        return self._fingerprint
 
 
 def load_tokenizer(

@@ -8,12 +8,12 @@ determines both. For others `dataset.tokenizer_pattern` gives the split, and the
 import base64
 import hashlib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizers.protocol import FAILS, check_ids, failures, identifiers
+from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures
 from quantexp.errors import DataError
 
 #: How cl100k_base and Llama 3 split text (tiktoken's openai_public, Meta's llama3).
@@ -51,7 +51,7 @@ _PUBLISHED = {
 }
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(Tokenizer):
     """A file of ranks, run by the `tiktoken` library; special tokens in a text are plain text.
 
     Attributes:
@@ -91,11 +91,6 @@ class TiktokenTokenizer:
         decides = f"\npattern {known.pattern} eod {self.eod}".encode()
         self._fingerprint = hashlib.sha256(content + decides).hexdigest()
 
-    @property
-    def unique_identifiers(self) -> dict[str, str]:
-        """The values that Megatron hashes to name its cached indices."""
-        return identifiers(self)
-
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids."""
         with failures(self.files[0], FAILS):
@@ -106,17 +101,8 @@ class TiktokenTokenizer:
         with failures(self.files[0], FAILS):
             return [self._encoding.encode_ordinary(text) for text in texts]
 
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids without special tokens."""
-        special = self._encoding._special_tokens.values()
-        return str(self._encoding.decode([int(i) for i in ids if i not in special]))
 
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of the ranks, the pattern and `eod`."""
-        return self._fingerprint
-
-
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, run by the `sentencepiece` library.
 
     Attributes:
@@ -150,11 +136,6 @@ class SentencePieceTokenizer:
             raise DataError(f"{path}: has no token dataset.eod={name}; name one of its pieces")
         return piece
 
-    @property
-    def unique_identifiers(self) -> dict[str, str]:
-        """The values that Megatron hashes to name its cached indices."""
-        return identifiers(self)
-
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids."""
         with failures(self.files[0], FAILS):
@@ -164,14 +145,6 @@ class SentencePieceTokenizer:
         """Returns the ids of each text."""
         with failures(self.files[0], FAILS):
             return [self._model.encode(text) for text in texts]
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids; control pieces such as `eod` have none."""
-        return str(self._model.decode([int(i) for i in ids]))
-
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of the model and `eod`."""
-        return self._fingerprint
 
 
 def _library(name: str, kind: str) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from quantexp.errors import DataError
 
@@ -15,41 +15,33 @@ _MAX_IDS = 1 << 24
 FAILS = "this tokenizer's library fails on a text"
 
 
-class Tokenizer(Protocol):
-    """The interface that the data path needs."""
+class Tokenizer(ABC):
+    """What the data path and Megatron need."""
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id, `eod` included."""
-
-    @property
-    def eod(self) -> int:
-        """The id that ends a document."""
+    #: One more than the largest id, `eod` included.
+    vocab_size: int
+    #: The id that ends a document.
+    eod: int
+    #: The files it was read from; copies of them give the same tokenizer.
+    files: tuple[Path, ...]
+    _fingerprint: str
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
         """The values that Megatron hashes to name its cached indices."""
+        return {"class": type(self).__name__, "fingerprint": self.fingerprint()}
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files it was read from; copies of them give the same tokenizer."""
+    def fingerprint(self) -> str:
+        """Returns the sha256, in hex, of everything that determines the ids, independent of the files' paths."""
+        return self._fingerprint
 
+    @abstractmethod
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids, without `eod`."""
 
+    @abstractmethod
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the ids of each text as `tokenize` does, in one call, which is faster."""
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids; `eod` has none."""
-
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of everything that determines the ids."""
-
-
-def identifiers(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns the values that Megatron hashes to name its cached indices."""
-    return {"class": type(tokenizer).__name__, "fingerprint": tokenizer.fingerprint()}
 
 
 def check_ids(path: Path, vocab_size: int) -> None:

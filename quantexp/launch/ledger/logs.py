@@ -7,10 +7,12 @@ Following continues across a requeue, which moves the log away and starts a new 
 from __future__ import annotations
 
 import codecs
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from quantexp.errors import RunError, UnreadableError
 from quantexp.launch.backend import Standing, kind_of, launcher_of
@@ -114,15 +116,27 @@ class _Reader:
 
     def _write_new_of(self, file: Path, heading: str) -> bool:
         try:
-            with open_file(file) as stream:
-                position, inode = self._positions.get(file, _Position()), file.stat().st_ino
-                if position.inode != inode or stream.seek(0, 2) < position.offset:
-                    position = _Position(inode)  # the log of another start
-                self._positions[file] = position
-                stream.seek(start := position.offset)
-                while content := stream.read(_PIECE):
-                    self._write(heading * (position.offset == 0) + position.decoder.decode(content))
-                    position.offset += len(content)
+            stream = open_file(file)
         except (OSError, UnreadableError):
             return False
+        with stream:
+            position, inode = (
+                self._positions.get(file, _Position()),
+                os.fstat(stream.fileno()).st_ino,
+            )
+            if position.inode != inode or stream.seek(0, 2) < position.offset:
+                position = _Position(inode)  # the log of another start
+            self._positions[file] = position
+            stream.seek(start := position.offset)
+            while content := _read(stream):
+                self._write(heading * (position.offset == 0) + position.decoder.decode(content))
+                position.offset += len(content)
         return position.offset > start
+
+
+def _read(stream: BinaryIO) -> bytes:
+    """The next bytes; none if the disk fails."""
+    try:
+        return stream.read(_PIECE)
+    except OSError:
+        return b""

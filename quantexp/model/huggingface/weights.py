@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantexp.errors import DataError, UnreadableError
 from quantexp.model.safetensors import content_of
-from quantexp.model.safetensors_header import read_header
+from quantexp.model.safetensors_header import Entry, read_header
 from quantexp.reading.json_files import require_json
 
 if TYPE_CHECKING:
@@ -33,16 +33,10 @@ _PIECES, _PIECE_BYTES = 16, 1 << 14
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Entry):
     """A tensor in a file."""
 
     file: Path
-    #: The format's name.
-    dtype: str
-    shape: tuple[int, ...]
-    #: Range of bytes in the file.
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -85,15 +79,14 @@ def open_weights(path: Path) -> Weights:
     Raises:
         DataError: nothing there, another format, a missing shard, or a damaged file.
     """
-    files = _files(path)
     tensors: dict[str, Stored] = {}
-    for file in files:
-        for name, stored in _header(file).items():
+    for file in _files(path):
+        for name, entry in read_header(file).items():
             if name in tensors:
                 raise DataError(
                     f"{name} is in {tensors[name].file} and in {file}: a shard of another model?"
                 )
-            tensors[name] = stored
+            tensors[name] = Stored(**vars(entry), file=file)
     return Weights(path, tensors)
 
 
@@ -135,13 +128,6 @@ def _shards(index: Path) -> list[Path]:
             "fetch the whole model"
         )
     return [index.parent / name for name in names]
-
-
-def _header(file: Path) -> dict[str, Stored]:
-    return {
-        name: Stored(file, entry.dtype, entry.shape, entry.start, entry.stop)
-        for name, entry in read_header(file).items()
-    }
 
 
 def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:

@@ -6,10 +6,8 @@ One published tensor is in memory at a time. The file names are those of transfo
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -55,7 +53,7 @@ def save_published(
         extra: further files of the folder, each with the function that writes it.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError, RuntimeError: the folder cannot be written; torch raises the latter (see `quantexp.runs.disk.writing`).
         RunError: a weight is NaN or Inf; there is no folder then.
     """
     part = beside(folder)
@@ -95,24 +93,8 @@ def _write_all(
         _write_index(part / INDEX, names, shards, dtype.itemsize)
     config = config_json(model, str(dtype).removeprefix("torch."))
     (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    write_extra(part, extra)
-
-
-def write_extra(part: Path, extra: Mapping[str, Callable[[Path], object]]) -> None:
-    """Write further files into a folder.
-
-    Raises:
-        OSError: names the file and the disk's reason.
-    """
     for name, write in extra.items():
-        try:
-            write(part / name)
-        except RuntimeError as error:  # of torch's writer, whatever the disk said
-            disk, reason = error.__context__, str(error).splitlines()[0]
-            number = disk.errno if isinstance(disk, OSError) else None
-            if number is not None:
-                reason = os.strerror(number)
-            raise OSError(number or errno.EIO, reason, str(part / name)) from error
+        write(part / name)
 
 
 def _shards(shapes: Shapes, itemsize: int, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -203,6 +202,6 @@ def test_nothing_to_compare_is_an_error() -> None:
         compare([])
 
 
-def test_two_runs_of_one_scheme_are_labelled_with_their_hashes(runs: Runs, tmp_path: Path) -> None:
+def test_two_runs_of_one_scheme_are_labelled_with_their_hashes(runs: Runs) -> None:
     comparison = compared(runs.add("FA_mxfp8"), runs.add("FA_mxfp8"))
     assert [row.label for row in comparison.rows] == ["FA_mxfp8 00000000", "FA_mxfp8 00000001"]

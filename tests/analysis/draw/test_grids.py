@@ -36,7 +36,9 @@ def test_the_largest_block_lies_on_its_grid(settings: dict[str, Any]) -> None:
     row, column = divmod(int(x.abs().argmax()), x.shape[1])
     start = column // block * block
     magnitudes = torch.tensor(largest.magnitudes, dtype=torch.float64)
-    for value in set(q[row, start : start + block].tolist()) - {0.0}:
+    values = set(q[row, start : start + block].tolist()) - {0.0}
+    assert values
+    for value in values:
         assert (
             float((magnitudes / value - 1).abs().min()) < 1e-6
         )  # NVFP4's product is rounded to float32
@@ -50,7 +52,9 @@ def test_a_tensor_with_one_scale_lies_on_its_grid(settings: dict[str, Any]) -> N
     (grid,) = grids_of(metadata(settings), x, amax(x))
     q = quantise(x.float(), settings["format"], **_options(settings), amax=finite_amax(x))
     magnitudes = torch.tensor(grid.magnitudes)
-    for value in set(q.abs().reshape(-1).tolist()) - {0.0}:
+    values = set(q.abs().reshape(-1).tolist()) - {0.0}
+    assert values
+    for value in values:
         assert float((magnitudes / value - 1).abs().min()) < 1e-6
 
 
@@ -93,4 +97,5 @@ def test_nonfinite_blocks_are_left_out_of_the_median() -> None:
     x = normal(4, 32)
     x[0] = math.nan
     _, median = grids_of(metadata(MX8), x, 3000.0)
+    assert median.magnitudes
     assert all(math.isfinite(value) for value in median.magnitudes)

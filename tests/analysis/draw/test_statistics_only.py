@@ -116,6 +116,9 @@ def test_statistics_alone_are_drawn_and_tabulated(
     assert len(figures) == 12
     assert not (tmp_path / "draw" / "heatmaps").exists()
     rows = json.loads((tmp_path / "draw" / "statistics" / "statistics.json").read_text())
+    assert {(row["module"], row["tensor"]) for row in rows} == {
+        one for one in tensors if one[0].startswith("fc")
+    }
     for row in rows:
         x = tensors[row["module"], row["tensor"]].double().numpy()
         assert row["mean"] == pytest.approx(x.mean(), abs=1e-6)

@@ -183,7 +183,9 @@ def test_shares_of_scale_exponents_add_up_to_one(capture: Capture) -> None:
     capture.add(x, "input", formats=linear_formats(MX4))
     run = run_of(capture)
     figure = scale_exponents(run, AS_DECLARED, groups_of(run)[AS_DECLARED])
-    for line in figure.axes[0].get_lines():
+    lines = figure.axes[0].get_lines()
+    assert lines
+    for line in lines:
         assert math.isclose(float(np.sum(line.get_ydata())), 1, rel_tol=1e-12)
     assert "one scale a block; 2 blocks of zeros are left out" in texts(figure)
 

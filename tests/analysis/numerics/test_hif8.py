@@ -59,4 +59,6 @@ def test_zero_nan_and_inf_have_no_exponent() -> None:
 def test_shares_of_the_tiers_are_of_the_nonzero_codes() -> None:
     shares = tier_shares(Counts(-16, (1, 1, *[0] * 11, 3, *[0] * 6, 5)))
     assert shares == {Tier.THREE: 0.3, Tier.TWO: 0.5, Tier.ONE: 0.1, Tier.NONE: 0.1}
-    assert all(math.isnan(share) for share in tier_shares(Counts()).values())
+    of_nothing = tier_shares(Counts())
+    assert set(of_nothing) == set(Tier)
+    assert all(math.isnan(share) for share in of_nothing.values())

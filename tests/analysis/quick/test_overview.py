@@ -179,6 +179,7 @@ def test_thirty_schemes_have_names_that_do_not_overlap() -> None:
     styles = scheme_styles([f"scheme{i}" for i in range(30)])
     thirty_schemes = [Scheme(f"scheme{i}", style, (), band, band) for i, style in enumerate(styles)]
     figure = draw_overview(thirty_schemes).figure
+    assert len(titles(figure)) == len(figure.axes) == 2
     figure.canvas.draw()
     for ax in figure.axes:
         boxes = sorted((t.get_window_extent() for t in ax.texts), key=lambda box: box.y0)

@@ -320,10 +320,17 @@ def test_experts_without_any_number_have_the_state_failed(capture: Capture) -> N
 
 def test_statistics_in_an_unknown_format_leave_a_cell_with_their_numbers(runs: Runs) -> None:
     run = runs.add("linear_mxfp8")
-    judged = {"fidelity": {"format": "fp3", "axis": -1}, "count": 1}
-    write(run, [line("forward", "qkv", "input", 0, statistics=judged)])
+    numbers = {"count": 4, "abs_max": 3.0, "mean": 0.0, "std": 1.5}
+    judged = {"fidelity": {"format": "fp3", "axis": -1, "sqnr_db": 20.0}, **numbers}
+    formats = {"fprop.x": {**MX8, "axis": "input_width"}}
+    write(run, [line("forward", "qkv", "input", 0, statistics=judged, formats=formats)])
     table = numerics(run, None, 100, Deadline(None))
-    assert content_of(table, "input")["count"] == 1
+    content = content_of(table, "input")
+    assert {key: content[key] for key in numbers} == numbers
+    assert content["crest"] == 2.0
+    assert "state" not in content
+    slot = content_of(table, "x fprop")
+    assert slot == {"of": 0, "state": "failed", "format": "mxfp8_e4m3"}, "fp3 is not judged"
 
 
 def test_an_old_collection_without_a_manifest_is_shown(tmp_path: Path) -> None:

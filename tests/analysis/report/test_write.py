@@ -137,7 +137,8 @@ def test_text_of_a_run_is_never_markup(runs: Runs) -> None:
         assert json.loads(page.scripts[0])["numerics"][0]["rows"]
         assert "<" not in page.scripts[0]
         assert SCRIPT in page.text
-        assert all(a.get("src", "").startswith("data:") for t, a in page.tags if t == "img")
+        (image,) = (a for tag, a in page.tags if tag == "img")
+        assert str(image["src"]).startswith("data:")
 
 
 def test_json_in_the_page_reads_back_and_holds_no_markup() -> None:
@@ -205,6 +206,7 @@ def test_ten_schemes_of_many_layers_stay_below_ten_megabytes(runs: Runs) -> None
     file = write_report([runs.root], runs.root)
     assert 4e6 < file.stat().st_size < 10e6
     data = json.loads(Page(file).scripts[0])
+    assert len(data["numerics"]) == len(names)
     for one in data["numerics"]:
         tensor_cells = [cell for cell in one["cells"] if not one["rows"][cell[1]]["is_slot"]]
         assert 800 < len(tensor_cells) <= 1000
@@ -234,7 +236,9 @@ def test_every_cell_of_a_wide_table_names_its_column_for_narrow_pages(runs: Runs
     runs.add()
     runs.add("FA_mxfp8")
     page = write_report([runs.root], runs.root).read_text()
-    for table in re.findall(r'<table class="stack">.*?</table>', page, re.DOTALL):
+    tables = re.findall(r'<table class="stack">.*?</table>', page, re.DOTALL)
+    assert len(tables) == 4, "all runs, their differences, and the precision map of each"
+    for table in tables:
         headings = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', table)
         labels = re.findall(r'<td data-label="([^"]+)"', table)
         assert labels
@@ -295,12 +299,14 @@ def test_an_empty_sweep_is_refused(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_ids_on_the_page_are_unique_and_every_link_has_its_target(runs: Runs) -> None:
-    runs.add()
-    runs.add("FA_mxfp8")
-    file = write_report([runs.root], runs.root)
-    ids = [a["id"] for _, a in Page(file).tags if "id" in a]
+    for run in (runs.add(), runs.add("FA_mxfp8")):
+        run.figures.mkdir()
+        (run.figures / "quick_analysis.png").write_bytes(PNG)
+    tags = Page(write_report([runs.root], runs.root)).tags
+    ids = [a["id"] for _, a in tags if "id" in a]
     assert len(ids) == len(set(ids))
-    assert set(re.findall(r'href="#([^"]+)"', file.read_text())) <= set(ids)
+    links = {str(a["href"]).removeprefix("#") for _, a in tags if "href" in a}
+    assert {"content", "overview", "losses", "figures-0", "figures-1"} <= links <= set(ids)
 
 
 def test_a_run_without_a_finite_loss_shows_its_iterations(runs: Runs) -> None:

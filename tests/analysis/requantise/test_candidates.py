@@ -87,7 +87,9 @@ def test_the_first_candidate_is_the_default_of_a_scheme(name: str) -> None:
 def test_settings_of_a_candidate_mean_the_same_in_a_scheme(candidate: Candidate) -> None:
     declared = resolve_site(Site.LINEAR, LinearSite(**candidate.settings()))
     for tensor in ("input", "weight", "grad_output"):
-        for slot in slots_of({"layer_type": "linear", "tensor": tensor}):
+        slots = slots_of({"layer_type": "linear", "tensor": tensor})
+        assert len(slots) == 2
+        for slot in slots:
             spec = candidate.spec(slot)
             assert spec == declared[slot]
             assert spec.left == declared[slot].left

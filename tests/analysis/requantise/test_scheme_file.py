@@ -96,7 +96,9 @@ def test_slots_with_the_same_settings_share_a_rule() -> None:
 def test_modules_without_a_name_are_all_of_the_site() -> None:
     """Old names have `linear` and no module; experts are one module for the recommendation and many for the model."""
     text = scheme_text(choose("linear", [Site.LINEAR], lambda n: EVERY[0]), 25.0)
-    assert all("modules" not in rule for rule in yaml.safe_load(text)["rules"])
+    rules = yaml.safe_load(text)["rules"]
+    assert len(rules) == 6
+    assert all("modules" not in rule for rule in rules)
     text = scheme_text(choose("expert-fc1", [Site.LINEAR], lambda n: EVERY[0]), 25.0)
     assert yaml.safe_load(text)["rules"][0]["modules"] == ["expert*-fc1"]
 

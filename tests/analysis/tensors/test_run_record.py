@@ -17,7 +17,7 @@ def test_names_come_from_the_configuration_and_the_label_wins(tmp_path: Path) ->
     names = read_names(RunDir(tmp_path))
     assert (names.run, names.model, names.dataset) == (tmp_path.name, "m", "d (built-in sample)")
     assert (names.scheme, names.capture_dir) == ("FA_mxfp8", "/elsewhere")
-    assert (names.model_label, names.short_model_label) == ("m", "m")
+    assert names.model_label == "m"
 
 
 def test_a_dataset_without_label_has_its_name(tmp_path: Path) -> None:

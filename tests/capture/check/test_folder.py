@@ -123,6 +123,13 @@ MANIFEST, STATISTICS = "manifest.jsonl", "statistics.jsonl"
         ),
         (write("report.json", "{"), "report.json", None, "line 1: "),
         (write("report.json", '{"files": 3}'), "report.json", None, "files is 3, the manifest has"),
+        (text(MANIFEST, 2, "{}\n"), MANIFEST, 2, "it names no tensor"),
+        (
+            write("report.json", '{"by_layer": {"0": {"tensors": 3}}}'),
+            "report.json",
+            None,
+            r"by_layer\.0\.tensors is 3, the manifest has \d+; \d+ more of by_layer differ",
+        ),
         (write("mxfp8/more.pt", ""), "mxfp8/more.pt", None, "no line names it"),
         (write("mxfp8/x.pt.part", ""), "mxfp8/x.pt.part", None, "a temporary file that its writer"),
         (write(".report.json.7", ""), ".report.json.7", None, "a temporary file that its writer"),
@@ -219,14 +226,14 @@ def test_a_killed_run_has_no_hashes_of_its_lists(tmp_path: Path) -> None:
     assert [each.file for each in check(tmp_path, is_complete=True).problems] == ["report.json"]
 
 
-def test_the_verb_prints_a_table_and_ends_with_1(
+def test_the_verb_prints_a_line_for_each_problem_and_ends_with_1(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text(MANIFEST, 2, '{"broken\n')(folder)
     assert main(["captures", str(folder), "--check"]) == 1
     output = capsys.readouterr()
-    assert output.out.split("\n")[0].split() == ["file", "line", "what", "is", "wrong"]
-    assert re.search(r"manifest\.jsonl +2  it cannot be read: ", output.out)
+    first = "manifest.jsonl, line 2: it cannot be read: unexpected control character in string"
+    assert output.out.splitlines()[0] == first
     assert re.search(r"15 of 15 tensors .*; 36 lines, 20 files, \d+ problems\n$", output.err)
     assert main(["captures", str(folder), "--check", "--json"]) == 1
     problems = json.loads(capsys.readouterr().out)["problems"]

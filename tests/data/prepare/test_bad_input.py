@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import finish, run, shards, unpack
+from quantexp.data.prepare import finish, make, shards, unpack
 from quantexp.data.prepare.inputs import find_inputs
 from quantexp.data.prepare.outputs import make_output, read_arrays
 from quantexp.data.prepared import read_card
@@ -349,7 +349,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_resumed(
             raise KeyboardInterrupt
         return summary
 
-    monkeypatch.setattr(run, "make_output", once)
+    monkeypatch.setattr(make, "make_output", once)
     with pytest.raises(KeyboardInterrupt):
         prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
     prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")

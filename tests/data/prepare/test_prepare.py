@@ -12,12 +12,13 @@ import pytest
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import job, run, shards
-from quantexp.data.prepare.outputs import PartialFolder, make_output, sole_user
+from quantexp.data.prepare import job, make, shards
+from quantexp.data.prepare.outputs import make_output
+from quantexp.data.prepare.partial import PartialFolder, sole_user
 from quantexp.data.prepare.work import PARTS
 from quantexp.data.prepared import read_card
-from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
+from tests.data.pairs import text_of
 
 from .made import config, content_of, lines, prepared, rows, texts, write_forms
 
@@ -25,7 +26,7 @@ from .made import config, content_of, lines, prepared, rows, texts, write_forms
 def read(prefix: Path) -> list[str]:
     """The texts of a pair, as Megatron reads it."""
     pair = IndexedDataset(str(prefix))
-    return [ByteTokenizer().detokenize(pair[i].tolist()) for i in range(len(pair))]
+    return [text_of(pair[i].tolist()) for i in range(len(pair))]
 
 
 def part(text: str, bounds: tuple[float, float] = (0.95, 1.0)) -> int:
@@ -171,7 +172,7 @@ def test_only_the_shards_without_an_output_are_processed_again(
             raise KeyboardInterrupt
         return make_output(shard, *arguments)
 
-    monkeypatch.setattr(run, "make_output", recorded)
+    monkeypatch.setattr(make, "make_output", recorded)
     prefix, stop = tmp_path / "own" / "x", 6
     with pytest.raises(KeyboardInterrupt):
         prepared(tmp_path / "a.jsonl", prefix)
@@ -309,7 +310,7 @@ def test_another_job_does_not_continue_an_unfinished_one(
         make_output(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "make_output", once)
+    monkeypatch.setattr(make, "make_output", once)
     with pytest.raises(KeyboardInterrupt):
         prepared(tmp_path / "a.jsonl", tmp_path / "own", min_chars=5)
     monkeypatch.undo()

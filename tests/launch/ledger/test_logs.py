@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -191,3 +191,16 @@ def test_following_goes_on_across_a_requeue(slurm: FakeSlurm, make_run: MakeRun)
     end(run)
     slurm.answer("squeue", queue_line("7_4", "COMPLETED", restarts=1))
     following.ends()
+
+
+@pytest.mark.parametrize("log", [show_log, follow_log])
+def test_output_that_nobody_reads_any_more_ends_the_command(
+    running: RunDir, log: Callable[[RunDir, int, Callable[[str], object]], None]
+) -> None:
+    running.rank_log(0).write_text("one\n")
+
+    def write(text: str) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        log(running, 0, write)

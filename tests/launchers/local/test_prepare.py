@@ -53,6 +53,7 @@ def test_commit_is_queried_once_and_is_in_every_provenance(
     monkeypatch.setattr(prepare, "checkout", checkout)
     sheet = prepare_sheet([(make(1), 0), (make(2), 0)], console)
     assert calls == [1]
+    assert len(sheet.items) == 2
     for item in sheet.items:
         assert item.run is not None
         assert read_json(item.run.provenance)["source"]["commit"] == "0123"

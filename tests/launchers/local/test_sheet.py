@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -134,3 +135,16 @@ def test_missing_folder_is_not_created_again(sheet: Sheet) -> None:
     run.root.rename(sheet.root / "elsewhere")
     item.hold_back("for a reason")
     assert not run.root.exists()
+
+
+def test_reason_that_a_full_disk_refuses_stops_no_other_run(
+    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item, run = prepared(sheet)
+
+    def write(file: Path, status: Status) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("quantexp_launchers.local.sheet.write_status", write)
+    item.hold_back("for a reason")
+    assert reason(run) == ""

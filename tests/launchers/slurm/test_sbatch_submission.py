@@ -296,6 +296,7 @@ def test_variables_cannot_change_the_request(
         monkeypatch.setenv(name, value)
     check(batch(partition="ours"))
     submit(batch(partition="ours"))
+    assert len(calls()) == 2
     for call in calls():
         env = call["env"]
         assert {name for name in environment if name in env} == {

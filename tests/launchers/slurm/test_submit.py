@@ -4,6 +4,7 @@ none.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -337,14 +338,36 @@ def test_all_arrays_are_withdrawn_if_one_is_refused(
         send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
     first, second = sorted(path.name for path in (tmp_path / "runs" / "submissions").iterdir())
     assert slurm.cancelled == [f"--name={first}", f"--name={second}"]
-    for folder in (tmp_path / "runs").glob("llama*"):
+    folders = list((tmp_path / "runs").glob("llama*"))
+    assert len(folders) == 3
+    for folder in folders:
         status = status_of(RunDir(folder))
         assert (status.submission, status.task, status.job_id) == (None, None, None)
         assert (status.state, status.reason) == (State.CANCELLED, f"not submitted: {why}")
     slurm.on_submit = lambda _: None
     sent, _ = send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
+    assert len(sent) == 3
     assert all(one.job_id for one in sent)
     assert not list((tmp_path / "runs").glob("llama*/attempts")), "it had never started"
+
+
+def test_all_is_taken_back_on_a_full_disk_too(
+    slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_status_of_cancelled(file: Path, status: Status) -> None:
+        if status.state is State.CANCELLED:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_status(file, status)
+
+    def second_is_refused(batch: Batch) -> None:
+        if slurm.sent:
+            raise RunError("SLURM refuses the job: no more")
+
+    monkeypatch.setattr(submit, "write_status", write_status_of_cancelled)
+    slurm.on_submit = second_is_refused
+    with pytest.raises(RunError, match="no more"):
+        send([point(1), point(2, time_min=5)], QUIET)
+    assert len(slurm.cancelled) == 2
 
 
 def test_submissions_that_cannot_be_written_are_a_clean_error(

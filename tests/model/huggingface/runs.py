@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from quantexp.config.compose import compose
-from quantexp.data.binary import write_binary
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
+from tests.data.pairs import write_binary
 from tests.model.huggingface.published import FAMILIES, published_model, write
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.data.binary import pair_paths, write_binary
+from quantexp.data.binary import pair_paths
 from quantexp.data.prepared import card_path, read_card
 from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
@@ -21,6 +21,7 @@ from quantexp.training.log import LOG
 from quantexp.training.megatron import data_loader
 from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets
 from quantexp.training.megatron.pairs import open_pair
+from tests.data.pairs import text_of, write_binary
 from tests.data.side_by_side import side_by_side
 
 T = 64
@@ -74,7 +75,7 @@ def test_samples_are_windows_of_the_joined_documents(build: Callable[..., Datase
     whole = [text for text in texts if len(text.encode()) > T]
     tokenizer = ByteTokenizer()
     for row in tokens_of(build().train)[:10].tolist():
-        parts = [tokenizer.detokenize(p).strip("\ufffd") for p in _split(row, tokenizer.eod)]
+        parts = [text_of(p).strip("\ufffd") for p in _split(row, tokenizer.eod)]
         assert all(any(part in text for text in whole) for part in parts)
 
 
@@ -257,7 +258,7 @@ def test_the_card_assigns_documents_to_training_and_validation(
     card = read_card(prefix)
     assert card is not None
     assert data.valid is not None
-    texts = [ByteTokenizer().detokenize(pair[i].tolist()) for i in range(len(pair))]
+    texts = [text_of(pair[i].tolist()) for i in range(len(pair))]
     for part, own in (
         (data.train, slice(0, card.num_documents[0])),
         (data.valid, slice(card.num_documents[0], None)),
@@ -266,7 +267,7 @@ def test_the_card_assigns_documents_to_training_and_validation(
         whole = [row for row in tokens_of(part).tolist() if 256 not in row]
         assert whole
         for row in whole:
-            text = ByteTokenizer().detokenize(row).strip("\ufffd")
+            text = text_of(row).strip("\ufffd")
             assert any(text in document for document in inside)
 
 

@@ -101,6 +101,7 @@ def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
     stock, ours = record_training(experiment, stock=True), record_training(experiment)
     for a, b in zip(stock.metrics, ours.metrics, strict=True):
         assert (a.loss, a.grad_norm, a.lr) == (b.loss, b.grad_norm, b.lr)
+    assert len(ours.gradients_by_name) == len(ours.metrics) > 0
     for theirs, own in zip(stock.gradients_by_name, ours.gradients_by_name, strict=True):
         assert theirs.keys() == own.keys()
         assert all(torch.equal(theirs[name], own[name]) for name in theirs)
@@ -123,6 +124,7 @@ def test_latent_attention_and_experts_equal_the_stock_classes(
     stock, ours = record_training(experiment, stock=True), record_training(experiment)
     for a, b in zip(stock.metrics, ours.metrics, strict=True):
         assert (a.loss, a.grad_norm) == (b.loss, b.grad_norm)
+    assert len(ours.gradients_by_name) == len(ours.metrics) > 0
     for theirs, own in zip(stock.gradients_by_name, ours.gradients_by_name, strict=True):
         assert theirs.keys() == own.keys()
         assert all(torch.equal(theirs[name], own[name]) for name in theirs)

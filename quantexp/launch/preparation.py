@@ -1,0 +1,89 @@
+"""The submission of a preparation to a cluster: what `PREFIX.partial/submission.json` records, and its live jobs.
+
+The file names the launcher, so that whoever prepares at that prefix next, on a cluster or on this machine, asks the
+launcher whether jobs still do. It stays when jobs fail, and is removed with the folder when the dataset is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from quantexp.data.prepare.outputs import writing
+from quantexp.errors import RunError, UnreadableError
+from quantexp.launch.backend import Job, launcher_of
+from quantexp.reading.json_files import read_json
+from quantexp.runs.status import write_json
+
+if TYPE_CHECKING:
+    from quantexp.data.prepare.partial import PartialFolder
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The newest submission."""
+
+    #: The kind of the launcher.
+    launcher: str
+    #: The name of all its jobs.
+    name: str
+    #: The folder of its script and of the output of its jobs.
+    folder: str
+    #: The hash of the preparation.
+    job: str
+
+
+def read_submitted(folder: PartialFolder) -> Submitted | None:
+    """The newest submission; None if there is none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        return read_json(folder.submission, Submitted)
+    except FileNotFoundError:
+        return None
+    except UnreadableError as error:
+        raise RunError(f"{error}; delete it if no job prepares there") from error
+
+
+def write_submitted(folder: PartialFolder, submitted: Submitted) -> None:
+    """Record a submission.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    with writing(folder.submission):
+        write_json(folder.submission, asdict(submitted))
+
+
+def live_jobs(submitted: Submitted) -> list[Job]:
+    """The jobs of a submission that wait or run.
+
+    Raises:
+        RunError: the scheduler does not answer.
+        ConfigError: its launcher is not installed here.
+    """
+    return launcher_of(submitted.launcher).preparing(submitted.name)
+
+
+def refuse_while_jobs_prepare(folder: PartialFolder) -> None:
+    """Refuse to prepare where jobs of a cluster do.
+
+    Raises:
+        RunError: names the first job, or says why it is not known whether there are any.
+    """
+    if (submitted := read_submitted(folder)) is None:
+        return
+    try:
+        jobs = live_jobs(submitted)
+    except RunError as error:
+        raise RunError(
+            f"{folder.submission} names jobs of launcher.kind={submitted.launcher}, which cannot be queried ({error}); "
+            "delete that file if none of them is left"
+        ) from error
+    if jobs:
+        raise RunError(
+            f"{folder.root}: job {jobs[0].id} is {jobs[0].activity} and prepares there; wait for it, cancel it "
+            f"(submission {submitted.name}), or give another dataset.path"
+        )
