@@ -54,7 +54,7 @@ def _run_row(run: RunDir) -> dict[str, object] | None:
     status = read_status(run.status)
     if status is None:
         return None
-    metrics, config = last_metrics(run), read_config(run, "model")
+    metrics, config = last_metrics(run), read_config(run)
     return {
         "run": run.root.name,
         "state": status.state.value,

@@ -5,7 +5,6 @@ An alias makes a text of some lines into a value of any size. This program write
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ MOST_BYTES, _MOST_DIGITS = 1 << 22, 400
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(file: Path, last: str | None = None) -> dict[str, Any]:
-    """The keys and values of a YAML file; with `last`, those up to this key, and what follows is not checked.
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file.
 
     Raises:
         FileNotFoundError: there is no such file.
         UnreadableError: names the file, and the line where YAML has one.
     """
-    text = read_yaml_text(file) if last is None else _text_up_to(last, file)
+    text = read_yaml_text(file)
     try:
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -48,28 +47,6 @@ def read_yaml_text(file: Path) -> str:
         UnreadableError: it is no YAML, or exceeds a bound, or has an alias or a tag.
     """
     text = read_text(file, MOST_BYTES)
-    for _ in _events(text, file):
-        pass
-    return text
-
-
-def _text_up_to(last: str, file: Path) -> str:
-    """The text of a YAML file up to the end of this key's value; all of it without the key, or within braces."""
-    text = read_text(file, MOST_BYTES).removeprefix("\ufeff")  # marks do not count it
-    is_block, nodes = False, []
-    for event, levels in _events(text, file):
-        if levels == 1 and isinstance(event, yaml.CollectionStartEvent):
-            is_block = not event.flow_style
-        elif levels == 1 and is_block:
-            nodes.append(getattr(event, "value", None))
-            if len(nodes) % 2 == 0 and nodes[-2] == last:
-                assert event.end_mark is not None
-                return text[: event.end_mark.index]
-    return text
-
-
-def _events(text: str, file: Path) -> Iterator[tuple[yaml.Event, int]]:
-    """The events of a YAML text within the bounds, each with the number of open lists and mappings."""
     levels = 0
     try:
         for event in yaml.parse(text, _Loader):
@@ -78,9 +55,9 @@ def _events(text: str, file: Path) -> Iterator[tuple[yaml.Event, int]]:
             if words := _refusal(event, levels):
                 line = 1 + getattr(event.start_mark, "line", 0)
                 raise UnreadableError(f"{file}, line {line}: {words}")
-            yield event, levels
     except yaml.YAMLError as error:
         raise _wrong(file, error) from error
+    return text
 
 
 def _refusal(event: yaml.Event, levels: int) -> str | None:

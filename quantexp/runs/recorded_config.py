@@ -11,16 +11,16 @@ from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
 
-def read_config(run: RunDir, last: str | None = None) -> dict[str, Any]:
+def read_config(run: RunDir) -> dict[str, Any]:
     """config.yaml as plain values, whose types are those of the schema; empty without the file.
 
-    With `last`, only the keys up to this one are read. Keys that another version has more or less are left alone.
+    Keys that another version has more or less are left alone.
 
     Raises:
         UnreadableError: names the file, and the line or the key.
     """
     try:
-        config = read_yaml(run.config, last)
+        config = read_yaml(run.config)
         check_known(config, Experiment)
     except FileNotFoundError:
         return {}

@@ -215,17 +215,6 @@ def test_a_listed_run_has_its_model(tmp_path: Path) -> None:
     assert run_rows(tmp_path)[0]["model"] == "llama32-1b cut to 384M of 1.24B parameters"
 
 
-def test_a_listed_run_needs_its_configuration_to_the_end_of_the_model(tmp_path: Path) -> None:
-    finished_run(tmp_path, "m_d_a-1", Status(State.COMPLETED, created="2026-01-01T00:00:00+00:00"))
-    config = tmp_path / "m_d_a-1" / "config.yaml"
-    config.write_text("model:\n  name: mine\ntraining: [")
-    assert run_rows(tmp_path)[0]["model"] == "mine"
-    config.write_text("model:\n  name: mine\n  num_layers: *a\n")
-    assert str(run_rows(tmp_path)[0]["reason"]).startswith("config.yaml, line 3: ")
-    config.write_text("model:\n  name: mine\n  num_layers: abc\n")
-    assert "config.yaml: model.num_layers must be" in str(run_rows(tmp_path)[0]["reason"])
-
-
 def test_list_of_no_runs_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(record(["runs"], None, tmp_path), Console())
     assert capsys.readouterr().out == "runs: none\n"

@@ -44,31 +44,3 @@ def test_errors_name_the_file_and_the_line(tmp_path: Path, text: str, words: str
     with pytest.raises(UnreadableError) as caught:
         read_yaml(file)
     assert str(caught.value).startswith(f"{file}{words}")
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        ("x: 1\nb:\n  b: [1]\n  c: {d: 2}\nx: *no", {"x": 1, "b": {"b": [1], "c": {"d": 2}}}),
-        ("a: b\nb: {c: 1}\r\nd: [", {"a": "b", "b": {"c": 1}}),
-        ("\ufeffé: é\nb: 33\nd: [", {"é": "é", "b": 33}),
-        ("b:\n- 1\n- b\n# c\n\nd: [", {"b": [1, "b"]}),
-        ("b: |\n  1\n  b\nd: [", {"b": "1\nb\n"}),
-        ("{a: {b: 1}, b: 2, c: 3}", {"a": {"b": 1}, "b": 2, "c": 3}),
-        ("a: {b: 1}\nc: 2", {"a": {"b": 1}, "c": 2}),
-    ],
-)
-def test_reading_ends_after_the_last_key_that_is_wanted(
-    tmp_path: Path, text: str, content: object
-) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(text)
-    assert read_yaml(file, "b") == content
-
-
-def test_what_is_read_up_to_a_key_is_bounded_too(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    for text, words in (("a: 1\nb: *a\n", "alias"), ("a: !t 1\nb: 2", "tag"), ("- b\n- 1", "list")):
-        file.write_text(text)
-        with pytest.raises(UnreadableError, match=words):
-            read_yaml(file, "b")
