@@ -10,6 +10,7 @@ from quantexp.model.decoder import (
     other_parameters,
     value_head_dim,
 )
+from quantexp.model.layout import Layout
 from quantexp.schema import Experiment, ModelConfig, Precision, TrainingConfig
 
 #: Megatron pads the vocabulary to a multiple of this, so that it divides over tensor-parallel ranks.
@@ -22,9 +23,9 @@ def padded_vocab_size(vocab_size: int) -> int:
 
 
 def num_micro_batches_each(experiment: Experiment) -> int:
-    """Micro-batches per process in one global batch."""
+    """Micro-batches of one data-parallel rank in one global batch."""
     training = experiment.training
-    sequences = training.micro_batch_size * experiment.launcher.num_processes
+    sequences = training.micro_batch_size * Layout.of(experiment).data
     return training.global_batch_size // sequences
 
 

@@ -44,6 +44,11 @@ from quantexp.schema.model import (
     MoeConfig,
     YarnConfig,
 )
+from quantexp.schema.parallel import (
+    Dispatcher,
+    ParallelConfig,
+    Unaligned,
+)
 from quantexp.schema.quant import (
     LinearDgrad,
     LinearFprop,
@@ -91,6 +96,7 @@ __all__ = [
     "Composition",
     "ContainerRuntime",
     "DatasetConfig",
+    "Dispatcher",
     "EvaluationConfig",
     "Experiment",
     "JobConfig",
@@ -106,6 +112,7 @@ __all__ = [
     "ModelConfig",
     "MoeConfig",
     "Nonfinite",
+    "ParallelConfig",
     "PathsConfig",
     "Precision",
     "PvDgradP",
@@ -127,6 +134,7 @@ __all__ = [
     "TokenizerKind",
     "TrackingConfig",
     "TrainingConfig",
+    "Unaligned",
     "WandbConfig",
     "WandbMode",
     "YarnConfig",

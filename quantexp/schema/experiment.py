@@ -11,6 +11,7 @@ from quantexp.schema.capture import CaptureConfig
 from quantexp.schema.dataset import DatasetConfig
 from quantexp.schema.launcher import LauncherConfig
 from quantexp.schema.model import ModelConfig
+from quantexp.schema.parallel import ParallelConfig
 from quantexp.schema.quant import QuantConfig
 from quantexp.schema.tracking import TrackingConfig
 from quantexp.schema.training import CheckpointConfig, EvaluationConfig, TrainingConfig
@@ -44,6 +45,7 @@ class Experiment:
     quant: QuantConfig = field(default_factory=QuantConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)

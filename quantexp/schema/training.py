@@ -51,6 +51,9 @@ class Recompute(Enum):
     """Which activations are recomputed in the backward pass instead of stored."""
 
     none = "none"
+    #: The core attention: scores, softmax and context.
+    selective = "selective"
+    #: Whole layers.
     full = "full"
 
 
@@ -95,6 +98,9 @@ class TrainingConfig:
     #: fp16's first loss scale (a power of two); it adapts from there.
     initial_loss_scale: float = limited(65536.0, _POWER_OF_TWO, at_most(1 << 64))
     recompute: Recompute = Recompute.none
+    #: Each data-parallel rank keeps a share of the optimizer's state (ZeRO-1, arXiv 1910.02054). null means yes with
+    #: several such ranks, unless the optimizer's state is saved or loaded.
+    distributed_optimizer: bool | None = None
     #: plain stores T x T scores per head and supports every scheme; fused does not and supports FA_* and linear_*;
     #: tiled does not either and supports all except stochastic rounding of P or dS.
     attention: AttentionPath = AttentionPath.plain
