@@ -128,6 +128,9 @@ def _parallel(layout: Layout, num_layers: int) -> dict[str, object]:
         "sequence_parallel": layout.sequence,
         "pipeline_model_parallel_size": layout.pipeline,
         "virtual_pipeline_model_parallel_size": layout.chunks if layout.chunks > 1 else None,
+        # In a batch, messages of two chunks between the same two ranks are taken for one another.
+        "overlap_p2p_comm": layout.chunks > 1,
+        "batch_p2p_comm": layout.chunks == 1,
         "num_layers_in_last_pipeline_stage": None if is_even else last,
         "context_parallel_size": layout.context,
         "expert_model_parallel_size": layout.expert,
