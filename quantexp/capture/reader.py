@@ -21,9 +21,8 @@ from torch import Tensor
 from quantexp.capture.lines import lists_of, readable_lines, unlisted
 from quantexp.capture.names import metadata_of
 from quantexp.capture.place import place_of_captures
-from quantexp.capture.store.content import has_hash
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine
-from quantexp.capture.store.values import identity, load_values, name_of, path_of
+from quantexp.capture.store.values import has_hash, identity, load_values, name_of, path_of
 from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import user_path
 

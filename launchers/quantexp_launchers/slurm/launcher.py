@@ -97,12 +97,12 @@ class SlurmLauncher(Launcher):
 
     def plan(self, experiment: Experiment, folder: Path) -> LaunchPlan:
         """The batch script; needs no SLURM."""
-        from quantexp_launchers.slurm.sbatch import script
+        from quantexp_launchers.slurm.script import run_script
         from quantexp_launchers.slurm.submit import planned
 
         batch = planned(experiment, folder)
         command = ["sbatch", str(Submission(batch.folder).script)]
-        return LaunchPlan(command, script=script(batch))
+        return LaunchPlan(command, script=run_script(batch))
 
 
 def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:

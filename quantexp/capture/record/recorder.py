@@ -28,9 +28,8 @@ from quantexp.capture.select.sample import sample_of
 from quantexp.capture.statistics.fidelity import Chosen, chosen_for
 from quantexp.capture.statistics.summary import Summary, summarise
 from quantexp.capture.store.deferred import Deferred, deferred
-from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.folder import CaptureStore, Stored
 from quantexp.capture.store.metadata import BEFORE, About, Describer
-from quantexp.capture.store.writers import Stored
 from quantexp.errors import CaptureError
 from quantexp.formats.torch_internals import in_backward, without_torch_function
 from quantexp.quant.hooks import FORWARD, TensorHook

@@ -39,15 +39,12 @@ from quantexp.launch.preparation import (
 from quantexp.runs.paths import RunsRoot, Submission
 from quantexp.runs.snapshot import take_snapshot
 from quantexp.schema import Experiment, LauncherConfig
+from quantexp_launchers.slurm.check import check_script
 from quantexp_launchers.slurm.clients import ClientError, run_client
 from quantexp_launchers.slurm.prepare.plan import Plan, submitted_from, write_plan
-from quantexp_launchers.slurm.sbatch import (
-    check_script,
-    ids_of_tasks,
-    require_slurm,
-    submit_script,
-)
+from quantexp_launchers.slurm.scheduler import require_slurm, submit_script
 from quantexp_launchers.slurm.script import first_lines, python, script
+from quantexp_launchers.slurm.states import ids_of_tasks
 from quantexp_launchers.slurm.submit import check_root, current_umask
 
 

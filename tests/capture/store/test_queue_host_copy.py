@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.capture.store.folder import CaptureStore, HostMemory, host_copy
+from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import About
+from quantexp.capture.store.queue import HostMemory, host_copy
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ import safetensors.torch
 import torch
 
 from quantexp.capture import open_capture
-from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.folder import CaptureStore, ShardFiles
 from quantexp.capture.store.manifest import INDEX, finish_capture
 from quantexp.capture.store.metadata import About
-from quantexp.capture.store.writers import ShardFiles
 from quantexp.cli.main import main
 from quantexp.errors import CaptureError
 from quantexp.folders import beside

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.sbatch import script
+from quantexp_launchers.slurm.script import run_script
 
 from quantexp.schema import ContainerRuntime, LauncherConfig
 
@@ -50,7 +50,7 @@ def srun(text: str) -> list[str]:
 
 def test_plain_run_requests_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
-    assert script(batch(launcher())) == (
+    assert run_script(batch(launcher())) == (
         "#!/bin/bash\n\n# Parameters\n"
         "#SBATCH --error=/w/runs/submissions/q-1/%j_0_log.err\n"
         "#SBATCH --job-name=q-1\n"
@@ -111,7 +111,7 @@ def test_every_key_of_a_request_reaches_sbatch() -> None:
         max_requeue=0,
         signal_s=300,
     )
-    sbatch_options = options(script(batch(config, runs=5, throttle=2, dependency="afterok:7")))
+    sbatch_options = options(run_script(batch(config, runs=5, throttle=2, dependency="afterok:7")))
     folder = "/w/runs/submissions/q-1"
     assert sbatch_options == {
         "account": "research",
@@ -144,23 +144,23 @@ def test_every_key_of_a_request_reaches_sbatch() -> None:
 
 
 def test_array_runs_all_at_once_without_a_limit() -> None:
-    assert options(script(batch(launcher(), runs=3)))["array"] == "0-2%3"
-    assert "array" not in options(script(batch(launcher(), runs=1)))
+    assert options(run_script(batch(launcher(), runs=3)))["array"] == "0-2%3"
+    assert "array" not in options(run_script(batch(launcher(), runs=1)))
 
 
 @pytest.mark.parametrize(("time_min", "signal_s"), [(1, 30), (2, 60), (3, 90), (60, 90)])
 def test_warning_comes_in_the_second_half_of_a_short_run(time_min: int, signal_s: int) -> None:
-    assert options(script(batch(launcher(time_min=time_min))))["signal"] == f"USR2@{signal_s}"
+    assert options(run_script(batch(launcher(time_min=time_min))))["signal"] == f"USR2@{signal_s}"
 
 
 def test_requested_threads_take_precedence_over_those_of_the_cores() -> None:
     config = launcher(cpus_per_process=3, environment={"OMP_NUM_THREADS": "1"})
-    lines = script(batch(config)).splitlines()
+    lines = run_script(batch(config)).splitlines()
     assert [line for line in lines if "OMP_NUM_THREADS" in line] == ["export OMP_NUM_THREADS=1"]
 
 
 def test_further_arguments_of_srun_come_after_our_own() -> None:
-    words = srun(script(batch(launcher(srun_args=["--mpi=none", "--x=a b"]))))
+    words = srun(run_script(batch(launcher(srun_args=["--mpi=none", "--x=a b"]))))
     assert words[words.index("--kill-on-bad-exit=1") + 1 :][:2] == ["--mpi=none", "--x=a b"]
 
 
@@ -176,7 +176,7 @@ def test_apptainer_starts_every_python_of_the_script(runtime: ContainerRuntime) 
         python="python3",
         gpus_per_node=1,
     )
-    text = script(batch(config))
+    text = run_script(batch(config))
     inside = [runtime.value, "exec", "--nv", "--bind", "/w/runs:/w/runs"]
     inside += ["--bind", "/data:/data:ro", "/images/a b.sif", "python3"]
     task = [*inside, "-u", "-m", "quantexp_launchers.slurm.job", "rank", "/w/runs/submissions/q-1"]
@@ -187,7 +187,7 @@ def test_apptainer_starts_every_python_of_the_script(runtime: ContainerRuntime) 
 
 
 def test_cpu_run_requests_no_gpu_from_apptainer() -> None:
-    assert "--nv" not in script(batch(launcher(container="a.sif", python="python3")))
+    assert "--nv" not in run_script(batch(launcher(container="a.sif", python="python3")))
 
 
 def test_srun_starts_ranks_and_both_ends_with_pyxis() -> None:
@@ -197,7 +197,7 @@ def test_srun_starts_ranks_and_both_ends_with_pyxis() -> None:
         container_mounts=["/data:/data"],
         python="python3",
     )
-    text = script(batch(config))
+    text = run_script(batch(config))
     plugin = [
         "--container-image=registry#image:1",
         "--container-mounts=/w/runs:/w/runs,/data:/data",
@@ -259,7 +259,7 @@ class World:
         self.root.mkdir()
 
     def start(self, of: LauncherConfig, **environment: str) -> subprocess.Popen[str]:
-        text = script(batch(of, self.root))
+        text = run_script(batch(of, self.root))
         file = self.folder / "script.sh"
         file.write_text(text)
         return subprocess.Popen(
@@ -403,7 +403,7 @@ def test_nothing_of_the_configuration_reaches_the_shell(
     for call in (begin, ranks):
         assert call["env"]["NASTY"] == value
         assert call["env"]["PYTHONPATH"] == str(world.root / "snapshots" / "0a")
-    text = script(batch(config, world.root))
+    text = run_script(batch(config, world.root))
     assert options(text)["partition"] == options(text)["comment"] == NASTY
     assert options(text)["output"] == f"{submission}/%j_0_log.out"
 
@@ -452,4 +452,4 @@ def test_module_that_cannot_be_loaded_ends_the_job_before_the_run_begins(
 def test_only_the_request_of_a_batch_determines_its_script() -> None:
     """So a plan shows the exact script: it does not contain the runs, stage and lane of a batch of one."""
     one = batch(launcher())
-    assert script(one) == script(replace(one, runs=(Path("/elsewhere"),), stage=1, lane=2))
+    assert run_script(one) == run_script(replace(one, runs=(Path("/elsewhere"),), stage=1, lane=2))

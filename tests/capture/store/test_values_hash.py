@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.capture.store.content import content_hash, has_hash
+from quantexp.capture.store.values import content_hash, has_hash
 from quantexp.errors import CaptureError
 from quantexp.model.safetensors import content_of
 

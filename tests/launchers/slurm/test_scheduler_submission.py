@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quantexp_launchers.slurm import sbatch
+from quantexp_launchers.slurm import scheduler
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.sbatch import check, refusal, require_slurm, script, submit
+from quantexp_launchers.slurm.scheduler import refusal, require_slurm
+from quantexp_launchers.slurm.script import run_script
+from quantexp_launchers.slurm.submit import check_batch, submit_batch
 
 from quantexp.errors import RunError
 from quantexp.runs.paths import Submission
@@ -105,10 +107,10 @@ def test_scheduler_checks_the_exact_script(
     client: Client, calls: Calls, batch: Callable[..., Batch]
 ) -> None:
     one = batch(3, partition="lo")
-    check(one)
+    check_batch(one)
     (call,) = calls()
     assert call["argv"][1:] == ["--test-only"]
-    assert call["stdin"] == script(one)
+    assert call["stdin"] == run_script(one)
 
 
 #: Stands in for an sbatch on whose cluster no node in service can run the job.
@@ -124,9 +126,9 @@ def test_batch_that_only_nodes_out_of_service_can_run_is_submitted_with_a_notice
     client("sbatch", NO_NODES)
     client("sinfo", 'print("n[1-2] (maintenance)\\nlo* infinite")')
     notice = "the job waits for nodes that are out of service: n[1-2] (maintenance), lo* infinite"
-    assert check(batch(partition="lo")) == notice
+    assert check_batch(batch(partition="lo")) == notice
     assert "--partition=lo" in calls("sinfo")[0]["argv"]
-    assert submit(batch()) == ["7"]
+    assert submit_batch(batch()) == ["7"]
 
 
 def test_batch_that_no_node_can_run_is_refused(client: Client, batch: Callable[..., Batch]) -> None:
@@ -135,7 +137,7 @@ def test_batch_that_no_node_can_run_is_refused(client: Client, batch: Callable[.
     with pytest.raises(
         RunError, match="SLURM refuses the job: Requested node configuration is not"
     ):
-        check(batch(mem_gb=5000.0))
+        check_batch(batch(mem_gb=5000.0))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_refused_request_is_named_by_its_configuration_keys(
 ) -> None:
     client("sbatch", 'sys.stderr.write("allocation failure: Too much\\n"); sys.exit(1)')
     with pytest.raises(RunError) as caught:
-        check(batch(partition="lo", gpus_per_node=9, sbatch={"foo": "1"}))
+        check_batch(batch(partition="lo", gpus_per_node=9, sbatch={"foo": "1"}))
     assert str(caught.value) == (
         "SLURM refuses the job: Too much; asked for launcher.partition=lo, launcher.time_min=60, launcher.nodes=1, "
         "launcher.gpus_per_node=9, launcher.sbatch.foo=1"
@@ -177,8 +179,8 @@ def test_wait_for_a_silent_controller_has_a_limit(
     client: Client, batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client("sbatch", "import time; time.sleep(60)")
-    monkeypatch.setattr(sbatch, "CLIENT_S", 0.5)
-    for ask in (check, submit):
+    monkeypatch.setattr(scheduler, "CLIENT_S", 0.5)
+    for ask in (check_batch, submit_batch):
         with pytest.raises(RunError, match=r"the SLURM controller does not answer within 30 s"):
             ask(batch())
 
@@ -207,10 +209,10 @@ def test_time_beyond_a_partition_s_limit_is_refused_though_sbatch_would_accept_i
     client("sinfo", "print('short* 5:00'); print('long infinite'); print('days 2-00:00:00')")
     one = batch(partition=partition, time_min=time_min)
     if words is None:
-        check(one)
+        check_batch(one)
         return
     with pytest.raises(RunError) as caught:
-        check(one)
+        check_batch(one)
     assert str(caught.value) == f"SLURM would never start the job: launcher.time_min {words}"
 
 
@@ -218,30 +220,30 @@ def test_quality_of_service_may_have_another_limit(
     client: Client, batch: Callable[..., Batch]
 ) -> None:
     client("sinfo", "print('short* 5:00')")
-    check(batch(qos="long", time_min=600))
+    check_batch(batch(qos="long", time_min=600))
 
 
 def test_unknown_limits_refuse_nothing(client: Client, batch: Callable[..., Batch]) -> None:
     client("sinfo", "sys.exit(1)")
-    check(batch(time_min=600))
+    check_batch(batch(time_min=600))
 
 
 def test_ids_are_those_of_the_array_s_tasks(client: Client, batch: Callable[..., Batch]) -> None:
-    assert submit(batch(3)) == ["7_0", "7_1", "7_2"]
-    assert submit(batch(1)) == ["7"]
+    assert submit_batch(batch(3)) == ["7_0", "7_1", "7_2"]
+    assert submit_batch(batch(1)) == ["7"]
     client("sbatch", 'print("8;cluster")')
-    assert submit(batch(1)) == ["8"]
+    assert submit_batch(batch(1)) == ["8"]
 
 
 def test_sent_script_is_the_planned_one(
     client: Client, calls: Calls, batch: Callable[..., Batch]
 ) -> None:
     several = batch(3, partition="lo")
-    submit(several)
+    submit_batch(several)
     (call,) = calls()
     assert call["argv"][1:] == ["--parsable"]
-    assert call["stdin"] == script(several)
-    assert Submission(several.folder).script.read_text() == script(several)
+    assert call["stdin"] == run_script(several)
+    assert Submission(several.folder).script.read_text() == run_script(several)
 
 
 def test_files_of_a_submission_are_private(
@@ -250,7 +252,7 @@ def test_files_of_a_submission_are_private(
     one = batch(2)
     before = os.umask(0o022)
     try:
-        submit(one)
+        submit_batch(one)
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)
@@ -265,14 +267,14 @@ def test_refused_submission_is_reported_once_and_not_by_sbatch_too(
 ) -> None:
     client("sbatch", 'sys.stderr.write("sbatch: error: No more\\n"); sys.exit(1)')
     with pytest.raises(RunError, match=r"^SLURM refuses the job: No more; asked for launcher\.t"):
-        submit(batch())
+        submit_batch(batch())
     assert capfd.readouterr() == ("", "")
 
 
 def test_answer_without_a_number_is_a_refusal(client: Client, batch: Callable[..., Batch]) -> None:
     client("sbatch", 'print("thank you")')
     with pytest.raises(RunError, match="sbatch must answer with the job's id, got 'thank you'"):
-        submit(batch())
+        submit_batch(batch())
 
 
 def test_variables_cannot_change_the_request(
@@ -294,8 +296,8 @@ def test_variables_cannot_change_the_request(
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    check(batch(partition="ours"))
-    submit(batch(partition="ours"))
+    check_batch(batch(partition="ours"))
+    submit_batch(batch(partition="ours"))
     assert len(calls()) == 2
     for call in calls():
         env = call["env"]
