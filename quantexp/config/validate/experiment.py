@@ -12,6 +12,7 @@ from quantexp.config.validate.parallel import validate_parallel
 from quantexp.config.validate.tracking import validate_tracking
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import check_checkpoint, check_start
+from quantexp.quant.alignment import check_alignment
 from quantexp.quant.attention.fusable import require_fused_attention
 from quantexp.quant.precision import (
     changes,
@@ -55,6 +56,7 @@ def validate(experiment: Experiment) -> None:
     _fits(experiment)
     check_limits("quant", experiment.quant)
     _scheme(experiment)
+    check_alignment(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
     check_limits("analysis", experiment.analysis)
