@@ -83,6 +83,19 @@ class Layout:
         """Ranks that together hold one copy of the dense model and one micro-batch."""
         return self.tensor * self.context * self.pipeline
 
+    @property
+    def micro_batches_together(self) -> int:
+        """Micro-batches that a step takes at once: interleaved stages take as many as there are stages."""
+        return self.data * (self.pipeline if self.chunks > 1 else 1)
+
+    @property
+    def micro_batches_in_words(self) -> str:
+        """The same in words: `launcher.num_processes`."""
+        data = "launcher.num_processes"
+        if self.model_ranks > 1:
+            data = f"data-parallel ranks ({data} / {self.model_ranks})"
+        return data + (" x parallel.pipeline (interleaved)" if self.chunks > 1 else "")
+
     def place(self, rank: int) -> Place:
         """The place of a rank."""
         stage, within = divmod(rank, self.num_processes // self.pipeline)
