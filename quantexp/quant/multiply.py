@@ -149,7 +149,7 @@ def quantise_operand(
     """`x` on the grid of its format, in x's shape and dtype; `x` itself if the slot keeps the working precision.
 
     With a Hadamard transform, the transform of x lies on the grid, rounded from float32. An empty tensor (an expert
-    without tokens) stays empty and enters no amax history.
+    without tokens) stays empty and enters no amax; its history exists, for the amaxes of other ranks.
 
     Args:
         x: the operand in high precision, never quantised before.
@@ -159,6 +159,8 @@ def quantise_operand(
         out: where to write the result, of x's shape and dtype; only for an operand that needs no step state.
         place: the position of x in the tensor it is part of; random numbers depend on it.
     """
+    if spec.quantised and x.numel() == 0 and spec.scaling is Scaling.DELAYED:
+        current_state().history_for(spec, x.device)
     if not spec.quantised or x.numel() == 0:
         return x
     if not spec.needs_step_state:

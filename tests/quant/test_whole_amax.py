@@ -34,7 +34,7 @@ from quantexp.quant.sites import FPROP_W, FPROP_X
 from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.quant.weight_cache.weights import WeightCopies
 
-from .attention.kernels.tiled_cases import far, softmax
+from .attention.kernels.tiled_cases import far, fresh, softmax
 from .ranks import Ranks
 
 FC1, ATTENTION = ModuleId(0, "fc1"), ModuleId(0, "attention")
@@ -149,20 +149,21 @@ def of_attention(
     path: str, precision: ModulePrecision, qkv: list[Tensor], dO: Tensor
 ) -> list[Tensor]:
     """Output and gradients of q, k and v, [T, B, heads, D]."""
-    leaves = [x.clone().requires_grad_() for x in qkv]
-    T, B, H, _ = leaves[0].shape
+    q, k, v = leaves = fresh(qkv)
+    T, B, H, _ = q.shape
     call = AttentionCall(precision, 0.2)
     if path == "plain":
-        P = softmax(scores(call, *leaves[:2]).view(B, H, T, T), None).reshape(B * H, T, T)
-        o = context(call, P, leaves[2])
+        P = softmax(scores(call, q, k).view(B, H, T, T), None).reshape(B * H, T, T)
+        o = context(call, P, v)
     elif path == "tiled":
-        o = tiled.attention(call, *leaves, lambda S, start: softmax(S, None, start))
+        o = tiled.attention(call, q, k, v, lambda S, start: softmax(S, None, start))
     else:
-        o = fused.attention(call, *leaves)
+        o = fused.attention(call, q, k, v)
     if path != "fused":
         o = o.view(B, H, T, -1).permute(2, 0, 1, 3)
     o.backward(dO)
-    return [o.detach(), *(leaf.grad for leaf in leaves)]  # type: ignore[misc]
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    return [o.detach(), *gradients]
 
 
 def heads() -> tuple[list[Tensor], Tensor]:
