@@ -42,6 +42,11 @@ class AmaxHistory:
         """The largest amax of the last steps, 0-dim float32; None before the first step ends."""
         return torch.stack(list(self._steps)).amax() if self._steps else None
 
+    @property
+    def running(self) -> Tensor | None:
+        """The largest amax of the current step, 0-dim float32; None before its first tensor."""
+        return self._running
+
     def amax_for(self, x: Tensor) -> Tensor:
         """The amax that scales x: the history's, or x's own if there is no history."""
         amax = self.amax
@@ -49,7 +54,10 @@ class AmaxHistory:
 
     def observe(self, x: Tensor) -> None:
         """Include x's amax in the current step."""
-        amax = finite_amax(x)
+        self.include(finite_amax(x))
+
+    def include(self, amax: Tensor) -> None:
+        """Include an amax, 0-dim float32, in the current step."""
         self._running = amax if self._running is None else torch.maximum(self._running, amax)
 
     def advance(self, keep: bool = True) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import QuantSpec, Scaling, finite_amax
-from quantexp.quant.multiply import post_scale, transformed
+from quantexp.quant.multiply import post_scale
 from quantexp.quant.step_state import current_state
+from quantexp.quant.whole_amax import transformed
 
 #: The largest relative distance of an operand from the transform of its source, in the root mean square. Four bits
 #: rounded stochastically stay within 0.3; unrelated tensors are sqrt(2) apart.

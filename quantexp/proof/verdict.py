@@ -7,7 +7,7 @@ verdict is the precision map with the calls and status of each entry.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -109,14 +109,18 @@ class Parts:
         """Include the amax of a part."""
         self.amax = amax if self.amax is None else torch.maximum(self.amax, amax)
 
-    def mismatch(self, stated: Tensor) -> Finding | None:
-        """After the last part: a mismatch if the stated amax is not that of all parts."""
+    def mismatch(self, stated: Tensor, reduce: Callable[[Tensor], Tensor]) -> Finding | None:
+        """After the last part: a mismatch if the stated amax is not that of all parts.
+
+        `reduce` takes the amax of this rank's parts to that of the whole tensor.
+        """
         assert self.amax is not None
-        if torch.equal(self.amax, stated.to(self.amax)):
+        amax = reduce(self.amax)
+        if torch.equal(amax, stated.to(amax)):
             return None
         return Finding(
             Status.MISMATCH,
-            f"its scale is that of an amax of {float(stated):.4g}, and its parts have one of {float(self.amax):.4g}",
+            f"its scale is that of an amax of {float(stated):.4g}, and its parts have one of {float(amax):.4g}",
             quantised=True,
         )
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quantexp.formats import Axis, resolve
+from quantexp.formats import Axis, QuantSpec, resolve
 from quantexp.formats.torch_internals import in_backward
 from quantexp.model.decoder import is_routed
 from quantexp.proof.grids import Finding, Status
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
 from quantexp.proof.verdict import CUT_SHORT, Observed, Parts, SlotCalls, judge
-from quantexp.quant.multiply import own_amax
 from quantexp.quant.precision import Entry, PrecisionMap
 from quantexp.quant.product_context import (
     UNTRACKED,
@@ -36,6 +36,7 @@ from quantexp.quant.product_context import (
 )
 from quantexp.quant.sites import Operand, Product, operands_of
 from quantexp.quant.slots import WORKING
+from quantexp.quant.whole_amax import is_reduced, own_amax, reduced, whole_amax
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
 PAIRED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
@@ -144,8 +145,9 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 spec = entry.spec
                 axis = -1 if spec.axis is Axis.HEAD_DIM else -2
                 sources = context.sources
-                before = sources()[entry.slot.operand] if sources and needs_origin(spec) else None
-                finding = judge(tensors[source].detach(), spec, axis, before)
+                before = sources()[entry.slot.operand] if sources and _needs_source(spec) else None
+                amax = None if before is None else whole_amax(entry.module, before, spec, axis)
+                finding = judge(tensors[source].detach(), spec, axis, before, amax)
                 self._note(entry, finding, recomputed)
 
     def _slot(self, entry: Entry) -> SlotCalls:
@@ -179,15 +181,15 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sources, part = context.sources, context.part
         empty = left.numel() == 0 or right.numel() == 0
         slots = operands_of(context.site, context.product)
-        for side, (slot, x, reduced) in enumerate(zip(slots, (left, right), (-1, -2), strict=True)):
+        for side, (slot, x, dim) in enumerate(zip(slots, (left, right), (-1, -2), strict=True)):
             entry = Entry(context.module, slot, self.observed.declared[context.module].spec(slot))
             amax = part.amax(slot) if part else None
-            needs_source = needs_origin(entry.spec) or amax is not None
+            needs_source = _needs_source(entry.spec) or amax is not None
             source = sources()[side] if sources and needs_source else None
             if is_routed(entry.module.name) and empty:
                 self._slot(entry).empty_calls += 1
                 continue
-            call = _Call(x, source, reduced, context.sequences, part, amax)
+            call = _Call(x, source, dim, context.sequences, part, amax)
             self._judge_operand(entry, call, recomputed)
 
     def _judge_operand(self, entry: Entry, call: _Call, recomputed: bool) -> None:
@@ -197,7 +199,8 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source, _ = _along_blocks(entry, source.detach(), call.reduced, call.sequences)
         part = call.part
         if part is None:
-            self._note(entry, judge(x, entry.spec, axis, source), recomputed)
+            amax = None if source is None else whole_amax(entry.module, source, entry.spec, axis)
+            self._note(entry, judge(x, entry.spec, axis, source, amax), recomputed)
             return
         slot = self._slot(entry)
         finding = judge(narrowed(x, part.dtype), entry.spec, axis, source, call.amax)
@@ -207,8 +210,10 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         slot.parts.is_open = not part.last
         if call.amax is not None and source is not None:
             slot.parts.observe(own_amax(source, entry.spec, axis))
-            if part.last and finding.status is not Status.MISMATCH:
-                finding = slot.parts.mismatch(call.amax) or finding
+            if part.last:
+                mismatch = slot.parts.mismatch(call.amax, partial(reduced, entry.module))
+                if finding.status is not Status.MISMATCH:
+                    finding = mismatch or finding
         self._note(entry, finding, recomputed, part)
 
 
@@ -224,6 +229,11 @@ class _Call:
     part: Part | None
     #: The amax of the whole tensor that the part states.
     amax: Tensor | None
+
+
+def _needs_source(spec: QuantSpec) -> bool:
+    """Whether an operand is judged with its source, whose amax may have to be reduced over ranks."""
+    return needs_origin(spec) or is_reduced(spec)
 
 
 def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tuple[Tensor, int]:

@@ -34,9 +34,11 @@ from quantexp.formats import Axis, QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import Factor, multiply_operands, quantise_operand, quantise_pair
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.product_context import is_watched
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import DGRAD_G, DGRAD_W, FPROP_W, FPROP_X, WGRAD_G, WGRAD_X, Slot, dim_of
 from quantexp.quant.weight_cache.buffers import Buffers
+from quantexp.quant.whole_amax import is_reduced, whole_amax
 
 
 def fprop(
@@ -107,12 +109,8 @@ def input_copies(
 
     The next call with these buffers overwrites the first copy, unless both are one tensor.
     """
-    first, second = precision.spec(FPROP_X), precision.spec(WGRAD_X)
     buffer = _buffer(precision, (FPROP_X,), x_TBI, buffers)
-    axes = dim_of(FPROP_X.operand, first), dim_of(WGRAD_X.operand, second)
-    if _lies_by_sequence(second, rows):
-        return quantise_operand(x_TBI, first, axes[0], out=buffer), None
-    return quantise_pair(x_TBI, first, second, axes, (buffer, None))
+    return _copies(precision, (FPROP_X, WGRAD_X), x_TBI, rows, (buffer, None))
 
 
 def gradient_copies(
@@ -122,13 +120,25 @@ def gradient_copies(
 
     The next call with these buffers overwrites both copies.
     """
-    first, second = precision.spec(DGRAD_G), precision.spec(WGRAD_G)
     buffer = _buffer(precision, (DGRAD_G, WGRAD_G), g_TBO, buffers)
-    axes = dim_of(DGRAD_G.operand, first), dim_of(WGRAD_G.operand, second)
-    if _lies_by_sequence(second, rows):
-        return quantise_operand(g_TBO, first, axes[0], out=buffer), None
     other = _buffer(precision, (WGRAD_G, DGRAD_G), g_TBO, buffers)
-    return quantise_pair(g_TBO, first, second, axes, (buffer, other))
+    return _copies(precision, (DGRAD_G, WGRAD_G), g_TBO, rows, (buffer, other))
+
+
+def _copies(
+    precision: ModulePrecision,
+    slots: tuple[Slot, Slot],
+    x: Tensor,
+    rows: Rows | None,
+    out: tuple[Tensor | None, Tensor | None],
+) -> tuple[Tensor, Tensor | None]:
+    """x quantised for two products; None for the second if it needs a read of its own."""
+    first, second = precision.spec(slots[0]), precision.spec(slots[1])
+    axes = dim_of(slots[0].operand, first), dim_of(slots[1].operand, second)
+    amax = whole_amax(precision.module, x, first, axes[0])
+    if _lies_by_sequence(second, rows):
+        return quantise_operand(x, first, axes[0], amax, out=out[0]), None
+    return quantise_pair(x, first, second, axes, out, amax)
 
 
 def _buffer(
@@ -155,6 +165,7 @@ def backward_needs_input(precision: ModulePrecision) -> bool:
         precision.spec(FPROP_X).clip_gradient
         or copy.needs_step_state
         or copy.pre_scale
+        or (is_reduced(copy) and is_watched())
         or is_operand_hooked(precision, WGRAD_X)
     )
 

@@ -23,7 +23,6 @@ from quantexp.formats import (
     Scales,
     Scaling,
     finite_amax,
-    hadamard,
     quantise,
     quantise_both,
     saturated,
@@ -35,6 +34,7 @@ from quantexp.quant.product_context import ProductContext, product_context
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
 from quantexp.quant.step_state import current_state
+from quantexp.quant.whole_amax import transformed, whole_amax
 
 #: The factor of a product for each operand scaled by 3/4 (arXiv 2502.20586).
 POST_SCALE = 4.0 / 3.0
@@ -100,7 +100,8 @@ def quantised_operand(
     """x quantised as the module declares, or its copy if that exists; the hooks receive it if `is_shown`."""
     if copy is None:
         spec = precision.spec(slot)
-        copy = quantise_operand(x, spec, dim_of(slot.operand, spec))
+        axis = dim_of(slot.operand, spec)
+        copy = quantise_operand(x, spec, axis, whole_amax(precision.module, x, spec, axis))
     if is_shown:
         call_operand_hooks(precision, slot, x, copy, captured)
     return copy
@@ -148,7 +149,7 @@ def quantise_operand(
     """`x` on the grid of its format, in x's shape and dtype; `x` itself if the slot keeps the working precision.
 
     With a Hadamard transform, the transform of x lies on the grid, rounded from float32. An empty tensor (an expert
-    without tokens) stays empty and enters no amax history.
+    without tokens) stays empty and enters no amax; its history exists, for the amaxes of other ranks.
 
     Args:
         x: the operand in high precision, never quantised before.
@@ -158,6 +159,8 @@ def quantise_operand(
         out: where to write the result, of x's shape and dtype; only for an operand that needs no step state.
         place: the position of x in the tensor it is part of; random numbers depend on it.
     """
+    if spec.quantised and x.numel() == 0 and spec.scaling is Scaling.DELAYED:
+        current_state().history_for(spec, x.device)
     if not spec.quantised or x.numel() == 0:
         return x
     if not spec.needs_step_state:
@@ -202,16 +205,23 @@ def quantise_pair(
     return quantise_both(x, first, axes=axes, out=(copies[0], copies[1]), amax=amax)
 
 
-def follows_own_amax(spec: QuantSpec) -> bool:
-    """Whether the operand's scale currently depends on the amax of its whole tensor."""
-    if spec.scaling is Scaling.DELAYED:
-        return current_state().amax(spec) is None
-    return spec.is_scaled
+def clipped_gradient(
+    precision: ModulePrecision,
+    slot: Slot,
+    gradient: Tensor,
+    x: Tensor,
+    amax: Tensor | None = None,
+) -> Tensor:
+    """`clipped` for an operand of a forward product, under the scale of the whole tensor.
 
-
-def own_amax(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
-    """The amax that determines such a scale, of the Hadamard transform if there is one; 0-dim float32."""
-    return finite_amax(transformed(x, spec, axis))
+    `amax` is that of the whole tensor, if it is known.
+    """
+    spec = precision.spec(slot)
+    if not spec.clip_gradient:
+        return gradient
+    axis = dim_of(slot.operand, spec)
+    amax = whole_amax(precision.module, x, spec, axis) if amax is None else amax
+    return clipped(gradient, x, spec, axis, amax)
 
 
 def clipped(
@@ -243,11 +253,3 @@ def _delayed_amax(v: Tensor, spec: QuantSpec) -> Tensor | None:
         return None
     amax = current_state().amax(spec)
     return finite_amax(v) if amax is None else amax
-
-
-def transformed(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
-    """`x` after the operand's Hadamard transform along `axis`, in float32; `x` itself if there is none."""
-    if not spec.is_transformed:
-        return x
-    signs = current_state().signs(spec, x.device)
-    return hadamard(x, axis=axis, block=spec.hadamard_block, signs=signs, left=spec.left)

@@ -10,16 +10,18 @@ offset on the iteration and the micro-batch.
             numbers with any number of processes; micro-batch 0 for a weight with one copy for the whole step
 
 A recomputed forward pass, and a forward copy recomputed in the backward pass, therefore repeat the forward's numbers.
+In a pipeline the backward pass of a micro-batch runs after the forward passes of later ones: `position` is stored with
+the former and restored before the latter.
 A slot under delayed scaling keeps its amax history here (`state_dict` is for a checkpoint); the history advances once
-an iteration. While `updates_histories` is off (an evaluation), nothing enters a history. A recomputed forward pass
-enters the same tensor again, which changes no maximum.
+an iteration, by the largest amax of all ranks (`finish`). While `updates_histories` is off (an evaluation), nothing
+enters a history. A recomputed forward pass enters the same tensor again, which changes no maximum.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypedDict
@@ -35,6 +37,9 @@ from quantexp.formats import (
     Scaling,
     random_signs,
 )
+
+#: From the amaxes of this rank by stream to the largest of any rank, by the streams of all ranks.
+MergeAmaxes = Callable[[dict[str, float]], dict[str, float]]
 
 
 class Draw(TypedDict, total=False):
@@ -56,6 +61,17 @@ class StepState:
     #: Whether a weight is quantised once a step (`quantexp.quant.weight_cache.weights`), with micro-batch 0's numbers.
     weights_once: bool = False
     histories: dict[str, AmaxHistory] = field(default_factory=dict)
+    #: Where operands lie.
+    _device: torch.device = field(default=torch.device("cpu"), repr=False, compare=False)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Iteration and micro-batch, as one value to restore."""
+        return self.iteration, self.micro_batch
+
+    @position.setter
+    def position(self, position: tuple[int, int]) -> None:
+        self.begin(*position)
 
     @property
     def offset(self) -> int:
@@ -66,10 +82,33 @@ class StepState:
         """Start a micro-batch."""
         self.iteration, self.micro_batch = iteration, micro_batch
 
-    def finish(self, keep: bool = True) -> None:
-        """End the iteration: every history advances, or forgets the iteration if it is not kept."""
+    def finish(self, keep: bool = True, merge: MergeAmaxes | None = None) -> None:
+        """End the iteration: every history advances, or forgets the iteration if it is not kept.
+
+        With several ranks, `merge` is called once, if the iteration is kept, and each history of this rank advances by
+        the largest amax that any rank observed for its stream.
+        """
+        if keep and merge is not None:
+            self._include(merge(self._running()))
         for history in self.histories.values():
             history.advance(keep)
+
+    def _running(self) -> dict[str, float]:
+        """The largest amax of this iteration by stream, exactly; the device is read once."""
+        running = {
+            stream: history.running
+            for stream, history in self.histories.items()
+            if history.running is not None
+        }
+        amaxes = torch.stack(list(running.values())).tolist() if running else []
+        return dict(zip(running, amaxes, strict=True))
+
+    def _include(self, amaxes: dict[str, float]) -> None:
+        """Include the amaxes of all ranks in this rank's histories."""
+        own = {stream: amaxes[stream] for stream in self.histories if stream in amaxes}
+        values = torch.tensor(list(own.values()), dtype=torch.float32, device=self._device)
+        for stream, amax in zip(own, values.unbind(), strict=True):
+            self.histories[stream].include(amax)
 
     def amax(self, spec: QuantSpec) -> Tensor | None:
         """The amax that scales an operand under delayed scaling; None means its own amax."""
@@ -78,13 +117,19 @@ class StepState:
 
     def amax_for(self, spec: QuantSpec, x: Tensor) -> Tensor:
         """The amax that scales x; x enters the history unless it is a forward copy."""
+        history = self.history_for(spec, x.device)
+        if self.updates_histories and not spec.reuse:
+            history.observe(x)
+        return history.amax_for(x)
+
+    def history_for(self, spec: QuantSpec, device: torch.device) -> AmaxHistory:
+        """The history of an operand, a new one if there is none or its window has changed."""
+        self._device = device
         history = self.histories.get(spec.stream)
         if history is None or history.window != spec.window:
             assert spec.window is not None
             history = self.histories[spec.stream] = AmaxHistory(spec.window)
-        if self.updates_histories and not spec.reuse:
-            history.observe(x)
-        return history.amax_for(x)
+        return history
 
     def signs(self, spec: QuantSpec, device: torch.device) -> Tensor | None:
         """The signs of an operand's Hadamard transform; both operands of a product have the same."""

@@ -65,15 +65,15 @@ def quantise_linear_operands(
 ) -> None:
     """Quantise every operand of the linear layers in another way, including those that share a read."""
 
-    def by_one(x: Tensor, spec: QuantSpec, axis: int, out: object = None) -> Tensor:
+    def by_one(x: Tensor, spec: QuantSpec, axis: int, *_: object, **__: object) -> Tensor:
         return how(x, spec, axis)
 
-    def in_product(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+    def in_product(x: Tensor, spec: QuantSpec, axis: int, *_: object) -> Tensor:
         is_linear = spec.axis in (Axis.INPUT_WIDTH, Axis.OUTPUT_WIDTH, Axis.TOKENS)
         return how(x, spec, axis) if is_linear else quantise_operand(x, spec, axis)
 
     def by_two(
-        x: Tensor, first: QuantSpec, second: QuantSpec, axes: tuple[int, int], out: object
+        x: Tensor, first: QuantSpec, second: QuantSpec, axes: tuple[int, int], *_: object
     ) -> tuple[Tensor, Tensor]:
         return how(x, first, axes[0]), how(x, second, axes[1])
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.attention import tile_products, tiles
-from quantexp.quant.multiply import own_amax, quantise_operand
+from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.sites import FPROP_P, dim_of
+from quantexp.quant.whole_amax import own_amax
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 

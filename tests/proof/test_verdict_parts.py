@@ -16,19 +16,34 @@ def parts_of(*amaxes: float) -> Parts:
     return parts
 
 
+def same(amax: torch.Tensor) -> torch.Tensor:
+    """The reduction of a tensor that one rank holds whole."""
+    return amax
+
+
 def test_amax_that_is_that_of_all_parts_is_no_finding() -> None:
-    assert parts_of(0.25, 3.0, 1.0).mismatch(torch.tensor(3.0)) is None
+    assert parts_of(0.25, 3.0, 1.0).mismatch(torch.tensor(3.0), same) is None
 
 
 def test_amax_of_another_tensor_is_a_mismatch() -> None:
     for amax in (1.0, 4.0):
-        finding = parts_of(0.25, 3.0, 1.0).mismatch(torch.tensor(amax))
+        finding = parts_of(0.25, 3.0, 1.0).mismatch(torch.tensor(amax), same)
         assert finding is not None
         assert finding.status is Status.MISMATCH
         assert (
             finding.reason
             == f"its scale is that of an amax of {amax:g}, and its parts have one of 3"
         )
+
+
+def test_parts_on_other_ranks_count() -> None:
+    def with_other_rank(amax: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(amax, torch.tensor(5.0))
+
+    assert parts_of(0.25, 3.0).mismatch(torch.tensor(5.0), with_other_rank) is None
+    finding = parts_of(0.25, 3.0).mismatch(torch.tensor(3.0), with_other_rank)
+    assert finding is not None
+    assert finding.reason.endswith("of 3, and its parts have one of 5")
 
 
 def test_widened_values_are_judged_in_their_own_dtype() -> None:

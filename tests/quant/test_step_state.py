@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from quantexp.formats import (
     Axis,
@@ -209,3 +211,86 @@ def test_without_a_training_there_are_no_numbers() -> None:
         with use_step_state(StepState(2)) as inner:
             assert current_state() is inner
         assert current_state() is outer
+
+
+def largest_of(*ranks: dict[str, float]) -> dict[str, float]:
+    return {name: max(rank.get(name, 0.0) for rank in ranks) for rank in ranks for name in rank}
+
+
+def observed(*tensors: torch.Tensor) -> StepState:
+    state = StepState(9)
+    with use_step_state(state):
+        for x in tensors:
+            quantise_operand(x, DELAYED, 0)
+    return state
+
+
+def running(state: StepState) -> dict[str, float]:
+    """What the state passes to the merging function."""
+    passed: list[dict[str, float]] = []
+    deepcopy(state).finish(merge=lambda own: passed.append(own) or own)
+    return passed[0]
+
+
+def test_two_ranks_have_the_history_of_one_that_sees_both_tensors() -> None:
+    """bfloat16 amaxes are float32 numbers, which a Python float holds exactly."""
+    small, large = normal(32, 32), normal(32, 32) * 40
+    one, ranks = observed(small, large), [observed(small), observed(large)]
+    parts = [running(rank) for rank in ranks]
+    assert parts[0] != parts[1]
+    one.finish()
+    for rank in ranks:
+        rank.finish(merge=lambda own: largest_of(*parts))
+        assert rank.state_dict() == one.state_dict()
+        assert rank.amax(DELAYED) == finite_amax(large)
+
+
+def test_a_rank_whose_expert_had_no_token_gets_the_amax_of_the_others() -> None:
+    idle, busy = observed(normal(32, 32)[:0]), observed(normal(32, 32))
+    assert running(idle) == {}
+    idle.finish(merge=lambda own: largest_of(own, running(busy)))
+    assert idle.amax(DELAYED) == finite_amax(normal(32, 32))
+    alone = observed(normal(32, 32)[:0])
+    alone.finish()
+    assert alone.amax(DELAYED) is None
+
+
+def test_streams_of_other_ranks_alone_are_left_out() -> None:
+    """A stage of a pipeline keeps the histories of its own layers."""
+    state = observed(normal(32, 32))
+    state.finish(merge=lambda own: {**own, "layer 7 fc1 linear.fprop.x": 3.0})
+    assert list(state.histories) == [STREAM]
+
+
+def test_an_iteration_that_is_not_kept_is_not_merged() -> None:
+    state = observed(normal(32, 32))
+
+    def never(own: dict[str, float]) -> dict[str, float]:
+        raise AssertionError
+
+    state.finish(keep=False, merge=never)
+    assert state.amax(DELAYED) is None
+
+
+def test_a_recomputed_forward_pass_repeats_the_numbers_of_its_restored_position() -> None:
+    """As in a pipeline: the backward pass of micro-batch 0, with its recomputation, follows the forward of 1."""
+    x = normal(64, 48, dtype=torch.float32).requires_grad_()
+    state = StepState(9)
+    outputs: list[torch.Tensor] = []
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        outputs.append(quantise_operand(x.detach(), STOCHASTIC, 0))
+        return x * outputs[-1]
+
+    with use_step_state(state):
+        state.begin(3, 0)
+        position = state.position
+        y = checkpoint(layer, x, use_reentrant=False)
+        state.begin(3, 1)
+        layer(x)
+        state.position = position
+        y.sum().backward()
+    assert position == state.position == (3, 0)
+    forward, other, again = outputs
+    assert torch.equal(again, forward)
+    assert not torch.equal(other, forward)

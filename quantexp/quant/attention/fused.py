@@ -25,10 +25,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import expanded
 from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE
-from quantexp.quant.multiply import clipped, quantised_operand
+from quantexp.quant.multiply import clipped_gradient, quantised_operand
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import FusedContext, product_context, untracked
-from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, Operand, dim_of
+from quantexp.quant.product_context import (
+    FusedContext,
+    is_watched,
+    product_context,
+    untracked,
+)
+from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, Operand
+from quantexp.quant.whole_amax import is_reduced
 
 #: The kernels that never store T x T; torch uses the first one that applies.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
@@ -111,8 +117,7 @@ class _Fused(torch.autograd.Function):
         results = []
         originals = gradients if ctx.originals is None else ctx.originals
         for gradient, x, slot in zip(gradients, originals, _FORWARD, strict=True):
-            spec = call.precision.spec(slot)
-            results.append(clipped(gradient, x, spec, dim_of(slot.operand, spec)))
+            results.append(clipped_gradient(call.precision, slot, gradient, x))
         call.hook(BACKWARD, PRE, "grad_output", dO)
         for gradient, name in zip(results, ("query", "key", "value"), strict=True):
             call.hook(BACKWARD, POST, f"grad_{name}", gradient)
@@ -122,7 +127,10 @@ class _Fused(torch.autograd.Function):
 def _keeps_originals(precision: ModulePrecision) -> bool:
     """Whether an operand's gradient or the proof of engagement needs the operand before quantisation."""
     specs = (precision.spec(slot) for slot in _FORWARD)
-    return any(spec.clip_gradient or spec.needs_step_state for spec in specs)
+    return any(
+        spec.clip_gradient or spec.needs_step_state or (is_reduced(spec) and is_watched())
+        for spec in specs
+    )
 
 
 def _by_head(tensors: tuple[Tensor, ...]) -> dict[Operand, Tensor]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout
-from quantexp.quant.multiply import Factor, clipped, multiply_operands
+from quantexp.quant.multiply import Factor, clipped_gradient, multiply_operands
 from quantexp.quant.sites import (
     DGRAD_K_DS,
     DGRAD_K_Q,
@@ -123,8 +123,8 @@ class _Scores(torch.autograd.Function):
             Factor(DGRAD_K_Q, q_TBHD, by_head),
         )
         dk = summed_over_group(dk * call.softmax_scale, B, k_TBGD.shape[2])
-        dq = clipped(dq, q_TBHD, precision.spec(FPROP_Q), -1)
-        dk = clipped(dk, k_TBGD, precision.spec(FPROP_K), -1)
+        dq = clipped_gradient(precision, FPROP_Q, dq, q_TBHD)
+        dk = clipped_gradient(precision, FPROP_K, dk, k_TBGD)
         call.hook(BACKWARD, POST, "grad_query", dq)
         call.hook(BACKWARD, POST, "grad_key", dk)
         return dq, dk, None
@@ -167,8 +167,8 @@ class _Context(torch.autograd.Function):
             Factor(DGRAD_V_DO, dO, captured=layout),
         )
         dv = summed_over_group(dv, B, G)
-        dP = clipped(dP, P_NTT, precision.spec(FPROP_P), -1)
-        dv = clipped(dv, v_TBGD, precision.spec(FPROP_V), 0)
+        dP = clipped_gradient(precision, FPROP_P, dP, P_NTT)
+        dv = clipped_gradient(precision, FPROP_V, dv, v_TBGD)
         call.hook(BACKWARD, PRE, "grad_output", layout(dO))
         call.hook(BACKWARD, POST, "grad_attn_weights", by_sequence(dP))
         call.hook(BACKWARD, POST, "grad_value", dv)

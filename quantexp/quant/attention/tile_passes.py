@@ -34,7 +34,7 @@ from quantexp.quant.hooks import (
     call_operand_hooks,
     is_operand_hooked,
 )
-from quantexp.quant.multiply import clipped, follows_own_amax
+from quantexp.quant.multiply import clipped_gradient
 from quantexp.quant.sites import (
     DGRAD_K_DS,
     DGRAD_K_Q,
@@ -51,8 +51,8 @@ from quantexp.quant.sites import (
     Operand,
     Product,
     Site,
-    dim_of,
 )
+from quantexp.quant.whole_amax import follows_own_amax
 
 
 class _Gathered:
@@ -107,6 +107,7 @@ class Forward:
             for tile in spans:
                 P = work.softmax(work.scores(tile, q, k, recomputed=True), tile)
                 work.observe(FPROP_P, P)
+            work.reduce_amax(FPROP_P)
         o = v.new_empty(v.shape)
         for tile in spans:
             P = work.softmax(work.scores(tile, q, k), tile)
@@ -201,8 +202,8 @@ class Backward:
             self.v_p[:, tile.keys],
             recomputed=recomputed,
         )
-        spec, amax = work.spec(FPROP_P), work.amaxes.get(FPROP_P)
-        dP = clipped(dP, P.detach(), spec, dim_of(FPROP_P.operand, spec), amax)
+        amax = work.amaxes.get(FPROP_P)
+        dP = clipped_gradient(work.precision, FPROP_P, dP, P.detach(), amax)
         (dS,) = torch.autograd.grad(P, S, dP)
         return P.detach(), dP, dS
 
@@ -225,6 +226,8 @@ class Backward:
             P, _, dS = self._tile(tile, recomputed=True)
             for slot in slots:
                 work.observe(slot, P if slot is DGRAD_V_P else dS)
+        for slot in slots:
+            work.reduce_amax(slot)
         if is_one:
             work.amaxes[DGRAD_K_DS] = work.amaxes[DGRAD_Q_DS]
 
@@ -240,9 +243,9 @@ class Backward:
         dq = by_token(dq_NTD * work.call.softmax_scale, work.B)
         dk = summed_over_group(dk_NTD * work.call.softmax_scale, work.B, groups)
         dv = summed_over_group(dv_NTE, work.B, groups)
-        dq = clipped(dq, q_TBHD, work.spec(FPROP_Q), -1)
-        dk = clipped(dk, k_TBGD, work.spec(FPROP_K), -1)
-        dv = clipped(dv, v_TBGE, work.spec(FPROP_V), 0)
+        dq = clipped_gradient(work.precision, FPROP_Q, dq, q_TBHD)
+        dk = clipped_gradient(work.precision, FPROP_K, dk, k_TBGD)
+        dv = clipped_gradient(work.precision, FPROP_V, dv, v_TBGE)
         for slot in self.hooked_slots:
             whole = (self.gathered.take(slot.operand), self.gathered.take(slot))
             call_operand_hooks(work.precision, slot, *whole, by_sequence)

@@ -21,9 +21,7 @@ from quantexp.quant.attention.plain import by_head, by_token, expanded
 from quantexp.quant.attention.tiles import Tile, tiles
 from quantexp.quant.hooks import same_layout
 from quantexp.quant.multiply import (
-    follows_own_amax,
     multiply,
-    own_amax,
     product_scale,
     quantise_operand,
     quantise_pair,
@@ -43,6 +41,7 @@ from quantexp.quant.sites import (
     dim_of,
     operands_of,
 )
+from quantexp.quant.whole_amax import follows_own_amax, own_amax, reduced
 
 #: Maps the scores of a tile, [B, H, R, K], and its first query to probabilities, row by row; differentiable.
 Probabilities = Callable[[Tensor, int], Tensor]
@@ -139,11 +138,15 @@ class TileProducts:
         return shares_read(self.spec(first), self.spec(second))
 
     def observe(self, slot: Slot, x_NRK: Tensor) -> None:
-        """Include a tile of P or dS in the amax of the whole tensor."""
+        """Include a tile of P or dS in the amax of this rank's part of the tensor."""
         spec = self.spec(slot)
         amax = own_amax(x_NRK, spec, dim_of(slot.operand, spec))
         known = self.amaxes.get(slot)
         self.amaxes[slot] = amax if known is None else torch.maximum(known, amax)
+
+    def reduce_amax(self, slot: Slot) -> None:
+        """After the last tile: the amax of the whole tensor, over all ranks."""
+        self.amaxes[slot] = reduced(self.precision.module, self.amaxes[slot])
 
     def scores(
         self, tile: Tile, q_NTD: Tensor, k_NTD: Tensor, *, recomputed: bool = False
@@ -214,4 +217,5 @@ class TileProducts:
             return None
         if slot.operand in TILE_OPERANDS:
             return self.amaxes.get(slot)
-        return own_amax(self.tensors[slot.operand], spec, dim_of(slot.operand, spec))
+        amax = own_amax(self.tensors[slot.operand], spec, dim_of(slot.operand, spec))
+        return reduced(self.precision.module, amax)

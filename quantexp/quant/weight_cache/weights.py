@@ -34,6 +34,7 @@ from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import DGRAD_W, FPROP_W, Operand, Product, dim_of
 from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.quant.weight_cache.policy import copy_key
+from quantexp.quant.whole_amax import whole_amax
 
 #: Elements of a weight compared at the end of a step; the actual number is at most twice this.
 SAMPLE = 1024
@@ -108,20 +109,21 @@ class WeightCopies:
         """
         first, second = weight_operands(precision)
         if self._used_again is None:
-            return quantise_operand(w_OI, first, _dim(first))
+            return _quantised(precision, first, w_OI)
         kept = self._take(precision, Product.FPROP, first, w_OI)
         if kept is not None:
             return kept
         is_kept = self._used_again[Product.FPROP]
         if dgrad_follows and shares_read(first, second):
             both = self._buffers_for_both(precision, w_OI, is_kept)
-            copy, other = quantise_pair(w_OI, first, second, (_dim(first), _dim(second)), both)
+            amax = whole_amax(precision.module, w_OI, first, _dim(first))
+            axes = _dim(first), _dim(second)
+            copy, other = quantise_pair(w_OI, first, second, axes, both, amax)
             assert other is not None
             self._keep(precision.module, second, w_OI, other)
         else:
-            copy = quantise_operand(
-                w_OI, first, _dim(first), out=self._buffer(precision, first, w_OI, is_kept)
-            )
+            buffer = self._buffer(precision, first, w_OI, is_kept)
+            copy = _quantised(precision, first, w_OI, buffer)
         if is_kept:
             self._keep(precision.module, first, w_OI, copy)
         return copy
@@ -134,12 +136,12 @@ class WeightCopies:
         """
         _, spec = weight_operands(precision)
         if self._used_again is None:
-            return quantise_operand(w_OI, spec, _dim(spec))
+            return _quantised(precision, spec, w_OI)
         copy = self._take(precision, Product.DGRAD, spec, w_OI)
         if copy is None:
             is_kept = self._used_again[Product.DGRAD]
             buffer = self._buffer(precision, spec, w_OI, is_kept)
-            copy = quantise_operand(w_OI, spec, _dim(spec), out=buffer)
+            copy = _quantised(precision, spec, w_OI, buffer)
             if is_kept:
                 self._keep(precision.module, spec, w_OI, copy)
         return copy
@@ -203,6 +205,13 @@ class WeightCopies:
 def weight_operands(precision: ModulePrecision) -> tuple[QuantSpec, QuantSpec]:
     """What happens to a linear layer's weight in fprop and in dgrad."""
     return precision.spec(FPROP_W), precision.spec(DGRAD_W)
+
+
+def _quantised(
+    precision: ModulePrecision, spec: QuantSpec, w: Tensor, out: Tensor | None = None
+) -> Tensor:
+    amax = whole_amax(precision.module, w, spec, _dim(spec))
+    return quantise_operand(w, spec, _dim(spec), amax, out=out)
 
 
 def _dim(spec: QuantSpec) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.config.compose import compose
-from quantexp.quant import multiply
+from quantexp.quant import multiply, whole_amax
 from quantexp.quant.attention import tile_products, tiles
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import context, scores
@@ -236,8 +236,12 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
         return count
 
     monkeypatch.setattr(tile_products.TileProducts, "quantised_tile_pair", record_pair)
-    for each in ("quantise", "quantise_both", "hadamard"):
-        monkeypatch.setattr(multiply, each, counted(getattr(multiply, each)))
+    for module, each in (
+        (multiply, "quantise"),
+        (multiply, "quantise_both"),
+        (whole_amax, "hadamard"),
+    ):
+        monkeypatch.setattr(module, each, counted(getattr(module, each)))
     expected, words = READS[name]
     by_tiles(declared(*words), operands(torch.bfloat16, 100))
     assert len(reads) > 1
@@ -262,7 +266,7 @@ def test_amax_of_two_copies_alike_is_computed_once(monkeypatch: pytest.MonkeyPat
 
     def record_amax(x: Tensor, declared: Any, axis: int) -> Tensor:
         inputs.append(x)
-        return multiply.own_amax(x, declared, axis)
+        return whole_amax.own_amax(x, declared, axis)
 
     monkeypatch.setattr(tile_products, "own_amax", record_amax)
     for scaling, times in (("exact", 1), ("current", 2)):

@@ -44,15 +44,15 @@ def creations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     creations: list[int] = []
 
     def counted(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def count(x: Tensor, op: object, axis: int, out: Tensor | None = None) -> Tensor:
+        def count(x: Tensor, op: object, axis: int, *rest: object, **out: object) -> Tensor:
             creations.append(axis)
-            return of(x, op, axis, out=out)
+            return of(x, op, axis, *rest, **out)
 
         return count
 
-    def by_two(x: Tensor, first: object, second: object, axes: Any, out: Any) -> object:
+    def by_two(x: Tensor, first: Any, second: Any, axes: Any, *rest: Any) -> object:
         creations.append(sum(axes))
-        return both(x, first, second, axes, out)  # type: ignore[arg-type]
+        return both(x, first, second, axes, *rest)
 
     both = multiply.quantise_pair
     monkeypatch.setattr(weights, "quantise_operand", counted(multiply.quantise_operand))

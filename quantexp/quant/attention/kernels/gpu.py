@@ -43,7 +43,7 @@ from quantexp.quant.attention.kernels.launches import (
 )
 from quantexp.quant.attention.plain import by_token
 from quantexp.quant.attention.tile_products import TILE_OPERANDS
-from quantexp.quant.multiply import follows_own_amax, product_scale
+from quantexp.quant.multiply import product_scale
 from quantexp.quant.precision import Entry, ModulePrecision
 from quantexp.quant.sites import (
     DGRAD_K_DS,
@@ -62,6 +62,7 @@ from quantexp.quant.sites import (
     Site,
     Slot,
 )
+from quantexp.quant.whole_amax import follows_own_amax, reduced
 
 #: The kinds of HOW (`triton_tiles`).
 _NOT, _MX, _HIF8 = 0, 1, 2
@@ -210,7 +211,7 @@ class Kernels:
         if not slots:
             return
         if known is None:
-            self.amaxes |= dict.fromkeys(slots, amax())
+            self.amaxes |= dict.fromkeys(slots, reduced(self.precision.module, amax()))
         else:
             self.amaxes |= {slot: known[slot] for slot in slots}
 
