@@ -121,11 +121,13 @@ def key_of(entry: CapturedTensor) -> list[Any]:
         CaptureError: the entry has no file, or one outside its folder.
         OSError: the file is not there.
     """
-    stat = os.stat(entry.path)  # noqa: PTH116
-    metadata = entry.metadata
-    offsets = metadata.get("offsets")
-    place = [metadata.get("key"), list(offsets) if offsets else None, metadata.get("hash")]
-    return [VERSION, stat.st_size, stat.st_mtime_ns, *place]
+    key: list[Any] = [VERSION]
+    for stored in entry.stored:
+        stat, metadata = os.stat(stored.path), stored.metadata  # noqa: PTH116
+        offsets = metadata.get("offsets")
+        place = [metadata.get("key"), list(offsets) if offsets else None, metadata.get("hash")]
+        key += [stat.st_size, stat.st_mtime_ns, *place]
+    return key
 
 
 def _text(name: str, line: Line) -> str:
