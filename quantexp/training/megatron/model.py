@@ -67,7 +67,7 @@ def transformer_config(model: ModelConfig, training: TrainingConfig) -> Transfor
     """Megatron's configuration of the decoder.
 
     Fusions are off: their kernels are not available everywhere, and compared runs must use the same path. Weights are
-    initialised on the CPU, so that a seed gives the same weights on every device, or not at all if they will be loaded.
+    allocated on the CPU and not initialised.
     """
     dtype = DTYPES[training.precision]
     kind = TransformerConfig if model.mla is None else MLATransformerConfig
@@ -92,7 +92,7 @@ def transformer_config(model: ModelConfig, training: TrainingConfig) -> Transfor
         params_dtype=dtype,
         pipeline_dtype=dtype,
         use_cpu_initialization=True,
-        perform_initialization=model.init_from is None and training.start_from is None,
+        perform_initialization=False,  # see load_initial_weights
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -177,7 +177,10 @@ def build_model(
     training: TrainingConfig,
     layer_spec: ModuleSpec | TransformerBlockSubmodules,
 ) -> tuple[GPTModel, TransformerConfig]:
-    """Megatron's GPTModel for a configuration and a layer spec, in the working dtype, on the CPU."""
+    """Megatron's GPTModel for a configuration and a layer spec, in the working dtype, on the CPU.
+
+    Its weights are uninitialised: `load_initial_weights` sets them.
+    """
     config = transformer_config(model, training)
     gpt = GPTModel(
         config,

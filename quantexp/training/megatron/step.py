@@ -72,7 +72,7 @@ class Stepper:
         self.gpt, config = build_model(experiment.model, training, layer_spec)
         self.copies = WeightCopies()
         share_weight_copies(self.gpt, self.copies)
-        start = load_initial_weights(self.gpt, experiment)
+        start = load_initial_weights([self.gpt], experiment)
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
             model = Float16Module(config, model)

@@ -92,7 +92,7 @@ def _train(
         if iteration == last or not continues:
             _require_finite_weights(stepper.gpt, iteration)
         if saver is not None:
-            saver(iteration, iteration == last or not continues, stepper.gpt, stepper.state)
+            saver(iteration, iteration == last or not continues, [stepper.gpt], stepper.state)
         if not continues:
             return
 
