@@ -323,9 +323,8 @@ class _Observer:
 
     def _parts(self, of: Any) -> dict[str, Any]:
         """Copies by global name, each with its axis, its ranges and the whole shape."""
-        from quantexp.training.megatron.parameters import parts_of
-
         from quantexp.model.layout import Layout
+        from quantexp.training.megatron.parameters import parts_of
 
         layout = Layout.of(self.experiment)
         place = layout.place(self.rank)

@@ -32,8 +32,8 @@ from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
 from quantexp.schema import DatasetConfig, Experiment, ModelConfig, Nonfinite
 
-#: Incremented whenever the values of a format or product change.
-NUMERICS_VERSION = 1
+#: Incremented whenever the values of a format, a product or the initial weights change.
+NUMERICS_VERSION = 2
 
 
 def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:

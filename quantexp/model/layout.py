@@ -132,6 +132,14 @@ class Layout:
         """Every rank with its place."""
         return ((rank, self.place(rank)) for rank in range(self.num_processes))
 
+    def model_places(self) -> list[tuple[int, Place]]:
+        """The lowest rank, with its place, of those that hold the same parts of the model."""
+        lowest: dict[tuple[int, ...], tuple[int, Place]] = {}
+        for rank, place in self.places():
+            parts = (place.pipeline, place.tensor, place.expert, place.expert_tensor)
+            lowest.setdefault(parts, (rank, place))
+        return list(lowest.values())
+
 
 def _expert_tensor(parallel: ParallelConfig, num_processes: int) -> int:
     if parallel.expert_tensor is not None:

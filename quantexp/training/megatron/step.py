@@ -85,7 +85,7 @@ class Stepper:
         self.copies = WeightCopies()
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
-        start = load_initial_weights(self.chunks[0], experiment)
+        start = load_initial_weights(self.chunks, experiment)
         is_distributed = has_distributed_optimizer(experiment)
         self.models = _wrapped(self.chunks, config, training.precision, device, is_distributed)
         self.optimizer = get_megatron_optimizer(
