@@ -56,6 +56,8 @@ DEEPSEEK = (
     *("model.num_query_groups=4", "model.mla.q_lora_rank=64"),
 )
 
+Q_PROJ = (*DEEPSEEK, "model.mla.q_lora_rank=null")
+
 
 @cache
 def experiment_of(*words: str) -> Experiment:
@@ -91,7 +93,7 @@ def changed_by_cutting(w: Tensor, name: str, axis: int, layout: Layout) -> bool:
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
-@pytest.mark.parametrize("words", [LLAMA, DEEPSEEK], ids=["llama", "deepseek"])
+@pytest.mark.parametrize("words", [LLAMA, DEEPSEEK, Q_PROJ], ids=["llama", "deepseek", "q-proj"])
 def test_listed_weights_are_those_whose_values_change_if_they_are_cut(
     words: tuple[str, ...], tensor: int
 ) -> None:
@@ -143,6 +145,14 @@ def test_experts_never_have_the_blocks_of_one_process_where_ranks_share_a_sequen
     slots = listed(experiment, Layout(context=2))
     assert ("expert3-fc2", "linear.wgrad.x") in slots
     assert {module for module, _ in slots} == {f"expert{i}-fc{j}" for i in range(4) for j in (1, 2)}
+
+
+def test_routed_experts_are_divided_among_their_own_ranks() -> None:
+    experiment = experiment_of(*DEEPSEEK, "quant=linear_mxfp4")
+    modules = {
+        module for module, _ in listed(experiment, Layout(data=2, expert=2, expert_tensor=2))
+    }
+    assert modules == {f"expert{i}-fc{j}" for i in range(4) for j in (1, 2)}
 
 
 def test_expert_parallelism_and_stages_change_no_block() -> None:
