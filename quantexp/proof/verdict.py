@@ -7,7 +7,7 @@ verdict is the precision map with the calls and status of each entry.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,10 @@ NOT_FINITE = "not finite"
 #: Why a slot was not reached: its product never ran, which fails the run, or it had nothing to multiply.
 NOT_CALLED = "no such product was called"
 NO_TOKENS = "no token was routed to this expert"
+#: Why a slot has no calls in a run of several ranks: none of them holds its module.
+NOT_BUILT = "no rank holds its module"
+_COUNTS = ("calls", "recomputed_calls", "quantised_calls")
+_NO_CALLS = {**dict.fromkeys(_COUNTS, 0), "status": Status.NOT_REACHED.value}
 
 
 def judge(
@@ -231,44 +235,63 @@ def verdict(iteration: int, observed: Observed) -> Verdict:
     return Verdict(iteration, entries, failures, router_calls)
 
 
-def merged(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict over all ranks: each must have reached every slot, and one mismatch on any rank fails the run.
+def merged(declared: PrecisionMap, verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict of the whole map over all ranks, each of which has the modules that it holds.
 
-    Calls are summed. A slot counts as engaged if it engaged on one rank and was inconclusive on another, or was that
-    of an expert without tokens there.
+    A slot must have been reached on every rank that holds it, and one mismatch on any rank fails the run. Calls are
+    summed. A slot counts as engaged if it engaged on one rank and was inconclusive on another, or was that of an expert
+    without tokens there. A module that no rank holds fails the run.
     """
-    if len(verdicts) == 1:
-        return verdicts[0]
-    rows = zip(*(verdict.entries for verdict in verdicts), strict=True)
+    several = len(verdicts) > 1
+    rows: dict[tuple[object, ...], dict[int, dict[str, object]]] = {}
+    for rank, verdict in enumerate(verdicts):
+        for entry in verdict.entries:
+            rows.setdefault(_key(entry), {})[rank] = entry
+    failures = _failures(verdicts) if several else list(verdicts[0].failures)
+    entries = []
+    for each in (entry for module in declared.values() for entry in module.entries()):
+        by_rank = rows.get(_key(entry_record(each)))
+        if by_rank is None:
+            failures.append(f"{each.label}: declared {each.spec.fmt.name}, {NOT_BUILT}")
+            entries.append({**entry_record(each), **_NO_CALLS, "reason": NOT_BUILT})
+        else:
+            entries.append(_merged_entry(by_rank) if several else by_rank[0])
+    calls = Counter[str]()
+    for verdict in verdicts:
+        calls.update(verdict.router_calls)
+    return Verdict(verdicts[0].iteration, entries, failures, dict(calls))
+
+
+def _key(entry: Mapping[str, object]) -> tuple[object, ...]:
+    """What identifies a slot of a module."""
+    return tuple(entry[name] for name in ("layer", "module", "site", "product", "operand"))
+
+
+def _failures(verdicts: Sequence[Verdict]) -> list[str]:
+    """Every distinct failure, with the ranks that have it."""
     ranks_by_failure: dict[str, list[int]] = {}
     for rank, verdict in enumerate(verdicts):
         for failure in verdict.failures:
             ranks_by_failure.setdefault(failure, []).append(rank)
-    failures = [f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()]
-    calls = Counter[str]()
-    for verdict in verdicts:
-        calls.update(verdict.router_calls)
-    entries = [_merged_entry(row) for row in rows]
-    return Verdict(verdicts[0].iteration, entries, failures, dict(calls))
+    return [f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()]
 
 
 #: The run's status of a slot is the first of these that any rank has.
 _WORST_FIRST = (Status.MISMATCH, Status.NOT_REACHED, Status.ENGAGED, Status.INCONCLUSIVE)
 
 
-def _merged_entry(row: Sequence[dict[str, object]]) -> dict[str, object]:
-    statuses = [Status(entry["status"]) for entry in row]
-    reached = [rank for rank, entry in enumerate(row) if entry["reason"] != NO_TOKENS] or list(
-        range(len(row))
-    )
+def _merged_entry(by_rank: Mapping[int, dict[str, object]]) -> dict[str, object]:
+    """The entry of a slot over the ranks that hold it."""
+    statuses = {rank: Status(entry["status"]) for rank, entry in by_rank.items()}
+    reached = [rank for rank, entry in by_rank.items() if entry["reason"] != NO_TOKENS]
+    reached = reached or list(by_rank)
     status = next(s for s in _WORST_FIRST if any(statuses[rank] is s for rank in reached))
     ranks = [rank for rank in reached if statuses[rank] is status]
-    reason = str(row[ranks[0]]["reason"])
-    everywhere = len(ranks) == len(row)
-    counts = ("calls", "recomputed_calls", "quantised_calls")
+    reason = str(by_rank[ranks[0]]["reason"])
+    everywhere = len(ranks) == len(by_rank)
     return {
-        **row[0],
-        **{name: sum(int(str(entry[name])) for entry in row) for name in counts},
+        **by_rank[ranks[0]],
+        **{name: sum(int(str(entry[name])) for entry in by_rank.values()) for name in _COUNTS},
         "status": status.value,
         "reason": reason if everywhere or not reason else f"{_named(ranks)}: {reason}",
     }

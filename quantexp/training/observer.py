@@ -28,12 +28,13 @@ from quantexp.training.log import LOG
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
     from quantexp.quant.rows import Rows
+    from quantexp.training.megatron.model import SchemeModule
 
 #: Minimum seconds between two log lines about iterations.
 LOG_S = 2.0
@@ -79,8 +80,8 @@ class RunObserver:
         self.attempts = 0
         self._hooks = contextlib.ExitStack()
 
-    def built(self, model: GPTModel) -> None:
-        """Connect the capture to the model's hooks."""
+    def built(self, chunks: list[GPTModel]) -> None:
+        """Connect the capture to the hooks of this rank's parts of the model."""
         from quantexp.capture.record.operand_recorder import OperandRecorder
         from quantexp.quant.hooks import hook_operands
         from quantexp.training.megatron.attention import SchemeAttention
@@ -90,16 +91,22 @@ class RunObserver:
         if self.recorder is not None:
             operand_recorder = OperandRecorder(self.recorder)
             self._hooks.enter_context(hook_operands(operand_recorder, operand_recorder.wants))
-        self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
-        self.routers = {f"layer {n} router": moe.router for n, moe in moe_layers(model).items()}
-        self.modules = scheme_modules(model)
+        self.decoder: dict[str, nn.Module] = {}
+        self.routers: dict[str, nn.Module] = {}
+        self.modules: dict[ModuleId, SchemeModule] = {}
+        for chunk in chunks:
+            layers = chunk.decoder.layers
+            self.decoder |= {f"layer {layer.layer_number - 1}": layer for layer in layers}
+            routers = {f"layer {n} router": moe.router for n, moe in moe_layers(chunk).items()}
+            self.routers |= routers
+            self.modules |= scheme_modules(chunk)
+            self._hook_unquantised_modules(chunk)
         for name, module in self.modules.items():
             if self.recorder is not None:
                 metadata = partial(_metadata, module)
                 module.hook = self.recorder.hook(name, lambda m=module: m.precision, metadata)  # type: ignore[misc]
                 if isinstance(module, SchemeAttention):
                     module.wants = partial(self.recorder.passes, name)
-        self._hook_unquantised_modules(model)
         self.context.status.micro_batches = num_micro_batches_each(self.experiment)
 
     def _hook_unquantised_modules(self, model: GPTModel) -> None:
@@ -138,12 +145,13 @@ class RunObserver:
         from quantexp.proof.watch import ProductWatch
         from quantexp.training.megatron.collectives import gather
 
-        watch = ProductWatch(declared, self.decoder, self.routers)
+        own = {name: declared[name] for name in self.modules}
+        watch = ProductWatch(own, self.decoder, self.routers)
         self._is_proving = True
         with watch.watching():
             yield
         self._is_proving = False
-        result = merged(gather(verdict(iteration, watch.observed)))
+        result = merged(declared, gather(verdict(iteration, watch.observed)))
         self.proofs.append(result.record())
         record = {
             "scheme": self.experiment.quant.name,

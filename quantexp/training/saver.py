@@ -23,7 +23,7 @@ def make_saver(context: RunContext) -> Saver:
     checkpoint, training = context.experiment.checkpoint, context.experiment.training
 
     def save(
-        iteration: int, last: bool, gpt: GPTModel, state: Callable[[], dict[str, Any]]
+        iteration: int, last: bool, chunks: list[GPTModel], state: Callable[[], dict[str, Any]]
     ) -> None:
         is_due = checkpoint.every is not None and iteration % checkpoint.every == 0
         if not context.rank.leads or not (is_due or (checkpoint.at_end and last)):
@@ -36,7 +36,7 @@ def make_saver(context: RunContext) -> Saver:
         context.set_phase(Phase.SAVING)
         folder = folder_of(context.run, iteration)
         extra: dict[str, Callable[[Path], object]] = {}
-        if padding := padding_rows(gpt, context.experiment.model):
+        if padding := padding_rows(chunks[0], context.experiment.model):
             padding = dict(require_finite(padding.items(), folder))
             extra[PADDING] = lambda file: write_safetensors(file, padding, {})
         if checkpoint.optimizer:
@@ -46,7 +46,7 @@ def make_saver(context: RunContext) -> Saver:
             extra[STATE] = lambda file: save_state(resumed, file)
         with writing(folder, checkpoint_bytes(context.experiment)):
             save_published(
-                gpt, context.experiment.model, DTYPES[training.precision], folder, extra=extra
+                chunks[0], context.experiment.model, DTYPES[training.precision], folder, extra=extra
             )
         context.set_phase(Phase.TRAINING)
 

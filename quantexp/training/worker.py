@@ -23,6 +23,7 @@ from quantexp.errors import QuantexpError
 from quantexp.folders import cache_dir
 from quantexp.formats.verify.certificate import standing
 from quantexp.memory.room import require_memory_here
+from quantexp.model.layout import Layout
 from quantexp.processes.unresponsive import leave_if_stuck
 from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
 from quantexp.runs.disk import explanation
@@ -259,7 +260,8 @@ class Worker:
         if launcher.num_threads is not None:
             torch.set_num_threads(launcher.num_threads)
         prefixes, tokenizer = _data(experiment)
-        process = session(training, context.rank, launcher.timeout_min)
+        layout = Layout.of(experiment)
+        process = session(training, context.rank, launcher.timeout_min, layout)
         with process as device, contextlib.redirect_stdout(sys.stderr):
             if context.rank.leads:
                 certificate = standing(cache_dir(experiment.paths.cache), device.type)

@@ -65,7 +65,8 @@ class Poisoner:
         self.trace = Trace()
         self.active: list[Plant] = []
 
-    def built(self, model: Any) -> None:
+    def built(self, chunks: list[Any]) -> None:
+        (model,) = chunks
         self.model = model
         for name, parameter in model.named_parameters():
             parameter.register_hook(lambda gradient, name=name: self._gradient(name, gradient))

@@ -9,15 +9,12 @@ tiled: the plain path's products and the stock softmax by tiles of queries (`qua
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from functools import partial
 from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
 from quantexp.errors import ConfigError
@@ -149,19 +146,3 @@ class SchemeAttention(LatentCoreAttention):
             tensor_parallel.get_cuda_rng_tracker().fork()
         )
         return fork
-
-
-_DOWN = ("linear_q_down_proj", "linear_kv_down_proj")
-
-
-class SchemeMLASelfAttention(MLASelfAttention):  # type: ignore[misc]
-    """Latent attention whose down projections may use a subclass of ColumnParallelLinear."""
-
-    def __init__(self, config: Any, submodules: Any, *args: Any, **kwargs: Any) -> None:
-        scheme = {name: getattr(submodules, name) for name in _DOWN}
-        stock = dict.fromkeys(_DOWN, ColumnParallelLinear)
-        super().__init__(config, dataclasses.replace(submodules, **stock), *args, **kwargs)
-        for name, scheme_class in scheme.items():
-            module = getattr(self, name, None)
-            if module is not None:
-                module.__class__ = scheme_class

@@ -11,8 +11,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 
-#: Arguments: the iteration, whether it is the last, the model, and a function that returns the resume state.
-Saver = Callable[[int, bool, GPTModel, Callable[[], dict[str, Any]]], None]
+#: Arguments: the iteration, whether it is the last, this rank's parts of the model, and a function that returns the
+#: resume state. Every rank calls it.
+Saver = Callable[[int, bool, list[GPTModel], Callable[[], dict[str, Any]]], None]
 
 
 class Observer(Protocol):
@@ -21,8 +22,8 @@ class Observer(Protocol):
     #: Whether the last proof was inconclusive and the next iteration must be watched, too.
     unproved: bool
 
-    def built(self, model: GPTModel) -> None:
-        """The model is built; the first iteration follows."""
+    def built(self, chunks: list[GPTModel]) -> None:
+        """This rank's parts of the model are built; the first iteration follows."""
 
     def proof(
         self, iteration: int, declared: PrecisionMap
@@ -30,7 +31,10 @@ class Observer(Protocol):
         """A context for the forward and backward passes of an iteration to be proved."""
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        """The forward pass of micro-batch `index` (from 0) begins; in fp16 its gradients are scaled by `loss_scale`."""
+        """The forward pass of micro-batch `index` (from 0) begins; in fp16 its gradients are scaled by `loss_scale`.
+
+        In a pipeline its backward pass begins with the same call.
+        """
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Forward and backward are complete; the optimizer has not stepped."""

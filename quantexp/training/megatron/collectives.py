@@ -33,6 +33,28 @@ def any_rank(flag: bool) -> bool:
     return bool(flags)
 
 
+def sum_over_stages(x: Tensor) -> Tensor:
+    """The sum of a tensor over the stages of a pipeline and the ranks that share each sequence.
+
+    Ranks of a tensor-parallel group have the same value, which counts once.
+    """
+    for group in (
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_context_parallel_group(),
+    ):
+        if group.size() > 1:
+            torch.distributed.all_reduce(x, group=group)
+    return x
+
+
+def sum_over_model_parallel(x: Tensor) -> Tensor:
+    """The sum of a tensor over all ranks that together compute one micro-batch."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    if group.size() > 1:
+        torch.distributed.all_reduce(x, group=group)
+    return sum_over_stages(x)
+
+
 def mean_over_data_parallel(x: Tensor) -> Tensor:
     """The mean of a tensor over the ranks that share the global batch."""
     size = parallel_state.get_data_parallel_world_size()

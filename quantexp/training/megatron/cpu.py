@@ -90,6 +90,8 @@ class _CudaMeansCpu(TorchFunctionMode):
             return func(*args)
         if _is_cuda(kwargs.get("device")):
             kwargs = {**kwargs, "device": _CPU}
+        if kwargs.get("pin_memory"):  # for a copy to a GPU
+            kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
 
 

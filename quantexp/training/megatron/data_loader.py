@@ -33,6 +33,7 @@ from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import cache_dir as cache_folder
 from quantexp.model.checkpoints import first_iteration
+from quantexp.model.layout import Layout
 from quantexp.runs.ranks import Rank
 from quantexp.schema import Experiment
 from quantexp.schema.dataset import DEFAULT_SPLIT
@@ -206,6 +207,7 @@ def rank_batches(
         DataError: see `build_datasets`.
     """
     dataset, training = experiment.dataset, experiment.training
+    layout = Layout.of(experiment)
     if rank.leads:
         warn_without_hashes(prefixes)
     datasets = build_datasets(
@@ -222,11 +224,11 @@ def rank_batches(
     )
     share: dict[str, int] = {
         "micro_batch_size": training.micro_batch_size,
-        "data_parallel_rank": rank.rank,
-        "data_parallel_size": rank.world_size,
+        "data_parallel_rank": layout.place(rank.rank).data,
+        "data_parallel_size": layout.data,
     }
     start_sample = (first_iteration(experiment) - 1) * training.global_batch_size
-    num_held_out = num_samples(experiment) // (training.micro_batch_size * rank.world_size)
+    num_held_out = num_samples(experiment) // (training.micro_batch_size * layout.data)
 
     def held_out() -> Iterator[dict[str, Tensor]]:
         assert datasets.valid is not None, "built if the run evaluates"

@@ -32,6 +32,11 @@ def moe_layers(model: GPTModel) -> dict[int, MoELayer]:
     }
 
 
+def first_expert(model: GPTModel) -> int:
+    """The first routed expert, over all ranks, that this rank holds; 0 without experts."""
+    return next((moe.local_expert_indices[0] for moe in moe_layers(model).values()), 0)
+
+
 def pass_rows_to_experts(moe: MoELayer) -> None:
     """Set `rows`, the sequence of each row, on the experts' linear layers before every forward pass."""
     num_sequences = 1

@@ -20,8 +20,10 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor
 
 from quantexp.errors import RunError
+from quantexp.model.shards import global_name
 from quantexp.training.megatron.collectives import any_rank, gather
-from quantexp.training.megatron.model import scheme_modules
+from quantexp.training.megatron.experts import first_expert
+from quantexp.training.megatron.model import first_layer, scheme_modules
 
 #: The parameters of an attention in the order of the forward pass; Megatron registers them in another.
 _ATTENTION = (
@@ -109,20 +111,23 @@ def chained(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
-def cause(gpt: GPTModel, losses: list[float]) -> str:
+def cause(chunks: list[GPTModel], losses: list[float]) -> str:
     """What was not finite in the step that all ranks just left out, for a message; every rank calls this.
 
     Args:
-        gpt: the model, its gradients as the optimizer received them.
+        chunks: this rank's parts of the model, their gradients as the optimizer received them.
         losses: this rank's loss of each micro-batch.
     """
-    by_rank = gather((losses, _first_gradient(gpt)))
+    by_rank = gather((losses, [_first_gradient(chunk) for chunk in chunks]))
     for rank, (of_rank, _) in enumerate(by_rank):
         for micro_batch, loss in enumerate(of_rank):
             if not math.isfinite(loss):
                 return f"the loss of micro-batch {micro_batch} on rank {rank} is {loss}"
-    gradients = [words for _, words in by_rank if words is not None]
-    return gradients[0] if gradients else "the norm of a finite gradient exceeds float32"
+    # The backward pass goes through the last chunk of every stage, the last stage first, then the chunk before it.
+    by_chunk = zip(*(firsts for _, firsts in reversed(by_rank)), strict=True)
+    in_order = itertools.chain.from_iterable(reversed(list(by_chunk)))
+    first = next((words for words in in_order if words is not None), None)
+    return first or "the norm of a finite gradient exceeds float32"
 
 
 def _first_gradient(gpt: GPTModel) -> str | None:
@@ -133,8 +138,9 @@ def _first_gradient(gpt: GPTModel) -> str | None:
     labels = {id(getattr(m, "weight", None)): m_id for m_id, m in scheme_modules(gpt).items()}
     module = labels.get(id(gpt.get_parameter(name)))
     slot = "" if module is None else f" ({module} linear.wgrad)"
+    shown = global_name(name, first_layer(gpt), first_expert(gpt))
     return (
-        f"the gradient of {name}{slot} is the first in the order of the backward pass that is not finite: "
+        f"the gradient of {shown}{slot} is the first in the order of the backward pass that is not finite: "
         f"{count_words(gradient)}"
     )
 

@@ -3,8 +3,11 @@
 Only `_forward_impl`, which multiplies, is overridden; parameters, initialisation, gathering and checkpointing are
 Megatron's. The autograd function saves the weight and, like the stock function, the input, or instead the copy of it
 that wgrad multiplies (`quantexp.quant.linear`). It returns the weight gradient in the working dtype, which
-DistributedDataParallel's hook adds to the fp32 main gradient in every scheme, bf16 included. Tensor parallelism is not
-supported.
+DistributedDataParallel's hook adds to the fp32 main gradient in every scheme, bf16 included.
+
+With tensor parallelism (arXiv 1909.08053) a column layer's input gradient is reduced while wgrad runs. With sequence
+parallelism (arXiv 2205.05198) the function saves a rank's own tokens and gathers them again in the backward pass, as
+the stock layer does; the quantiser always sees the gathered tensor.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import FPROP_W, FPROP_X
 from quantexp.quant.weight_cache.weights import WeightCopies
+from quantexp.training.megatron.token_exchange import NO_EXCHANGE, Exchange, Pending
 
 
 @dataclass(frozen=True)
@@ -43,46 +47,61 @@ class _Call:
     copies: WeightCopies
     #: Whether a backward may follow: False in an evaluation and in a forward that will be recomputed.
     differentiated: bool
+    exchange: Exchange
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, call: _Call) -> Tensor:
-        ctx.call, precision = call, call.precision
+    def forward(ctx: Any, own_x: Tensor, w: Tensor, call: _Call) -> Tensor:
+        ctx.call, precision, exchange = call, call.precision, call.exchange
+        x = exchange.start_gather(own_x).wait()
+        # Of an expert without tokens only the weight is captured.
+        hook = call.hook if x.numel() else no_hook
+        hook(FORWARD, PRE, "input", x)
+        call.hook(FORWARD, PRE, "weight", w)
         needs_dx, needs_dw = (call.differentiated and needs for needs in ctx.needs_input_grad[:2])
         x_fprop: Tensor | None = None
         x_wgrad: Tensor | None = None
-        if needs_dw:
+        if needs_dw and not exchange.divides_tokens:
             x_fprop, x_wgrad = input_copies(precision, x, call.rows, call.copies.buffers)
         w_fprop = call.copies.for_fprop(precision, w, needs_dx)
         keeps_x = x_wgrad is None or backward_needs_input(precision)
-        ctx.save_for_backward(x if keeps_x else None, x_wgrad, w)
+        ctx.save_for_backward(own_x if keeps_x else None, x_wgrad, w)
         return fprop(precision, x, w, quantised_x=x_fprop, quantised_w=w_fprop)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        x, x_wgrad, w = ctx.saved_tensors
-        x = x_wgrad if x is None else x  # then only wgrad's copy is needed
+        own_x, x_wgrad, w = ctx.saved_tensors
+        own_x = x_wgrad if own_x is None else own_x  # then only wgrad's copy is needed
         call: _Call = ctx.call
-        precision = call.precision
+        precision, exchange = call.precision, call.exchange
         hook = call.hook if g.numel() else no_hook
         hook(BACKWARD, PRE, "grad_output", g)
         call.hook(BACKWARD, PRE, "weight", w)
-        dx = dw = g_dgrad = g_wgrad = None
-        if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        x = exchange.start_gather(own_x)
+        dw = g_dgrad = g_wgrad = None
+        if needs_dx and needs_dw:
             g_dgrad, g_wgrad = gradient_copies(precision, g, call.rows, call.copies.buffers)
-        if ctx.needs_input_grad[0]:
+        dx: Pending | None = None
+        if needs_dx:
             w_dgrad = call.copies.for_dgrad(precision, w)
-            dx = dgrad(precision, g, w, quantised_g=g_dgrad, quantised_w=w_dgrad)
+            partial = dgrad(precision, g, w, quantised_g=g_dgrad, quantised_w=w_dgrad)
             del g_dgrad, w_dgrad
-            dx = clipped(dx, x, precision.spec(FPROP_X), -1)
-            hook(BACKWARD, POST, "grad_input", dx)
-        if ctx.needs_input_grad[1]:
-            dw = wgrad(precision, g, x, call.rows, quantised_g=g_wgrad, quantised_x=x_wgrad)
+            if (spec := precision.spec(FPROP_X)).clip_gradient:
+                partial = clipped(partial, x.wait(), spec, -1)
+            dx = exchange.start_reduce(partial)
+            if not exchange.reduces:
+                hook(BACKWARD, POST, "grad_input", dx.wait())
+        if needs_dw:
+            dw = wgrad(precision, g, x.wait(), call.rows, quantised_g=g_wgrad, quantised_x=x_wgrad)
             dw = clipped(dw, w, precision.spec(FPROP_W), -1)
+        if dx is not None and exchange.reduces:
+            hook(BACKWARD, POST, "grad_input", dx.wait())
+        if dw is not None:
             hook(BACKWARD, POST, "grad_weight", dw)
-        return dx, dw, None
+        return None if dx is None else dx.wait(), dw, None
 
 
 class SchemeLinear:
@@ -103,27 +122,48 @@ class SchemeLinear:
         gradient_accumulation_fusion: bool = False,
         allreduce_dgrad: bool = False,
         sequence_parallel: bool = False,
+        tp_group: Any = None,
         **deferral: object,
     ) -> Tensor:
-        if gradient_accumulation_fusion or allreduce_dgrad or sequence_parallel:
+        if gradient_accumulation_fusion:
             raise ConfigError(
-                "linear layers do not support gradient-accumulation fusion, tensor or sequence parallelism here; got "
-                f"fusion={gradient_accumulation_fusion}, tensor parallel={allreduce_dgrad}, "
-                f"sequence parallel={sequence_parallel}"
+                "linear layers do not support gradient-accumulation fusion: it multiplies the weight gradient itself, "
+                "and without the scheme's quantisation; got gradient_accumulation_fusion=True"
             )
-        # Of an expert without tokens only the weight is captured.
-        hook = self.hook if input.numel() else no_hook
-        hook(FORWARD, PRE, "input", input)
-        self.hook(FORWARD, PRE, "weight", weight)
-        call = _Call(self.precision, self.hook, self.rows, self.copies, torch.is_grad_enabled())
+        exchange = NO_EXCHANGE
+        if allreduce_dgrad or sequence_parallel:
+            exchange = Exchange(tp_group, divides_tokens=sequence_parallel)
+        call = _Call(
+            self.precision,
+            self.hook,
+            self.rows,
+            self.copies,
+            torch.is_grad_enabled(),
+            exchange,
+        )
         output: Tensor = _Linear.apply(input, weight, call)  # type: ignore[no-untyped-call]
-        hook(FORWARD, POST, "output", output)
         return output if bias is None else output + bias
+
+    def _show_output(self, output: Tensor) -> None:
+        if output.numel():
+            self.hook(FORWARD, POST, "output", output)
 
 
 class SchemeColumnParallelLinear(SchemeLinear, ColumnParallelLinear):  # type: ignore[misc]
     """Megatron's ColumnParallelLinear (qkv, fc1) with the scheme's products."""
 
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Megatron's forward pass; the output, a rank's columns, goes to the hook."""
+        output, bias = ColumnParallelLinear.forward(self, *args, **kwargs)
+        self._show_output(output)
+        return output, bias
+
 
 class SchemeRowParallelLinear(SchemeLinear, RowParallelLinear):  # type: ignore[misc]
     """Megatron's RowParallelLinear (proj, fc2) with the scheme's products."""
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Megatron's forward pass; the output, reduced over the ranks that share the layer, goes to the hook."""
+        output, bias = RowParallelLinear.forward(self, input_)
+        self._show_output(output)
+        return output, bias

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from quantexp.model.decoder import ATTENTION, is_routed, shared_width, value_head_dim
+from quantexp.model.layout import Layout
 from quantexp.model.sizes import padded_vocab_size
 from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.schema import (
     AttentionPath,
     AuxLoss,
+    Dispatcher,
     MlaConfig,
     ModelConfig,
     MoeConfig,
@@ -28,6 +32,9 @@ from quantexp.schema import (
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts
 from quantexp.training.megatron.linear import SchemeLinear
+
+#: The layout of a model that one process holds whole.
+ONE_PROCESS = Layout()
 
 SchemeModule = SchemeLinear | SchemeAttention
 
@@ -63,7 +70,12 @@ DTYPES = {
 }
 
 
-def transformer_config(model: ModelConfig, training: TrainingConfig) -> TransformerConfig:
+def transformer_config(
+    model: ModelConfig,
+    training: TrainingConfig,
+    layout: Layout = ONE_PROCESS,
+    dispatcher: Dispatcher = Dispatcher.allgather,
+) -> TransformerConfig:
     """Megatron's configuration of the decoder.
 
     Fusions are off: their kernels are not available everywhere, and compared runs must use the same path. Weights are
@@ -100,10 +112,27 @@ def transformer_config(model: ModelConfig, training: TrainingConfig) -> Transfor
         cross_entropy_loss_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
+        **_parallel(layout, model.num_layers),
         **_latent(model, model.mla),
-        **_experts(model, model.moe),
+        **_experts(model, model.moe, dispatcher),
         **_recompute(training.recompute),
     )
+
+
+def _parallel(layout: Layout, num_layers: int) -> dict[str, object]:
+    """Megatron's settings of the layout; a last stage with fewer layers is named."""
+    last = len(layout.layers(num_layers, layout.pipeline - 1))
+    is_even = layout.chunks > 1 or last * layout.pipeline == num_layers
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "sequence_parallel": layout.sequence,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.chunks if layout.chunks > 1 else None,
+        "num_layers_in_last_pipeline_stage": None if is_even else last,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "expert_tensor_parallel_size": layout.expert_tensor,
+    }
 
 
 def _latent(model: ModelConfig, mla: MlaConfig | None) -> dict[str, object]:
@@ -141,7 +170,9 @@ _BALANCING = {
 }
 
 
-def _experts(model: ModelConfig, moe: MoeConfig | None) -> dict[str, object]:
+def _experts(
+    model: ModelConfig, moe: MoeConfig | None, dispatcher: Dispatcher
+) -> dict[str, object]:
     """Megatron's settings of the experts: no token is dropped and the router computes in fp32, as published."""
     if moe is None:
         return {}
@@ -158,13 +189,15 @@ def _experts(model: ModelConfig, moe: MoeConfig | None) -> dict[str, object]:
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": _BALANCING[moe.aux_loss],
         "moe_aux_loss_coeff": moe.aux_loss_coefficient,
-        "moe_token_dispatcher_type": "allgather",
+        "moe_token_dispatcher_type": dispatcher.value,
     }
 
 
 def _recompute(recompute: Recompute) -> dict[str, object]:
     if recompute is Recompute.none:
         return {}
+    if recompute is Recompute.selective:
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
     return {
         "recompute_granularity": "full",
         "recompute_method": "uniform",
@@ -177,22 +210,67 @@ def build_model(
     training: TrainingConfig,
     layer_spec: ModuleSpec | TransformerBlockSubmodules,
 ) -> tuple[GPTModel, TransformerConfig]:
-    """Megatron's GPTModel for a configuration and a layer spec, in the working dtype, on the CPU."""
-    config = transformer_config(model, training)
-    gpt = GPTModel(
-        config,
-        layer_spec,
-        vocab_size=padded_vocab_size(model.vocab_size),
-        max_sequence_length=training.seq_length,
-        share_embeddings_and_output_weights=model.tie_embeddings,
-        position_embedding_type="rope",
-        rotary_base=model.rotary_base,
-        rope_scaling=model.rope_scaling_factor is not None,
-        rope_scaling_factor=model.rope_scaling_factor or 1.0,
-    )
-    for moe in moe_layers(gpt).values():
-        pass_rows_to_experts(moe)
+    """The whole model in one process: `build_chunks` without a layout."""
+    (gpt,), config = build_chunks(model, training, layer_spec)
     return gpt, config
+
+
+def build_chunks(
+    model: ModelConfig,
+    training: TrainingConfig,
+    layer_spec: ModuleSpec | TransformerBlockSubmodules,
+    layout: Layout = ONE_PROCESS,
+    dispatcher: Dispatcher = Dispatcher.allgather,
+) -> tuple[list[GPTModel], TransformerConfig]:
+    """This rank's parts of Megatron's GPTModel, in the working dtype, on the CPU: one, or its interleaved chunks.
+
+    `layer_spec` describes every layer of the model, or all layers alike.
+    """
+    config = transformer_config(model, training, layout, dispatcher)
+    stage = parallel_state.get_pipeline_model_parallel_rank() if layout.pipeline > 1 else 0
+    chunks = []
+    for chunk in range(layout.chunks):
+        layers = layout.layers(model.num_layers, stage, chunk)
+        is_first = stage == 0 and chunk == 0
+        is_last = stage == layout.pipeline - 1 and chunk == layout.chunks - 1
+        gpt = GPTModel(
+            config,
+            _spec_of(layer_spec, layers),
+            vocab_size=padded_vocab_size(model.vocab_size),
+            max_sequence_length=training.seq_length,
+            pre_process=is_first,
+            post_process=is_last,
+            share_embeddings_and_output_weights=model.tie_embeddings,
+            position_embedding_type="rope",
+            rotary_base=model.rotary_base,
+            rope_scaling=model.rope_scaling_factor is not None,
+            rope_scaling_factor=model.rope_scaling_factor or 1.0,
+            vp_stage=chunk if layout.chunks > 1 else None,
+        )
+        for moe in moe_layers(gpt).values():
+            pass_rows_to_experts(moe)
+        chunks.append(gpt)
+    if model.mla is not None:
+        # Megatron would add the gradients of the query latent's norm, which every rank has whole, over the ranks; with
+        # sequence parallelism, where they are parts, the weights are marked (`norm`).
+        config.qk_layernorm = False
+    return chunks, config
+
+
+def _spec_of(
+    spec: ModuleSpec | TransformerBlockSubmodules, layers: range
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """The spec of some layers of a model."""
+    if isinstance(spec, ModuleSpec):
+        return spec
+    own = [spec.layer_specs[layer] for layer in layers]
+    return dataclasses.replace(spec, layer_specs=own)
+
+
+def first_layer(model: GPTModel) -> int:
+    """The first decoder layer, over all stages, of a rank's part of the model; 0 for a part without layers."""
+    layers = model.decoder.layers
+    return int(layers[0].layer_number) - 1 if len(layers) else 0
 
 
 def scheme_modules(model: GPTModel) -> dict[ModuleId, SchemeModule]:
@@ -206,13 +284,11 @@ def scheme_modules(model: GPTModel) -> dict[ModuleId, SchemeModule]:
 
 
 def _by_name(layer: Any) -> Iterator[tuple[str, Any]]:
-    """The modules of a layer that the precision map may name."""
+    """The modules of a layer that the precision map may name; experts count over all ranks."""
     names = {path: name for name, path in PATHS.items()}
-    experts = getattr(getattr(layer.mlp, "experts", None), "local_experts", ())
-    for index in range(len(experts)):
+    for index, expert in enumerate(getattr(layer.mlp, "local_expert_indices", ())):
         for part in ("fc1", "fc2"):
-            name = f"expert{index}-{part}"
-            names[path_of(name)] = name
+            names[path_of(f"expert{index}-{part}")] = f"expert{expert}-{part}"
     for path, module in layer.named_modules():
         if path in names:
             yield names[path], module
@@ -222,6 +298,11 @@ def set_precision(
     model: GPTModel, precision: PrecisionMap, path: AttentionPath = AttentionPath.plain
 ) -> None:
     """Set every module's precision and attention path; call again whenever the map changes.
+
+    Args:
+        model: a model, or a rank's part of it.
+        precision: exactly the modules of that part.
+        path: how attention is computed.
 
     Raises:
         RuntimeError: the model and the map have different modules.

@@ -1,8 +1,8 @@
 """The process-wide state of a Megatron-Core run.
 
-It comprises process group, model-parallel groups, random-number tracker and determinism; without CUDA also the CPU
-stand-ins and, if a rank's processor needs them, 16-bit products computed through fp32. `session` sets everything up and
-tears it down, so that the next run in the same process starts from a clean state.
+It comprises process group, model-parallel groups, random-number tracker, gradient norm and determinism. Without CUDA it
+also comprises the CPU stand-ins and, if a rank's processor needs them, 16-bit products computed through fp32. `session`
+sets everything up and tears it down, so that the next run in the same process starts from a clean state.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from quantexp.formats.torch_internals import HashStore, TCPStore
+from quantexp.model.layout import Layout
 from quantexp.quant.products import go_through_fp32, through_fp32
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.ranks import Rank
 from quantexp.schema import Precision, TrainingConfig
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.cpu import cpu_device
+from quantexp.training.megatron.grad_norm import same_norm_in_every_layout
 from quantexp.training.megatron.model import DTYPES
 
 
@@ -37,7 +39,10 @@ def is_deterministic(training: TrainingConfig) -> bool:
 
 @contextlib.contextmanager
 def session(
-    training: TrainingConfig, rank: Rank | None = None, timeout_min: float = 10.0
+    training: TrainingConfig,
+    rank: Rank | None = None,
+    timeout_min: float = 10.0,
+    layout: Layout | None = None,
 ) -> Iterator[torch.device]:
     """Set up Megatron's global state and yield the device to train on.
 
@@ -45,13 +50,15 @@ def session(
         training: seed and determinism; all ranks have the same seed and therefore the same initial weights.
         rank: this process's rank; None means the only one.
         timeout_min: minutes after which waiting for another rank is an error.
+        layout: how the model lies on the ranks; None means that each holds the whole model.
     """
     rank = rank or Rank()
-    with cpu_device(), _determinism(is_deterministic(training)):
+    layout = layout or Layout(data=rank.world_size)
+    with cpu_device(), same_norm_in_every_layout(), _determinism(is_deterministic(training)):
         device = _device(rank)
         _initialise_process_group(device, rank, timedelta(minutes=timeout_min))
         try:
-            parallel_state.initialize_model_parallel(distributed_timeout_minutes=timeout_min)
+            _initialise_model_parallel(layout, timeout_min)
             torch.manual_seed(training.seed)
             tensor_parallel.model_parallel_cuda_manual_seed(training.seed)
             with through_fp32(_dtypes_without_kernels(training, device)):
@@ -61,6 +68,18 @@ def session(
             RotaryEmbedding.forward.cache_clear()
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
+
+
+def _initialise_model_parallel(layout: Layout, timeout_min: float) -> None:
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.chunks if layout.chunks > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        distributed_timeout_minutes=timeout_min,
+    )
 
 
 def products_of(training: TrainingConfig, device: torch.device) -> str | None:

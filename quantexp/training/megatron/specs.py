@@ -22,9 +22,10 @@ from quantexp.schema import ModelConfig
 from quantexp.training.megatron.attention import (
     LatentCoreAttention,
     SchemeAttention,
-    SchemeMLASelfAttention,
 )
+from quantexp.training.megatron.latent import SchemeMLASelfAttention
 from quantexp.training.megatron.linear import SchemeColumnParallelLinear, SchemeRowParallelLinear
+from quantexp.training.megatron.norm import MarkedRMSNorm
 from quantexp.training.megatron.without_te import complete_megatron
 
 #: Stock class -> class with the scheme's products.
@@ -43,7 +44,7 @@ def stock_spec(model: ModelConfig) -> TransformerBlockSubmodules:
     for layer in range(model.num_layers):
         moe = moe_of(model, layer)
         layers.append(stock_layer_spec(model.mla is not None, moe.num_experts if moe else None))
-    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=WrappedTorchNorm)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=MarkedRMSNorm)
 
 
 def stock_layer_spec(latent_attention: bool = False, num_experts: int | None = None) -> ModuleSpec:
@@ -55,7 +56,10 @@ def stock_layer_spec(latent_attention: bool = False, num_experts: int | None = N
         qk_layernorm=latent_attention,  # the latents' norms
         normalization="RMSNorm",
     )
-    return inject(spec, {DotProductAttention: LatentCoreAttention}) if latent_attention else spec
+    stock: dict[type, type] = {WrappedTorchNorm: MarkedRMSNorm}
+    if latent_attention:
+        stock[DotProductAttention] = LatentCoreAttention
+    return inject(spec, stock)
 
 
 def inject(spec: Any, classes: dict[type, type] = CLASSES) -> Any:

@@ -16,15 +16,20 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from quantexp.config.evaluation import is_evaluated
 from quantexp.errors import RunError
 from quantexp.model.checkpoints import first_iteration
+from quantexp.model.shards import global_name
 from quantexp.quant.precision import changes, precision_map
 from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
+from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.finite import count_words, first_nonfinite
-from quantexp.training.megatron.model import set_precision
+from quantexp.training.megatron.model import first_layer
+from quantexp.training.megatron.passes import Batch
+from quantexp.training.megatron.schedule import MIN_LOSS_SCALE
 from quantexp.training.megatron.specs import inject, stock_spec
-from quantexp.training.megatron.step import MIN_LOSS_SCALE, Batch, Spec, Stepper
+from quantexp.training.megatron.step import Spec, Stepper
 
 
 def train(
@@ -69,7 +74,7 @@ def _train(
 ) -> None:
     spec = layer_spec or inject(stock_spec(experiment.model))
     stepper = Stepper(experiment, spec, device, observer, state)
-    observer.built(stepper.gpt)
+    observer.built(stepper.chunks)
     starts = changes(experiment.quant)
     nonfinite = 0
     first, last = first_iteration(experiment), experiment.training.iterations
@@ -78,7 +83,7 @@ def _train(
         if changed:
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
-                set_precision(stepper.gpt, declared, experiment.training.attention)
+                stepper.set_precision(declared)
         proof: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if changed or observer.unproved:
             proof = observer.proof(iteration, declared)
@@ -90,9 +95,9 @@ def _train(
         if nonfinite:
             _stop_if_configured(experiment.training, metrics, nonfinite)
         if iteration == last or not continues:
-            _require_finite_weights(stepper.gpt, iteration)
+            _require_finite_weights(stepper.chunks, iteration)
         if saver is not None:
-            saver(iteration, iteration == last or not continues, stepper.gpt, stepper.state)
+            saver(iteration, iteration == last or not continues, stepper.chunks, stepper.state)
         if not continues:
             return
 
@@ -120,16 +125,24 @@ def _stop_if_configured(training: TrainingConfig, metrics: Metrics, in_a_row: in
         )
 
 
-def _require_finite_weights(gpt: GPTModel, iteration: int) -> None:
-    """Refuse to complete a run with weights that no later step has checked.
+def _require_finite_weights(chunks: list[GPTModel], iteration: int) -> None:
+    """Refuse to complete a run with weights that no later step has checked; every rank calls this.
 
     Raises:
         RunError: names the first weight.
     """
-    first = first_nonfinite(gpt.named_parameters())
-    if first is not None:
-        name, weight = first
+    problems = [words for words in gather(_nonfinite_weight(chunks)) if words is not None]
+    if problems:
         raise RunError(
-            f"after iteration {iteration}, {count_words(weight)} in {name}: lower training.lr, or set "
-            "training.clip_grad"
+            f"after iteration {iteration}, {problems[0]}: lower training.lr, or set training.clip_grad"
         )
+
+
+def _nonfinite_weight(chunks: list[GPTModel]) -> str | None:
+    """The first weight of this rank's parts of the model with an element that is NaN or Inf, in words."""
+    for chunk in chunks:
+        if (first := first_nonfinite(chunk.named_parameters())) is not None:
+            name, weight = first
+            shown = global_name(name, first_layer(chunk), first_expert(chunk))
+            return f"{count_words(weight)} in {shown}"
+    return None

@@ -35,8 +35,8 @@ class RecordingObserver:
         self.metrics: list[Metrics] = []
         self.gradients_by_name: list[dict[str, Tensor]] = []
 
-    def built(self, model: Any) -> None:
-        self.model = model
+    def built(self, chunks: list[Any]) -> None:
+        (self.model,) = chunks
 
     def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

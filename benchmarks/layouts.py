@@ -1,0 +1,314 @@
+"""Every layout against one process: the loss, the norm and each gradient of the first step, the weights after some.
+
+    python benchmarks/layouts.py [--models llama,deepseek] [--schemes NAME,...] [--layouts NAME,...] [--precision fp32]
+                                 [--markdown]
+
+Each run trains a small model (4 layers, hidden size 128, initial std 0.1) on the built-in sample, in processes of this
+machine over gloo, and stores its gradients by global name. The worst relative error, |a - b| / |b| in the 2-norm of a
+parameter, is what layouts are compared by; the model and the batch are the same in all of them. In fp32 the errors of a
+sound layout are those of another order of sums; in bf16 rounding between the layers hides an unsound one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+#: Iterations of a run: the loss of the third depends on two steps of the optimizer.
+ITERATIONS = 3
+_TINY = [
+    *("training=fast", "model.num_layers=4", "model.hidden_size=128", "model.ffn_hidden_size=256"),
+    *("model.num_attention_heads=4", "model.num_query_groups=2", "model.head_dim=32"),
+    *("training.seq_length=128", "training.micro_batch_size=1", "training.global_batch_size=4"),
+    *(f"training.iterations={ITERATIONS}", "training.warmup_iterations=1", "model.init_std=0.1"),
+    *("capture=off", "launcher.num_threads=1", "training.lr=0.001", "training.min_lr=0.0001"),
+]
+MODELS = {
+    "llama": ["model=llama32-1b"],
+    "llama-untied": ["model=llama31-8b"],
+    "deepseek": [
+        *("model=deepseek2_lite", "model.num_query_groups=4", "model.head_dim=48"),
+        *("model.mla.kv_lora_rank=112", "model.mla.qk_head_dim=32"),
+        *("model.mla.qk_pos_emb_head_dim=16", "model.mla.v_head_dim=32"),
+        *("model.moe.num_experts=4", "model.moe.top_k=2", "model.moe.expert_ffn_hidden_size=64"),
+        *("model.moe.num_dense_layers=1",),
+    ],
+}
+SCHEMES = [
+    *("bf16", "linear_mxfp4", "FA_linear_mxfp8", "linear_hifp8", "more/FA_full_mxfp8"),
+    *("more/linear_mxfp4_sr_rht", "more/linear_hifp8_delayed"),
+]
+#: The processes and the words of each layout.
+LAYOUTS: dict[str, tuple[int, list[str]]] = {
+    "one": (1, []),
+    "dp2": (2, ["training.distributed_optimizer=false"]),
+    "dp2 distributed optimizer": (2, ["training.distributed_optimizer=true"]),
+    "tp2": (2, ["parallel.tensor=2", "parallel.sequence=false"]),
+    "tp2 sp": (2, ["parallel.tensor=2"]),
+    "pp2": (2, ["parallel.pipeline=2"]),
+    "pp2 interleaved": (2, ["parallel.pipeline=2", "parallel.virtual_pipeline=2"]),
+    "cp2": (2, ["parallel.context=2"]),
+    "ep2 allgather": (2, ["parallel.expert=2"]),
+    "ep2 alltoall": (2, ["parallel.expert=2", "parallel.dispatcher=alltoall"]),
+    "tp2 sp ep2": (4, ["parallel.tensor=2", "parallel.expert=2"]),
+    "tp2 pp2": (4, ["parallel.tensor=2", "parallel.pipeline=2"]),
+    "tp2 cp2": (4, ["parallel.tensor=2", "parallel.context=2"]),
+    "dp2 tp2": (4, ["parallel.tensor=2"]),
+}
+#: Layouts that need experts, and one that experts exclude: tensor without sequence parallelism.
+_WITH_EXPERTS = frozenset({"ep2 allgather", "ep2 alltoall", "tp2 sp ep2"})
+_WITHOUT_EXPERTS = frozenset({"tp2"})
+
+
+def exists(model: str, layout: str) -> bool:
+    """Whether a model can have a layout."""
+    return layout not in (_WITHOUT_EXPERTS if model == "deepseek" else _WITH_EXPERTS)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run in a layout computed."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    #: By global name: the gradients of the first step; of the whole parameters.
+    gradients: dict[str, Any]
+    #: The weights after the last step.
+    weights: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A layout beside one process; each number is a relative error."""
+
+    loss: float
+    grad_norm: float
+    gradient: float
+    weight: float
+    #: The parameter with the worst gradient.
+    worst: str
+
+
+def run(words: list[str], num_processes: int, folder: Path, timeout_s: float = 240) -> Result:
+    """Train in `num_processes` ranks of this machine.
+
+    Raises:
+        RuntimeError: a rank failed; with the end of its output.
+    """
+    from quantexp.config.compose import compose
+    from quantexp.config.load import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment = compose([*_TINY, *words, f"launcher.num_processes={num_processes}"])
+    save(experiment, folder / "config.yaml")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ranks = []
+    for rank in range(num_processes):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
+        with (folder / f"rank{rank}.log").open("wb") as log:
+            command = [sys.executable, "-W", "ignore", __file__, "--rank-of", str(folder)]
+            environment = {**os.environ, **shared, **own}
+            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    try:
+        codes = [process.wait(timeout_s) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    for rank, code in enumerate(codes):
+        if code:
+            output = (folder / f"rank{rank}.log").read_text()[-3000:]
+            raise RuntimeError(f"rank {rank} ended with code {code}: {output}")
+    return _joined(folder, num_processes)
+
+
+def _joined(folder: Path, num_processes: int) -> Result:
+    """The whole tensors, from every rank's parts."""
+    import torch
+
+    metrics = json.loads((folder / "metrics.json").read_text())
+    parts = [torch.load(folder / f"rank{rank}.pt") for rank in range(num_processes)]
+    whole: dict[str, dict[str, Any]] = {"gradients": {}, "weights": {}}
+    for part in parts:
+        for kind, tensors in whole.items():
+            for name, (tensor, axis, ranges, shape) in part[kind].items():
+                target = tensors.setdefault(name, torch.full(shape, torch.nan))
+                if axis is None:
+                    target.copy_(tensor)
+                    continue
+                own = tensor.split([stop - start for start, stop in ranges], dim=axis)
+                for (start, stop), piece in zip(ranges, own, strict=True):
+                    target.narrow(axis, start, stop - start).copy_(piece)
+    return Result(
+        [m["loss"] for m in metrics],
+        [m["grad_norm"] for m in metrics],
+        whole["gradients"],
+        whole["weights"],
+    )
+
+
+def difference(layout: Result, one: Result) -> Difference:
+    """A layout's result beside that of one process.
+
+    Raises:
+        RuntimeError: the two have different parameters, or a part of one is missing.
+    """
+    import torch
+
+    def relative(a: Any, b: Any) -> float:
+        a, b = a.double(), b.double()
+        return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
+
+    if layout.gradients.keys() != one.gradients.keys():
+        raise RuntimeError("the layouts have different parameters")
+    errors = {n: relative(layout.gradients[n], one.gradients[n]) for n in one.gradients}
+    if any(error != error for error in errors.values()):
+        raise RuntimeError(
+            f"a part of these is missing: {[n for n, e in errors.items() if e != e]}"
+        )
+    worst = max(errors, key=lambda name: errors[name])
+    return Difference(
+        max(abs(a / b - 1) for a, b in zip(layout.losses, one.losses, strict=True)),
+        abs(layout.grad_norms[0] / one.grad_norms[0] - 1),
+        errors[worst],
+        max(relative(layout.weights[n], one.weights[n]) for n in one.weights),
+        worst,
+    )
+
+
+def train_rank(folder: Path) -> None:
+    """One rank of `run`."""
+    from quantexp.config.load import read
+    from quantexp.data.completed import tokenizer_of
+    from quantexp.data.sample import sample_prefix
+    from quantexp.folders import cache_dir
+    from quantexp.model.layout import Layout
+    from quantexp.runs.ranks import own_rank
+    from quantexp.training.megatron.data_loader import rank_batches
+    from quantexp.training.megatron.session import session
+    from quantexp.training.megatron.trainer import train
+
+    experiment = read(folder / "config.yaml")
+    rank = own_rank(experiment.launcher.num_processes)
+    dataset = experiment.dataset
+    cache = cache_dir(experiment.paths.cache)
+    prefixes = {sample_prefix(dataset.name, cache, str(dataset.split)): 1.0}
+    with session(experiment.training, rank, 5.0, Layout.of(experiment)) as device:
+        batches = rank_batches(experiment, rank, prefixes, tokenizer_of(dataset))
+        observer = _Observer(experiment, rank.rank, folder)
+        train(experiment, batches.train, observer, device)
+        observer.store()
+
+
+class _Observer:
+    """Keeps the first step's gradients and the last weights of a rank's parameters."""
+
+    unproved = False
+
+    def __init__(self, experiment: Any, rank: int, folder: Path) -> None:
+        self.experiment, self.rank, self.folder = experiment, rank, folder
+        self.metrics: list[dict[str, float]] = []
+        self.gradients_of: dict[str, Any] = {}
+
+    def built(self, chunks: list[Any]) -> None:
+        self.chunks = chunks
+
+    def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
+        pass
+
+    def gradients(self, iteration: int, loss_scale: float | None) -> None:
+        if iteration == 1:
+            self.gradients_of = self._parts(lambda p: p.main_grad)
+
+    def evaluation(self) -> None:
+        pass
+
+    def iteration(self, metrics: Any) -> bool:
+        self.metrics.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm})
+        return True
+
+    def store(self) -> None:
+        """Write everything into the folder."""
+        import torch
+
+        weights = self._parts(lambda p: p.data)
+        content = {"gradients": self.gradients_of, "weights": weights}
+        torch.save(content, self.folder / f"rank{self.rank}.pt")
+        if self.rank == 0:
+            (self.folder / "metrics.json").write_text(json.dumps(self.metrics))
+
+    def _parts(self, of: Any) -> dict[str, Any]:
+        """Copies by global name, each with its axis, its ranges and the whole shape."""
+        from quantexp.training.megatron.parameters import parts_of
+
+        from quantexp.model.layout import Layout
+
+        layout = Layout.of(self.experiment)
+        place = layout.place(self.rank)
+        parts = parts_of(self.chunks, self.experiment.model, layout, place)
+        return {
+            name: (
+                of(part.tensor).detach().float().clone(),
+                *astuple(part.shard),
+                part.parameter.shape,
+            )
+            for name, part in parts.items()
+        }
+
+
+def main() -> None:
+    """Print the table, or be one rank."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", default="llama,deepseek")
+    parser.add_argument("--schemes", default=",".join(SCHEMES))
+    parser.add_argument("--layouts", default=",".join(name for name in LAYOUTS if name != "one"))
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--words", default="", help="more overrides, with spaces between")
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank_of is not None:
+        train_rank(arguments.rank_of)
+        return
+    print("| model | scheme | layout | loss | gradient norm | worst gradient | weights |")
+    print("|---|---|---|---|---|---|---|")
+    for model in arguments.models.split(","):
+        for scheme in arguments.schemes.split(","):
+            words = [*MODELS[model], f"quant={scheme}", f"training.precision={arguments.precision}"]
+            _rows(model, scheme, [*words, *arguments.words.split()], arguments.layouts.split(","))
+
+
+def _rows(model: str, scheme: str, words: list[str], layouts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as work:
+        one = run(words, 1, Path(work) / "one")
+        for name in layouts:
+            if not exists(model, name):
+                continue
+            number, layout_words = LAYOUTS[name]
+            try:
+                result = run([*words, *layout_words], number, Path(work) / name.replace(" ", "-"))
+            except RuntimeError as error:
+                last = str(error).strip().splitlines()[-1]
+                print(f"| {model} | {scheme} | {name} | failed: {last} |||", flush=True)
+                continue
+            d = difference(result, one)
+            numbers = " | ".join(f"{x:.0e}" for x in (d.loss, d.grad_norm, d.gradient, d.weight))
+            print(f"| {model} | {scheme} | {name} | {numbers} | {d.worst}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
