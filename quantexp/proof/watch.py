@@ -189,11 +189,12 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if is_routed(entry.module.name) and empty:
                 self._slot(entry).empty_calls += 1
                 continue
+            x = x.detach() if context.widened_from is None else narrowed(x, context.widened_from)
             call = _Call(x, source, dim, context.sequences, part, amax)
             self._judge_operand(entry, call, recomputed)
 
     def _judge_operand(self, entry: Entry, call: _Call, recomputed: bool) -> None:
-        x, axis = _along_blocks(entry, call.x.detach(), call.reduced, call.sequences)
+        x, axis = _along_blocks(entry, call.x, call.reduced, call.sequences)
         source = call.source
         if source is not None:
             source, _ = _along_blocks(entry, source.detach(), call.reduced, call.sequences)
@@ -203,7 +204,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(entry, judge(x, entry.spec, axis, source, amax), recomputed)
             return
         slot = self._slot(entry)
-        finding = judge(narrowed(x, part.dtype), entry.spec, axis, source, call.amax)
+        finding = judge(x, entry.spec, axis, source, call.amax)
         if part.index == 0:
             finding = CUT_SHORT if slot.parts.is_open else finding
             slot.parts = Parts()
@@ -253,5 +254,6 @@ def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tupl
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """An operand in the working precision, if widening it from there was lossless; otherwise unchanged."""
+    x = x.detach()
     narrow = x.to(dtype)
     return narrow if torch.equal(narrow.to(x.dtype), x) else x

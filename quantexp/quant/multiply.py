@@ -61,10 +61,12 @@ def multiply_operands(
     *,
     scale: float = 1.0,
     sequences: int = 1,
+    is_summed: bool = False,
 ) -> Tensor:
     """`scale` times the product of both operands, as the module declares them.
 
-    `sequences` are interleaved along the reduced axis, for products over tokens.
+    `sequences` are interleaved along the reduced axis, for products over tokens. The result is float32 if it is to be
+    summed with those of other ranks before it is rounded.
     """
 
     def source(factor: Factor) -> Tensor:
@@ -84,7 +86,10 @@ def multiply_operands(
         left.slot.product,
         sequences,
         lambda: (source(left), source(right)),
+        widened_from=a.dtype if is_summed else None,
     )
+    if is_summed:
+        a, b = a.float(), b.float()
     return multiply(context, a, b, scale * product_scale(precision, context.site, context.product))
 
 

@@ -26,8 +26,6 @@ class Part:
 
     index: int
     last: bool
-    #: The working dtype: a product summed over its parts multiplies, in float32, values representable in it.
-    dtype: torch.dtype
     #: Maps a slot to the amax of its whole tensor; None if no scale depends on it.
     amax: Callable[[Slot], Tensor | None] = field(compare=False)
 
@@ -46,6 +44,8 @@ class ProductContext:
     sources: Callable[[], tuple[Tensor, Tensor]] | None = field(default=None, compare=False)
     #: None means the whole product.
     part: Part | None = field(default=None, compare=False)
+    #: The working dtype, if a product that is summed with others multiplies in float32 what is representable in it.
+    widened_from: torch.dtype | None = None
     #: Whether the product is recomputed for the backward pass or for an amax.
     recomputed: bool = False
 

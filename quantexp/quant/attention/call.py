@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quantexp.quant.attention.context_parallel import SequenceShare
 from quantexp.quant.hooks import TensorHook, no_hook
 from quantexp.quant.precision import ModulePrecision
 
@@ -30,5 +31,17 @@ class AttentionCall:
     hook: TensorHook = no_hook
     #: Whether the hook needs P, the gradient of P, or that of the scores.
     wants: TensorFilter = no_tensor_wanted
-    #: True where a query does not see a key, [B or 1, 1, T, T]; None means causal.
+    #: True where a query does not see a key, [B or 1, 1, T queries, T keys]; None means causal.
     mask: Tensor | None = None
+    #: The rank's part of each sequence: then q, k and v have its tokens only; None means whole sequences.
+    share: SequenceShare | None = None
+
+    def all_keys(self, x_TBGD: Tensor) -> Tensor:
+        """k or v of whole sequences."""
+        return x_TBGD if self.share is None else self.share.gathered(x_TBGD)
+
+    def own_keys(self, gradient_TBGD: Tensor, x_TBGD: Tensor) -> Tensor:
+        """The gradient of k or v as it reached this call, from that of whole sequences; in the dtype of x, k or v."""
+        if self.share is None:
+            return gradient_TBGD
+        return self.share.own_sum(gradient_TBGD).to(x_TBGD.dtype)

@@ -47,13 +47,19 @@ from quantexp.quant.sites import (
 
 
 def scores(call: AttentionCall, q_TBHD: Tensor, k_TBGD: Tensor) -> Tensor:
-    """S = a q k^T, of shape [N, T queries, T keys], differentiable in q and k."""
+    """S = a q k^T, of shape [N, T queries, T keys], differentiable in q and k.
+
+    If ranks share the sequence, k has this rank's tokens and S all keys.
+    """
     result: Tensor = _Scores.apply(q_TBHD, k_TBGD, call)  # type: ignore[no-untyped-call]
     return result
 
 
 def context(call: AttentionCall, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
-    """O = P v, of shape [N, T, D], differentiable in P and v."""
+    """O = P v, of shape [N, T queries, D], differentiable in P and v.
+
+    If ranks share the sequence, v has this rank's tokens and P all keys.
+    """
     result: Tensor = _Context.apply(P_NTT, v_TBGD, call)  # type: ignore[no-untyped-call]
     return result
 
@@ -92,6 +98,7 @@ def by_sequence_layout(sequences: int) -> Layout:
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_TBHD: Tensor, k_TBGD: Tensor, call: AttentionCall) -> Tensor:
+        k_TBGD = call.all_keys(k_TBGD)
         ctx.save_for_backward(q_TBHD, k_TBGD)
         ctx.call = call
         H = q_TBHD.shape[2]
@@ -121,10 +128,11 @@ class _Scores(torch.autograd.Function):
             precision,
             Factor(DGRAD_K_DS, dS, _transposed, by_sequence),
             Factor(DGRAD_K_Q, q_TBHD, by_head),
+            is_summed=call.share is not None,
         )
         dk = summed_over_group(dk * call.softmax_scale, B, k_TBGD.shape[2])
         dq = clipped_gradient(precision, FPROP_Q, dq, q_TBHD)
-        dk = clipped_gradient(precision, FPROP_K, dk, k_TBGD)
+        dk = call.own_keys(clipped_gradient(precision, FPROP_K, dk, k_TBGD), k_TBGD)
         call.hook(BACKWARD, POST, "grad_query", dq)
         call.hook(BACKWARD, POST, "grad_key", dk)
         return dq, dk, None
@@ -133,6 +141,7 @@ class _Scores(torch.autograd.Function):
 class _Context(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, P_NTT: Tensor, v_TBGD: Tensor, call: AttentionCall) -> Tensor:
+        v_TBGD = call.all_keys(v_TBGD)
         ctx.save_for_backward(P_NTT, v_TBGD)
         ctx.call = call
         B = v_TBGD.shape[1]
@@ -165,10 +174,11 @@ class _Context(torch.autograd.Function):
             precision,
             Factor(DGRAD_V_P, P_NTT, _transposed, by_sequence),
             Factor(DGRAD_V_DO, dO, captured=layout),
+            is_summed=call.share is not None,
         )
         dv = summed_over_group(dv, B, G)
         dP = clipped_gradient(precision, FPROP_P, dP, P_NTT)
-        dv = clipped_gradient(precision, FPROP_V, dv, v_TBGD)
+        dv = call.own_keys(clipped_gradient(precision, FPROP_V, dv, v_TBGD), v_TBGD)
         call.hook(BACKWARD, PRE, "grad_output", layout(dO))
         call.hook(BACKWARD, POST, "grad_attn_weights", by_sequence(dP))
         call.hook(BACKWARD, POST, "grad_value", dv)

@@ -59,7 +59,7 @@ class _Gathered:
     """T x T tensors assembled from tiles, for those that a hook needs."""
 
     def __init__(self, work: TileProducts, names: Iterable[object]) -> None:
-        self._shape = (work.B * work.H, work.T, work.T)
+        self._shape = (work.B * work.H, work.T, work.num_keys)
         self._tensors: dict[object, Tensor | None] = dict.fromkeys(names)
 
     def __bool__(self) -> bool:
@@ -108,7 +108,7 @@ class Forward:
                 P = work.softmax(work.scores(tile, q, k, recomputed=True), tile)
                 work.observe(FPROP_P, P)
             work.reduce_amax(FPROP_P)
-        o = v.new_empty(v.shape)
+        o = v.new_empty(v.shape[0], work.T, v.shape[2])
         for tile in spans:
             P = work.softmax(work.scores(tile, q, k), tile)
             P_quantised = work.quantised_tile(FPROP_P, tile, P)
@@ -149,7 +149,10 @@ class Backward:
         return bool(self.gathered)
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v in every query head, [N, T, D or E]; dq and dk before the softmax scale."""
+        """Gradients of q, k and v in every query head, [N, T, D or E]; dq and dk before the softmax scale.
+
+        dk and dv are float32 if they are parts of a sum over ranks.
+        """
         work = self.work
         # q and k recompute P; the rest are the operands of the backward products
         self.q = work.whole(FPROP_Q)
@@ -166,6 +169,8 @@ class Backward:
         dv = self.v_p.new_zeros(self.v_p.shape, dtype=torch.float32)
         for tile in spans:
             self._add(tile, dq, dk, dv)
+        if work.call.share is not None:
+            return dq, dk, dv
         return dq, dk.to(work.dtype), dv.to(work.dtype)
 
     def _add(self, tile: Tile, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
@@ -246,6 +251,7 @@ class Backward:
         dq = clipped_gradient(work.precision, FPROP_Q, dq, q_TBHD)
         dk = clipped_gradient(work.precision, FPROP_K, dk, k_TBGD)
         dv = clipped_gradient(work.precision, FPROP_V, dv, v_TBGE)
+        dk, dv = work.call.own_keys(dk, k_TBGD), work.call.own_keys(dv, v_TBGE)
         for slot in self.hooked_slots:
             whole = (self.gathered.take(slot.operand), self.gathered.take(slot))
             call_operand_hooks(work.precision, slot, *whole, by_sequence)

@@ -67,8 +67,9 @@ class TileProducts:
         self.probabilities = probabilities
         self.T, self.B, self.H, _ = q_TBHD.shape
         self.dtype = q_TBHD.dtype
+        self.num_keys = self.T if call.share is None else self.T * call.share.num_ranks
         #: Whether keys after a tile's last query may be skipped.
-        self.can_shorten = call.mask is None and self.dtype != torch.float32
+        self.can_shorten = call.mask is None and call.share is None and self.dtype != torch.float32
         #: The operands of T x D before quantisation, set only during a pass: the graph already keeps q, k and v.
         self.tensors: dict[Operand, Tensor] = {}
         self._quantised: dict[Slot, Tensor] = {}
@@ -83,7 +84,8 @@ class TileProducts:
         """The tiles of a pass; their rows span all keys if the tiles are to be assembled again."""
         slots = self.precision.slots.items()
         specs = [spec for slot, spec in slots if slot.operand in TILE_OPERANDS]
-        return tiles(self.T, specs, to_last_query=self.can_shorten and not whole_rows)
+        shortens = self.can_shorten and not whole_rows
+        return tiles(self.T, specs, to_last_query=shortens, num_keys=self.num_keys)
 
     @contextlib.contextmanager
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, dO: Tensor | None = None) -> Iterator[None]:
@@ -118,7 +120,7 @@ class TileProducts:
     def quantised_tile(self, slot: Slot, tile: Tile, x_NRK: Tensor) -> Tensor:
         """One tile of P or dS, quantised according to its slot."""
         spec, amax = self.spec(slot), self.amaxes.get(slot)
-        place = Place((self.B * self.H, self.T, self.T), (0, tile.start, 0))
+        place = Place((self.B * self.H, self.T, self.num_keys), (0, tile.start, 0))
         return quantise_operand(x_NRK, spec, dim_of(slot.operand, spec), amax, place=place)
 
     def quantised_tile_pair(
@@ -194,7 +196,7 @@ class TileProducts:
             whole = self._by_head(slot.operand, self.tensors[slot.operand])
             return oriented(slot, whole[:, extent])
 
-        part = Part(tile.index, tile.last, self.dtype, self._amax)
+        part = Part(tile.index, tile.last, self._amax)
         call_context = ProductContext(
             self.precision.module,
             site,
@@ -202,6 +204,7 @@ class TileProducts:
             sources=lambda: (original(slots[0]), original(slots[1])),
             part=part,
             recomputed=recomputed,
+            widened_from=self.dtype if product in _SUMMED else None,
         )
         scale = product_scale(self.precision, site, product)
         if (site, product) == (Site.QK, Product.FPROP):

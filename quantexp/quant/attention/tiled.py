@@ -18,9 +18,12 @@ computes it first. Differences from the plain path (`quantexp.quant.attention.pl
   that a query may see is near the -10000 that masks hidden keys. In float32 a shorter sum has another order, so
   all keys are multiplied.
 
-On a CUDA device Triton kernels (`quantexp.quant.attention.kernels`) multiply what they support. If the proof of
-engagement or a hook of P, dP or dS is active, the torch tiles run as well: proof and hooks observe every product and
-operand of the tiles. Training continues with the kernels' o, dq, dk and dv, which must agree with those of the tiles.
+- Ranks that share a sequence (`context_parallel`) skip no keys: the queries of a tile are not neighbours.
+
+On a CUDA device Triton kernels (`quantexp.quant.attention.kernels`) multiply what they support; the torch tiles do so
+where ranks share a sequence. If the proof of engagement or a hook of P, dP or dS is active, the torch tiles run as
+well: proof and hooks observe every product and operand of the tiles. Training continues with the kernels' o, dq, dk and
+dv, which must agree with those of the tiles.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class _Tiled(torch.autograd.Function):
         work: TileProducts,
         kernels: Kernels | None,
     ) -> Tensor:
+        k_TBGD, v_TBGE = work.call.all_keys(k_TBGD), work.call.all_keys(v_TBGE)
         ctx.save_for_backward(q_TBHD, k_TBGD, v_TBGE)
         ctx.work, ctx.kernels = work, kernels
         tiles = Forward(work)
@@ -95,6 +99,6 @@ class _Tiled(torch.autograd.Function):
 
 def kernels_for(call: AttentionCall, q_TBHD: Tensor, v_TBGE: Tensor) -> Kernels | None:
     """The kernels for one micro-batch of one attention module; None means the torch tiles."""
-    if not claims(call.precision, q_TBHD, v_TBGE):
+    if call.share is not None or not claims(call.precision, q_TBHD, v_TBGE):
         return None
     return Kernels(call)

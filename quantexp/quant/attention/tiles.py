@@ -39,22 +39,30 @@ class Tile:
         return slice(self.num_keys)
 
 
-def tiles(num_tokens: int, specs: Iterable[QuantSpec], *, to_last_query: bool) -> list[Tile]:
-    """The tiles for a number of queries and as many keys.
+def tiles(
+    num_queries: int,
+    specs: Iterable[QuantSpec],
+    *,
+    to_last_query: bool,
+    num_keys: int | None = None,
+) -> list[Tile]:
+    """The tiles for a number of queries and keys.
 
     Args:
-        num_tokens: T.
+        num_queries: of one sequence.
         specs: those of P and dS; their blocks stay whole.
         to_last_query: whether a tile's keys end at its last query, rounded up to whole blocks: for a causal mask,
             under which later keys have probability 0.
+        num_keys: of one sequence; None means as many as queries.
     """
     unit = max([LEAST, *(block for spec in specs for block in (spec.block, spec.hadamard_block))])
     size = max(ROWS, unit)
-    starts = range(0, max(num_tokens - LEAST, 0) + 1, size)
+    all_keys = num_queries if num_keys is None else num_keys
+    starts = range(0, max(num_queries - LEAST, 0) + 1, size)
     result = []
     for index, start in enumerate(starts):
         last = index == len(starts) - 1
-        stop = num_tokens if last else start + size
-        num_keys = min(num_tokens, -(-stop // unit) * unit) if to_last_query else num_tokens
-        result.append(Tile(index, start, stop, num_keys, last))
+        stop = num_queries if last else start + size
+        seen = min(all_keys, -(-stop // unit) * unit) if to_last_query else all_keys
+        result.append(Tile(index, start, stop, seen, last))
     return result

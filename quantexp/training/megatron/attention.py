@@ -4,22 +4,29 @@ plain: the stock class's softmax, mask, scale and dropout; the scheme's two matr
        the full score and probability matrices.
 fused: torch's fused kernel on quantised operands, if the scheme allows it (`quantexp.quant.attention.fused`).
 tiled: the plain path's products and the stock softmax by tiles of queries (`quantexp.quant.attention.tiled`).
+
+Under context parallelism a rank has some tokens of each sequence; plain and tiled attention gather the keys and values
+of all ranks (`quantexp.quant.attention.context_parallel`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from quantexp.errors import ConfigError
 from quantexp.quant.attention import fused, tiled
 from quantexp.quant.attention.call import AttentionCall, TensorFilter, no_tensor_wanted
+from quantexp.quant.attention.context_parallel import SequenceShare
 from quantexp.quant.attention.plain import context, scores
 from quantexp.quant.hooks import FORWARD, POST, PRE, TensorHook, no_hook
 from quantexp.quant.precision import ModulePrecision
@@ -29,17 +36,22 @@ from quantexp.schema import AttentionPath
 class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
     """Megatron's core attention with the two arguments that latent attention passes: key and value head widths.
 
-    The stock class lacks them; it needs only the width of value heads, which it reads from `kv_channels`.
+    The stock class lacks them; it needs only the width of value heads, which it reads from `kv_channels`. It also
+    refuses context parallelism, which the scheme's products handle themselves, so its constructor does not see it.
     """
 
     def __init__(
         self,
+        config: TransformerConfig,
         *args: Any,
         k_channels: int | None = None,
         v_channels: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        whole = copy.copy(config)
+        whole.context_parallel_size = 1
+        super().__init__(whole, *args, **kwargs)
+        self.config = config
         assert v_channels in (None, self.hidden_size_per_attention_head)
 
 
@@ -54,7 +66,8 @@ class SchemeAttention(LatentCoreAttention):
     #: Whether the hook needs a tensor that only the plain path stores in full.
     wants: TensorFilter = staticmethod(no_tensor_wanted)
     path: AttentionPath = AttentionPath.plain
-    #: The mask of the current forward pass: True where a query must not see a key, [B, 1, T, T]; None means causal.
+    #: The mask of the current forward pass: True where a query must not see a key, [B, 1, T, T], of whole
+    #: sequences also under context parallelism; None means causal.
     mask: Tensor | None = None
 
     def forward(
@@ -71,7 +84,7 @@ class SchemeAttention(LatentCoreAttention):
 
         Raises:
             ConfigError: packed sequences or an attention bias; on the tiled path also attention dropout, a softmax
-                offset or a sliding window.
+                offset or a sliding window; on the fused path context parallelism.
         """
         if packed_seq_params is not None or attention_bias is not None:
             raise ConfigError("attention supports neither packed sequences nor a bias here")
@@ -99,15 +112,24 @@ class SchemeAttention(LatentCoreAttention):
     def _plain(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
         T, B, H, _ = q_TBHD.shape
         call = self._call(mask)
-        S = scores(call, q_TBHD, k_TBGD)
-        P = self.scale_mask_softmax(S.view(B, H, T, T), mask, self.softmax_offset)
+        S = scores(call, q_TBHD, k_TBGD).view(B, H, T, -1)
+        mask = call.mask
+        if call.share is not None and mask is None:
+            mask = call.share.hidden(T, slice(T), S.device)
+        P = self.scale_mask_softmax(S, mask, self.softmax_offset)
         with self._dropout_rng():
             P = self.attention_dropout(P)
         self.hook(FORWARD, POST, "attn_weights", P)
-        o = context(call, P.reshape(B * H, T, T), v_TBGE)
+        o = context(call, P.reshape(B * H, T, -1), v_TBGE)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 
     def _fused(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
+        if self.config.context_parallel_size > 1:
+            raise ConfigError(
+                "training.attention=fused cannot share a sequence between ranks, got parallel.context="
+                f"{self.config.context_parallel_size}: its kernel's causal mask takes query i for token i; use "
+                "training.attention=tiled or plain"
+            )
         return fused.attention(self._call(mask), q_TBHD, k_TBGD, v_TBGE)
 
     def _tiled(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
@@ -121,21 +143,29 @@ class SchemeAttention(LatentCoreAttention):
                 "use training.attention=plain"
             )
         T, B, H, _ = q_TBHD.shape
-        probabilities = partial(self._probabilities, mask)
-        o = tiled.attention(self._call(mask), q_TBHD, k_TBGD, v_TBGE, probabilities)
+        call = self._call(mask)
+        probabilities = partial(self._probabilities, call, T)
+        o = tiled.attention(call, q_TBHD, k_TBGD, v_TBGE, probabilities)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 
     def _call(self, mask: Tensor | None) -> AttentionCall:
-        return AttentionCall(self.precision, self.softmax_scale, self.hook, self.wants, mask)
+        share = _share(self.config.context_parallel_size)
+        if share is not None and mask is not None:
+            mask = share.own_rows(mask, 2)
+        return AttentionCall(self.precision, self.softmax_scale, self.hook, self.wants, mask, share)
 
-    def _probabilities(self, mask: Tensor | None, S_BHRK: Tensor, start: int) -> Tensor:
+    def _probabilities(
+        self, call: AttentionCall, num_queries: int, S_BHRK: Tensor, start: int
+    ) -> Tensor:
         """The stock softmax of R rows of scores, starting at query `start`; causal without a mask."""
         R, K = S_BHRK.shape[2:]
-        if mask is None:
+        if call.mask is not None:
+            hidden = call.mask[:, :, start : start + R, :K]
+        elif call.share is not None:
+            hidden = call.share.hidden(num_queries, slice(start, start + R), S_BHRK.device)
+        else:
             queries = torch.arange(start, start + R, device=S_BHRK.device)
             hidden = torch.arange(K, device=S_BHRK.device) > queries[:, None]
-        else:
-            hidden = mask[:, :, start : start + R, :K]
         P: Tensor = self.scale_mask_softmax(S_BHRK, hidden, None)
         return P
 
@@ -146,3 +176,21 @@ class SchemeAttention(LatentCoreAttention):
             tensor_parallel.get_cuda_rng_tracker().fork()
         )
         return fork
+
+
+def _share(num_ranks: int) -> SequenceShare | None:
+    """This rank's part of each sequence; None if it is the whole."""
+    if num_ranks == 1:
+        return None
+    group = parallel_state.get_context_parallel_group()
+
+    def all_gather(x: Tensor) -> Sequence[Tensor]:
+        parts = [torch.empty_like(x) for _ in range(num_ranks)]
+        torch.distributed.all_gather(parts, x, group=group)
+        return parts
+
+    def all_reduce(x: Tensor) -> Tensor:
+        torch.distributed.all_reduce(x, group=group)
+        return x
+
+    return SequenceShare(group.rank(), num_ranks, all_gather, all_reduce)
