@@ -27,7 +27,7 @@ from quantexp.capture.statistics.summary import statistics
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.manifest import MANIFEST, finish_capture
 from quantexp.capture.store.metadata import About
-from quantexp.capture.store.values import values_and_metadata_in
+from quantexp.capture.store.values import PLACE, values_and_metadata_in
 from quantexp.capture.store.writers import Stored
 from quantexp.model.layout import Layout, Place
 from quantexp.quant.precision import ModuleId, ModulePrecision
@@ -257,8 +257,8 @@ def divide(whole: Path, to: Path, layout: Layout, num_query_groups: int) -> None
                 first, about = stored[line["file"]]
                 store.refer(first, about.with_more(operation=line["operation"]))
                 continue
-            x, metadata = values_and_metadata_in(whole / line["file"])
-            about, own = _divided(metadata, x, holder)
+            x, _ = values_and_metadata_in(whole / line["file"])
+            about, own = _divided({k: v for k, v in line.items() if k not in PLACE}, x, holder)
             counter = number * layout.num_processes + rank
             name = TensorName(*(line[field.name] for field in dataclasses.fields(TensorName)))
             store.add(name.file("20260101_000000", counter), own, about)
@@ -279,5 +279,4 @@ def _divided(metadata: dict[str, Any], x: Tensor, holder: Holder) -> tuple[About
     world_rank = next(r for r, place in holder.layout.places() if place == rank)
     more = holder.metadata(module, part) | {"rank": world_rank, "shape": list(own.shape)}
     of_floats = own.is_floating_point() and not tensor.endswith("_scale")
-    more |= {"statistics": statistics(own) if of_floats else metadata["statistics"]}
-    return About.of(metadata | more), own
+    return About.of(metadata | more | ({"statistics": statistics(own)} if of_floats else {})), own
