@@ -219,10 +219,10 @@ def _merged(parts: Sequence[CapturedTensor]) -> CapturedTensor:
 
 def _statistics(parts: Sequence[CapturedTensor], whole: Part) -> dict[str, Any] | None:
     """The statistics of the whole tensor; None if a part's are not there, or if it is a sum."""
-    sample = parts[0].metadata.get("sample")
-    shape = whole.whole if sample is None else sample["shape"]
     try:
+        sample = parts[0].metadata.get("sample")
+        count = prod(whole.whole if sample is None else sample["shape"])
         result = combined([part.metadata["statistics"] for part in parts])
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None  # statistics of a damaged line, or none
-    return result if whole.summands == 1 and result["count"] == prod(shape) else None
+    return result if whole.summands == 1 and result["count"] == count else None

@@ -10,16 +10,25 @@ so that summands add exactly in every dtype.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quantexp.capture.division import Holder
+from quantexp.capture.names import TensorName
+from quantexp.capture.operands import source_of
 from quantexp.capture.record.recorder import Recorder
+from quantexp.capture.statistics.summary import statistics
 from quantexp.capture.store.folder import CaptureStore
-from quantexp.capture.store.manifest import finish_capture
+from quantexp.capture.store.manifest import MANIFEST, finish_capture
+from quantexp.capture.store.metadata import About
+from quantexp.capture.store.values import PLACE, values_and_metadata_in
+from quantexp.capture.store.writers import Stored
 from quantexp.model.layout import Layout, Place
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.schema import CaptureConfig, CaptureLevel, StoreKind
@@ -134,7 +143,9 @@ def share(x: Tensor, size: int, index: int, axis: int, *, gated: bool = False) -
 
 
 def summand(x: Tensor, size: int, index: int) -> Tensor:
-    """A rank's summand: the first rank has the rest."""
+    """A rank's summand, of whole numbers each rank's own: the first rank has the rest; of others an exact half."""
+    if not torch.equal(x, x.round()):
+        return x / size
     others = [torch.full_like(x, 1 + rank) for rank in range(1, size)]
     return others[index - 1] if index else x - sum(others, torch.zeros_like(x))
 
@@ -231,3 +242,41 @@ def of_dense(whole: Whole, layout: Layout, num_layers: int = 2) -> Callable[[int
         }
 
     return tensors_of
+
+
+def divide(whole: Path, to: Path, layout: Layout, num_query_groups: int) -> None:
+    """Write the capture of one process as the ranks of a layout would have stored it; every layer on every stage."""
+    manifest = [json.loads(line) for line in (whole / MANIFEST).read_text().splitlines()]
+    for rank, place in layout.places():
+        store, holder = CaptureStore(to, rank), Holder(layout, place, num_query_groups)
+        stored: dict[str, tuple[Stored, About]] = {}
+        for number, line in enumerate(manifest):
+            if not holder.stores(line["module"], line["tensor"]):
+                continue
+            if line["file"] in stored:
+                first, about = stored[line["file"]]
+                store.refer(first, about.with_more(operation=line["operation"]))
+                continue
+            x, _ = values_and_metadata_in(whole / line["file"])
+            about, own = _divided({k: v for k, v in line.items() if k not in PLACE}, x, holder)
+            counter = number * layout.num_processes + rank
+            name = TensorName(*(line[field.name] for field in dataclasses.fields(TensorName)))
+            store.add(name.file("20260101_000000", counter), own, about)
+            store.add_statistics(about)
+            assert store.last is not None
+            stored[line["file"]] = store.last, about
+        store.flush()
+        store.close()
+    finish_capture(to)
+
+
+def _divided(metadata: dict[str, Any], x: Tensor, holder: Holder) -> tuple[About, Tensor]:
+    """A rank's metadata and values; block scales must be those of complete blocks."""
+    module, tensor, rank = metadata["module"], metadata["tensor"], holder.place
+    source = source_of(tensor)
+    own = local(module, source, x, holder.layout, rank).contiguous()
+    part = holder.part(module, tensor, tuple(own.shape))
+    world_rank = next(r for r, place in holder.layout.places() if place == rank)
+    more = holder.metadata(module, part) | {"rank": world_rank, "shape": list(own.shape)}
+    of_floats = own.is_floating_point() and not tensor.endswith("_scale")
+    return About.of(metadata | more | ({"statistics": statistics(own)} if of_floats else {})), own
