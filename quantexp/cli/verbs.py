@@ -140,6 +140,7 @@ def _captures(parser: argparse.ArgumentParser) -> None:
 
 def _requantise(parser: argparse.ArgumentParser) -> None:
     add_requantise_arguments(parser)
+    _config_dir(parser)
     _json(parser)
 
 
@@ -282,7 +283,11 @@ VERBS = {
         "score a capture under every format and recommend a scheme",
         REQUANTISE_USAGE.removeprefix("quantexp requantise "),
         _requantise,
-        ("requantise bf16-1a2b3c4d", "requantise bf16 --formats mxfp8,hifp8 layer=0"),
+        (
+            "requantise bf16-1a2b3c4d",
+            "requantise bf16 --formats mxfp8,hifp8 layer=0",
+            "requantise bf16 launcher=slurm launcher.max_parallel=8",
+        ),
     ),
     "export": Verb(
         "write a run's saved model as published models are",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from quantexp.analysis.draw.work import Done
+from quantexp.analysis.tensors.stamp import stamp_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.reading.json_files import json_lines
 from quantexp.runs.status import write_whole
@@ -121,11 +121,7 @@ def key_of(entry: CapturedTensor) -> list[Any]:
         CaptureError: the entry has no file, or one outside its folder.
         OSError: the file is not there.
     """
-    stat = os.stat(entry.path)  # noqa: PTH116
-    metadata = entry.metadata
-    offsets = metadata.get("offsets")
-    place = [metadata.get("key"), list(offsets) if offsets else None, metadata.get("hash")]
-    return [VERSION, stat.st_size, stat.st_mtime_ns, *place]
+    return [VERSION, *stamp_of(entry)]
 
 
 def _text(name: str, line: Line) -> str:

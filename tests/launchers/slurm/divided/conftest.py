@@ -62,10 +62,9 @@ class Cluster:
         )
         return [path.name for path in paths]
 
-    def plan(self) -> dict[str, Any]:
-        """The plan of the newest submission."""
-        file = Path("runs/submissions") / self.names()[-1] / "preparation.json"
-        content = json.loads(file.read_text())
+    def plan(self, file: str = "plan.json") -> dict[str, Any]:
+        """The plan of the newest submission, or its work."""
+        content = json.loads((Path("runs/submissions") / self.names()[-1] / file).read_text())
         assert isinstance(content, dict)
         return content
 

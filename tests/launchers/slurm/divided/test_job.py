@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.slurm.prepare import job as on_node
-from quantexp_launchers.slurm.prepare.plan import planned_job, read_plan
+from quantexp_launchers.slurm.divided import job as on_node
+from quantexp_launchers.slurm.divided.plan import planned_work, read_plan
 
 from quantexp.cli.main import main
 from quantexp.data.prepared import read_card
@@ -97,7 +97,7 @@ def test_changed_input_ends_the_job(job: Callable[..., int], capsys: Captured) -
     os.utime("raw/1.jsonl", ns=(1, 1))
     assert job("make", 0) == 1
     assert error(capsys) == (
-        f"an input or the tokenizer of {Path.cwd()}/data/dolma has changed since the submission: run the same "
+        f"the input of {Path.cwd()}/data/dolma has changed since the submission: run the same "
         "quantexp prepare again"
     )
 
@@ -123,14 +123,14 @@ def test_node_without_the_working_directory_is_named(
         patched.setattr(os, "chdir", refuse)
         assert on_node.main(["join", str(next(Path("runs/submissions").iterdir()))]) == 1
     assert error(capsys) == (
-        f"{here}, where the preparation was submitted, cannot be entered on this node: No such file or directory; "
+        f"{here}, where the command was typed, cannot be entered on this node: No such file or directory; "
         "submit it from a folder that all nodes have"
     )
 
 
 def test_missing_plan_ends_the_job(capsys: Captured, tmp_path: Path) -> None:
     assert on_node.main(["join", str(tmp_path)]) == 1
-    assert error(capsys) == f"{tmp_path}/preparation.json is missing"
+    assert error(capsys) == f"{tmp_path}/plan.json is missing"
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_processes_follow_the_cores_of_the_task(
     submit(*words)
     (folder,) = Path("runs/submissions").iterdir()
     plan = read_plan(Submission(folder))
-    assert planned_job(plan, num_cores=6).num_workers == workers
+    assert planned_work(plan, Submission(folder), num_cores=6).job.num_workers == workers
