@@ -138,6 +138,11 @@ def _captures(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _draw(parser: argparse.ArgumentParser) -> None:
+    add_draw_arguments(parser)
+    _config_dir(parser)
+
+
 def _requantise(parser: argparse.ArgumentParser) -> None:
     add_requantise_arguments(parser)
     _config_dir(parser)
@@ -276,8 +281,12 @@ VERBS = {
     "draw": Verb(
         "draw figures and statistics of captured tensors",
         " ".join(DRAW_USAGE.split()).removeprefix("quantexp draw "),
-        add_draw_arguments,
-        ("draw FA_mxfp8-1a2b3c4d", "draw FA_mxfp8 layer=0-3 --only distributions out=draw"),
+        _draw,
+        (
+            "draw FA_mxfp8-1a2b3c4d",
+            "draw FA_mxfp8 layer=0-3 --only distributions out=draw",
+            "draw runs out=draw launcher=slurm launcher.max_parallel=8",
+        ),
     ),
     "requantise": Verb(
         "score a capture under every format and recommend a scheme",

@@ -18,6 +18,7 @@ from quantexp.runs.work_folder import WorkFolder
 #: Verb -> the module with its divided work, `work_of(file, num_cores)`; imported when needed, because some need torch.
 _MODULES = {
     "prepare": "quantexp.data.prepare.divided",
+    "draw": "quantexp.analysis.draw.divided",
     "requantise": "quantexp.analysis.requantise.divided",
 }
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from rich.console import Console
@@ -77,7 +78,7 @@ class DividedRequantise:
         values = asdict(self.request)
         return Content(**values | {"out": None if values["out"] is None else str(values["out"])})
 
-    @property
+    @cached_property
     def folder(self) -> RequantiseFolder:
         """`OUTPUT.partial`."""
         return RequantiseFolder(self.result.with_name(f"{self.result.name}.partial"), self._hash)

@@ -1,4 +1,4 @@
-"""A preparation of three files, and a stand-in for sbatch that keeps what is sent."""
+"""A preparation of three files, a capture of six tensors, and a stand-in for sbatch that keeps what is sent."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quantexp_launchers.slurm.divided import job as on_node
 
 from quantexp.cli.main import main
 from tests.data.prepare.made import lines, rows, texts
@@ -39,7 +40,7 @@ class Cluster:
     """SLURM's clients as stand-ins, and the command line."""
 
     slurm: FakeSlurm
-    #: The words of the command that prepares three files.
+    #: The words of the command that is divided.
     words: list[str]
 
     def sent(self) -> list[str]:
@@ -82,19 +83,25 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def cluster(in_tmp: Path, slurm: FakeSlurm) -> Cluster:
-    """Files of 30, 20 and 10 documents in `raw`."""
-    (in_tmp / "raw").mkdir()
-    for index, number in enumerate((30, 20, 10)):
-        content = lines(rows(texts(number, seed=index)))
-        (in_tmp / "raw" / f"{index}.jsonl").write_bytes(content)
+def clients(in_tmp: Path, slurm: FakeSlurm) -> FakeSlurm:
+    """Stand-ins for the clients that a submission needs."""
     for name in ("srun", "sinfo"):
         slurm.answer(name)
     sbatch = slurm.folder / "sbatch"
     sbatch.write_text(_SBATCH.format(python=sys.executable))
     sbatch.chmod(0o755)
+    return slurm
+
+
+@pytest.fixture
+def cluster(in_tmp: Path, clients: FakeSlurm) -> Cluster:
+    """Files of 30, 20 and 10 documents in `raw`."""
+    (in_tmp / "raw").mkdir()
+    for index, number in enumerate((30, 20, 10)):
+        content = lines(rows(texts(number, seed=index)))
+        (in_tmp / "raw" / f"{index}.jsonl").write_bytes(content)
     words = ["prepare", "dataset=dolma", "dataset.source=raw", "dataset.tokenizer=byte"]
-    return Cluster(slurm, words)
+    return Cluster(clients, words)
 
 
 @pytest.fixture
@@ -107,6 +114,23 @@ def submit(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Callable[...
         captured = capsys.readouterr()
         text = captured.err if code else captured.err + captured.out
         return [" ".join(line.split()) for line in text.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs `make TASK` or `join` of the newest submission, somewhere else; returns the exit code."""
+
+    def run(step: str, task: int | None = None) -> int:
+        folder = (Path("runs/submissions") / cluster.names()[-1]).absolute()
+        if task is not None:
+            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        monkeypatch.chdir("/")
+        try:
+            return on_node.main([step, str(folder)])
+        finally:
+            os.chdir(folder.parents[2])
 
     return run
 

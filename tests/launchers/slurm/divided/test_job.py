@@ -14,6 +14,7 @@ from quantexp_launchers.slurm.divided import job as on_node
 from quantexp_launchers.slurm.divided.plan import planned_work, read_plan
 
 from quantexp.cli.main import main
+from quantexp.data.prepare.divided import DividedPreparation
 from quantexp.data.prepared import read_card
 from quantexp.runs.paths import Submission
 from tests.data.prepare.made import content_of, lines, rows, texts
@@ -23,24 +24,9 @@ from .conftest import Cluster
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def job(
-    cluster: Cluster, submit: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., int]:
-    """Submits, then runs `make TASK` or `join` somewhere else; returns the exit code."""
+@pytest.fixture(autouse=True)
+def _submitted(submit: Callable[..., list[str]]) -> None:
     submit("launcher.cpus_per_process=1")
-    (folder,) = Path("runs/submissions").absolute().iterdir()
-
-    def run(verb: str, task: int | None = None) -> int:
-        if task is not None:
-            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
-        monkeypatch.chdir("/")
-        try:
-            return on_node.main([verb, str(folder)])
-        finally:
-            os.chdir(folder.parents[2])
-
-    return run
 
 
 def error(capsys: Captured) -> str:
@@ -144,7 +130,9 @@ def test_missing_plan_ends_the_job(capsys: Captured, tmp_path: Path) -> None:
 def test_processes_follow_the_cores_of_the_task(
     cluster: Cluster, submit: Callable[..., list[str]], words: list[str], workers: int
 ) -> None:
-    submit(*words)
-    (folder,) = Path("runs/submissions").iterdir()
+    submit("dataset.path=other", *words)
+    folder = Path("runs/submissions") / cluster.names()[-1]
     plan = read_plan(Submission(folder))
-    assert planned_work(plan, Submission(folder), num_cores=6).job.num_workers == workers
+    work = planned_work(plan, Submission(folder), num_cores=6)
+    assert isinstance(work, DividedPreparation)
+    assert work.job.num_workers == workers
