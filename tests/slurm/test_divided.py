@@ -47,9 +47,9 @@ def tasks(name: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if words[-2:-1] == ["make"] and name in words[-1] and "python" in words[0]:
-                if "SLURM_PROCID" in process.environ():
-                    yield process
+            is_task = words[-2:-1] == ["make"] and name in words[-1] and "python" in words[0]
+            if is_task and "SLURM_PROCID" in process.environ():
+                yield process
 
 
 def partial(out: str, end: str) -> list[Path]:
@@ -70,14 +70,14 @@ def files(out: str) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("words", "end", "to"),
-    [(SCORING, ".npz", ["--out"]), (DRAWING, ".drawn.json", ["--out"])],
+    ("words", "end"),
+    [(SCORING, ".npz"), (DRAWING, ".drawn.json")],
     ids=["requantise", "draw"],
 )
 def test_killed_task_goes_on_when_the_same_command_is_repeated(
-    plain: Cluster, capture: Path, capsys: Captured, words: list[str], end: str, to: list[str]
+    plain: Cluster, capture: Path, capsys: Captured, words: list[str], end: str
 ) -> None:
-    own = [*words, *to, "own"]
+    own = [*words, "--out", "own"]
     name, (array, last) = submitted(own, capsys)
     first = until("a partial result", lambda: partial("own", end), 300)[0]
     written = first.stat().st_mtime_ns
@@ -97,7 +97,7 @@ def test_killed_task_goes_on_when_the_same_command_is_repeated(
     assert os.fstat(held).st_mtime_ns == written, "it was not made again"
     os.close(held)
     assert not Path("own.partial").exists()
-    assert main([*words, *to, "alone"]) == 0
+    assert main([*words, "--out", "alone"]) == 0
     expected = files("alone")
     assert expected
     assert files("own") == expected
