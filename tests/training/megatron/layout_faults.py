@@ -70,16 +70,14 @@ def latest_micro_batch_in_backward() -> Iterator[None]:
 @contextlib.contextmanager
 def experts_drawn_by_local_name() -> Iterator[None]:
     """Every rank's first expert has the same initial weights."""
-    from quantexp.training.megatron import initial_weights
-
-    plain = initial_weights.seed_of
+    from quantexp.quant.step_state import seed_of as plain
 
     def local(seed: int, name: str) -> int:
         for expert in range(64):
             name = name.replace(f"local_experts.{expert}.", f"local_experts.{expert % 2}.")
         return plain(seed, name)
 
-    with mock.patch.object(initial_weights, "seed_of", local):
+    with _replaced("quantexp.training.megatron.initial_weights.seed_of", local):
         yield
 
 

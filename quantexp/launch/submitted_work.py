@@ -1,22 +1,18 @@
-"""The submission of a preparation to a cluster: what `PREFIX.partial/submission.json` records, and its live jobs.
+"""The submission of divided work to a cluster: what `RESULT.partial/submission.json` records, and its live jobs.
 
-The file names the launcher, so that whoever prepares at that prefix next, on a cluster or on this machine, asks the
-launcher whether jobs still do. It stays when jobs fail, and is removed with the folder when the dataset is complete.
+The file names the launcher, so that whoever does the same work next, on a cluster or on this machine, asks the launcher
+whether jobs still do. It stays when jobs fail, and is removed with the folder when the result is complete.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from quantexp.data.prepare.outputs import writing
 from quantexp.errors import RunError, UnreadableError
 from quantexp.launch.backend import Job, launcher_of
 from quantexp.reading.json_files import read_json
 from quantexp.runs.status import write_json
-
-if TYPE_CHECKING:
-    from quantexp.data.prepare.partial import PartialFolder
+from quantexp.runs.work_folder import WorkFolder
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,11 @@ class Submitted:
     name: str
     #: The folder of its script and of the output of its jobs.
     folder: str
-    #: The hash of the preparation.
+    #: The hash of the work.
     job: str
 
 
-def read_submitted(folder: PartialFolder) -> Submitted | None:
+def read_submitted(folder: WorkFolder) -> Submitted | None:
     """The newest submission; None if there is none.
 
     Raises:
@@ -44,16 +40,16 @@ def read_submitted(folder: PartialFolder) -> Submitted | None:
     except FileNotFoundError:
         return None
     except UnreadableError as error:
-        raise RunError(f"{error}; delete it if no job prepares there") from error
+        raise RunError(f"{error}; delete it if no job {folder.activity} there") from error
 
 
-def write_submitted(folder: PartialFolder, submitted: Submitted) -> None:
+def write_submitted(folder: WorkFolder, submitted: Submitted) -> None:
     """Record a submission.
 
     Raises:
-        DataError: the file cannot be written.
+        QuantexpError: the file cannot be written.
     """
-    with writing(folder.submission):
+    with folder.writing():
         write_json(folder.submission, asdict(submitted))
 
 
@@ -64,11 +60,11 @@ def live_jobs(submitted: Submitted) -> list[Job]:
         RunError: the scheduler does not answer.
         ConfigError: its launcher is not installed here.
     """
-    return launcher_of(submitted.launcher).preparing(submitted.name)
+    return launcher_of(submitted.launcher).jobs_named(submitted.name)
 
 
-def refuse_while_jobs_prepare(folder: PartialFolder) -> None:
-    """Refuse to prepare where jobs of a cluster do.
+def refuse_while_jobs_work(folder: WorkFolder) -> None:
+    """Refuse to work where jobs of a cluster do.
 
     Raises:
         RunError: names the first job, or says why it is not known whether there are any.
@@ -84,6 +80,6 @@ def refuse_while_jobs_prepare(folder: PartialFolder) -> None:
         ) from error
     if jobs:
         raise RunError(
-            f"{folder.root}: job {jobs[0].id} is {jobs[0].activity} and prepares there; wait for it, cancel it "
-            f"(submission {submitted.name}), or give another dataset.path"
+            f"{folder.root}: job {jobs[0].id} is {jobs[0].activity} and {folder.activity} there; wait for it, cancel "
+            f"it (submission {submitted.name}), or give another {folder.elsewhere}"
         )

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.slurm.prepare import job as on_node
-from quantexp_launchers.slurm.prepare.plan import planned_job, read_plan
+from quantexp_launchers.slurm.divided import job as on_node
+from quantexp_launchers.slurm.divided.plan import planned_work, read_plan
 
 from quantexp.cli.main import main
+from quantexp.data.prepare.divided import DividedPreparation
 from quantexp.data.prepared import read_card
 from quantexp.runs.paths import Submission
 from tests.data.prepare.made import content_of, lines, rows, texts
@@ -23,24 +24,9 @@ from .conftest import Cluster
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def job(
-    cluster: Cluster, submit: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., int]:
-    """Submits, then runs `make TASK` or `join` somewhere else; returns the exit code."""
+@pytest.fixture(autouse=True)
+def _submitted(submit: Callable[..., list[str]]) -> None:
     submit("launcher.cpus_per_process=1")
-    (folder,) = Path("runs/submissions").absolute().iterdir()
-
-    def run(verb: str, task: int | None = None) -> int:
-        if task is not None:
-            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
-        monkeypatch.chdir("/")
-        try:
-            return on_node.main([verb, str(folder)])
-        finally:
-            os.chdir(folder.parents[2])
-
-    return run
 
 
 def error(capsys: Captured) -> str:
@@ -97,7 +83,7 @@ def test_changed_input_ends_the_job(job: Callable[..., int], capsys: Captured) -
     os.utime("raw/1.jsonl", ns=(1, 1))
     assert job("make", 0) == 1
     assert error(capsys) == (
-        f"an input or the tokenizer of {Path.cwd()}/data/dolma has changed since the submission: run the same "
+        f"the input of {Path.cwd()}/data/dolma has changed since the submission: run the same "
         "quantexp prepare again"
     )
 
@@ -123,14 +109,14 @@ def test_node_without_the_working_directory_is_named(
         patched.setattr(os, "chdir", refuse)
         assert on_node.main(["join", str(next(Path("runs/submissions").iterdir()))]) == 1
     assert error(capsys) == (
-        f"{here}, where the preparation was submitted, cannot be entered on this node: No such file or directory; "
+        f"{here}, where the command was typed, cannot be entered on this node: No such file or directory; "
         "submit it from a folder that all nodes have"
     )
 
 
 def test_missing_plan_ends_the_job(capsys: Captured, tmp_path: Path) -> None:
     assert on_node.main(["join", str(tmp_path)]) == 1
-    assert error(capsys) == f"{tmp_path}/preparation.json is missing"
+    assert error(capsys) == f"{tmp_path}/plan.json is missing"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +130,9 @@ def test_missing_plan_ends_the_job(capsys: Captured, tmp_path: Path) -> None:
 def test_processes_follow_the_cores_of_the_task(
     cluster: Cluster, submit: Callable[..., list[str]], words: list[str], workers: int
 ) -> None:
-    submit(*words)
-    (folder,) = Path("runs/submissions").iterdir()
+    submit("dataset.path=other", *words)
+    folder = Path("runs/submissions") / cluster.names()[-1]
     plan = read_plan(Submission(folder))
-    assert planned_job(plan, num_cores=6).num_workers == workers
+    work = planned_work(plan, Submission(folder), num_cores=6)
+    assert isinstance(work, DividedPreparation)
+    assert work.job.num_workers == workers

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.slurm.prepare import job as on_node
+from quantexp_launchers.slurm.divided import job as on_node
 
 from quantexp.cli.main import main
 from quantexp.data.prepared import read_card
@@ -66,8 +66,8 @@ def test_an_array_makes_the_outputs_and_a_job_after_it_joins_them(
         "output": f"{folder}/%j_0_log.out",
         "error": f"{folder}/%j_0_log.err",
     }
-    assert f"-m quantexp_launchers.slurm.prepare.job make {folder}\n" in array
-    assert f"-m quantexp_launchers.slurm.prepare.job join {folder}\n" in join
+    assert f"-m quantexp_launchers.slurm.divided.job make {folder}\n" in array
+    assert f"-m quantexp_launchers.slurm.divided.job join {folder}\n" in join
     assert (folder / "submission.sh").read_text() == array
     assert (folder / "join.sh").read_text() == join
 
@@ -92,7 +92,7 @@ def test_files_of_a_submission_are_private_and_the_result_has_the_user_s_umask(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert cluster.plan()["umask"] == 0o027
-    assert "WORD" not in (folder / "preparation.json").read_text()
+    assert "WORD" not in (folder / "plan.json").read_text()
     assert "export WORD=value" in cluster.sent()[0]
 
 
@@ -102,7 +102,7 @@ def test_one_file_is_one_job(cluster: Cluster, submit: Submit) -> None:
     (script,) = cluster.sent()
     assert "array" not in options(script)
     assert "dependency" not in options(script)
-    assert "slurm.prepare.job join" in script
+    assert "slurm.divided.job join" in script
 
 
 def test_a_container_starts_both_scripts(cluster: Cluster, submit: Submit) -> None:
@@ -113,7 +113,7 @@ def test_a_container_starts_both_scripts(cluster: Cluster, submit: Submit) -> No
     root = Path.cwd() / "runs"
     words = f"apptainer exec --bind {root}:{root} --bind /data:/data /images/a.sif python3 -u -m"
     for script in cluster.sent():
-        assert f" --kill-on-bad-exit=1 --mpi=none {words} quantexp_launchers.slurm.prep" in script
+        assert f" --kill-on-bad-exit=1 --mpi=none {words} quantexp_launchers.slurm.divi" in script
 
 
 def test_a_limit_that_does_not_bind_is_not_mentioned(submit: Submit) -> None:
@@ -272,7 +272,7 @@ def test_a_dataset_that_exists_is_shown_and_not_submitted(cluster: Cluster, subm
     assert message[0].endswith("give another dataset.path, or force=true to replace it")
     assert cluster.sent() == []
     assert submit("dataset.prepare.min_chars=9", "force=true")[0].startswith("submitted 3 tasks")
-    assert cluster.plan()["force"] is True
+    assert cluster.plan("work.json")["force"] is True
 
 
 def test_all_jobs_are_sent_or_none(cluster: Cluster, submit: Submit) -> None:
@@ -313,8 +313,8 @@ def test_a_damaged_record_of_a_submission_is_named(cluster: Cluster, submit: Sub
     [
         (
             ["launcher.num_processes=2"],
-            "launcher.num_processes must be 1 for a preparation, got 2; launcher.cpus_per_process is the number of "
-            "processes that tokenise in each task",
+            "launcher.num_processes must be 1 for quantexp prepare, got 2; launcher.cpus_per_process is the number of "
+            "processes that work in each task",
         ),
         (["dry_run=true"], "dry_run is for runs; drop it, or leave the preparation out"),
         (
@@ -332,7 +332,7 @@ def test_a_request_that_does_not_fit_is_refused_before_anything_is_written(
 
 def test_a_gpu_is_pointed_out(submit: Submit) -> None:
     assert submit("launcher.gpus_per_node=1")[0] == (
-        "each task asks for a GPU, which a preparation does not use: launcher.gpus_per_node=0"
+        "each task asks for a GPU, which quantexp prepare does not use: launcher.gpus_per_node=0"
     )
 
 

@@ -1,4 +1,4 @@
-"""A preparation of three files, and a stand-in for sbatch that keeps what is sent."""
+"""A preparation of three files, a capture of six tensors, and a stand-in for sbatch that keeps what is sent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quantexp_launchers.slurm.divided import job as on_node
 
+from quantexp.capture.statistics import native
 from quantexp.cli.main import main
+from quantexp.formats.kernels import cpu
 from tests.data.prepare.made import lines, rows, texts
 from tests.launchers.slurm.conftest import FakeSlurm
 
@@ -39,7 +42,7 @@ class Cluster:
     """SLURM's clients as stand-ins, and the command line."""
 
     slurm: FakeSlurm
-    #: The words of the command that prepares three files.
+    #: The words of the command that is divided.
     words: list[str]
 
     def sent(self) -> list[str]:
@@ -62,10 +65,9 @@ class Cluster:
         )
         return [path.name for path in paths]
 
-    def plan(self) -> dict[str, Any]:
-        """The plan of the newest submission."""
-        file = Path("runs/submissions") / self.names()[-1] / "preparation.json"
-        content = json.loads(file.read_text())
+    def plan(self, file: str = "plan.json") -> dict[str, Any]:
+        """The plan of the newest submission, or its work."""
+        content = json.loads((Path("runs/submissions") / self.names()[-1] / file).read_text())
         assert isinstance(content, dict)
         return content
 
@@ -82,20 +84,33 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.chdir(here)
 
 
+@pytest.fixture(scope="session")
+def _compiled() -> None:
+    """Load the kernels before a stand-in hides the compiler: without them, last digits of statistics differ."""
+    cpu.functions()
+    native.kernels()
+
+
 @pytest.fixture
-def cluster(in_tmp: Path, slurm: FakeSlurm) -> Cluster:
-    """Files of 30, 20 and 10 documents in `raw`."""
-    (in_tmp / "raw").mkdir()
-    for index, number in enumerate((30, 20, 10)):
-        content = lines(rows(texts(number, seed=index)))
-        (in_tmp / "raw" / f"{index}.jsonl").write_bytes(content)
+def clients(in_tmp: Path, _compiled: None, slurm: FakeSlurm) -> FakeSlurm:
+    """Stand-ins for the clients that a submission needs."""
     for name in ("srun", "sinfo"):
         slurm.answer(name)
     sbatch = slurm.folder / "sbatch"
     sbatch.write_text(_SBATCH.format(python=sys.executable))
     sbatch.chmod(0o755)
+    return slurm
+
+
+@pytest.fixture
+def cluster(in_tmp: Path, clients: FakeSlurm) -> Cluster:
+    """Files of 30, 20 and 10 documents in `raw`."""
+    (in_tmp / "raw").mkdir()
+    for index, number in enumerate((30, 20, 10)):
+        content = lines(rows(texts(number, seed=index)))
+        (in_tmp / "raw" / f"{index}.jsonl").write_bytes(content)
     words = ["prepare", "dataset=dolma", "dataset.source=raw", "dataset.tokenizer=byte"]
-    return Cluster(slurm, words)
+    return Cluster(clients, words)
 
 
 @pytest.fixture
@@ -108,6 +123,23 @@ def submit(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Callable[...
         captured = capsys.readouterr()
         text = captured.err if code else captured.err + captured.out
         return [" ".join(line.split()) for line in text.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs `make TASK` or `join` of the newest submission, somewhere else; returns the exit code."""
+
+    def run(step: str, task: int | None = None) -> int:
+        folder = (Path("runs/submissions") / cluster.names()[-1]).absolute()
+        if task is not None:
+            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        monkeypatch.chdir("/")
+        try:
+            return on_node.main([step, str(folder)])
+        finally:
+            os.chdir(folder.parents[2])
 
     return run
 
