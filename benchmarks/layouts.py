@@ -32,7 +32,7 @@ ITERATIONS = 3
 _TINY = [
     *("training=fast", "model.num_layers=4", "model.hidden_size=128", "model.ffn_hidden_size=256"),
     *("model.num_attention_heads=4", "model.num_query_groups=2", "model.head_dim=32"),
-    *("training.seq_length=128", "training.micro_batch_size=1", "training.global_batch_size=4"),
+    *("training.seq_length=256", "training.micro_batch_size=1", "training.global_batch_size=4"),
     *(f"training.iterations={ITERATIONS}", "training.warmup_iterations=1", "model.init_std=0.1"),
     # With a distributed optimizer each rank has the reduced gradients of its own share alone.
     *("training.distributed_optimizer=false", "capture=off"),
