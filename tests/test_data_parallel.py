@@ -33,6 +33,7 @@ SHARED = [
     "capture.values=both",
     "capture.residual=true",
     "launcher.num_threads=1",
+    "checkpoint.at_end=true",
 ]
 
 
@@ -67,6 +68,14 @@ def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
     assert len(one) == len(two) == 3
     for name in ("iteration", "loss", "grad_norm", "lr", "tokens"):
         assert [line[name] for line in one] == [line[name] for line in two]
+
+
+def test_two_processes_save_the_model_of_one(outcomes: list[Outcome]) -> None:
+    """Bit for bit, since they train exactly as one."""
+    one, two = (outcome.run.checkpoints / "iteration_00000003" for outcome in outcomes)
+    names = {file.name for file in one.iterdir()}
+    assert {file.name for file in two.iterdir()} == names > {"model.safetensors"}
+    assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
 
 
 def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
@@ -215,7 +224,7 @@ import torch
 import quantexp.quant.linear as linear
 import quantexp.quant.weight_cache.weights as weights
 from quantexp.training.worker import main
-if os.environ["RANK"] == "1":
+if os.environ["RANK"] == "{rank}":
     {defect}
 sys.exit(main(sys.argv[1:]))
 """
@@ -224,18 +233,19 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture
 def defect(
     tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Outcome]:
-    """Run two processes, the second with a defect."""
+) -> Callable[..., Outcome]:
+    """Run two processes, one with a defect, by default the second."""
 
-    def run(statement: str) -> Outcome:
+    def run(statement: str, *words: str, rank: int = 1) -> Outcome:
         script = tmp_path / "defective.py"
-        script.write_text(DEFECTIVE.format(defect=statement))
+        script.write_text(DEFECTIVE.format(defect=statement, rank=rank))
         experiment = tiny(
             "quant=linear_mxfp8",
             "training.micro_batch_size=1",
             "launcher.num_processes=2",
             "launcher.num_threads=1",
             "launcher.timeout_min=1",
+            *words,
         )
         # Imported only here: Hydra looks for plugins when it composes the first experiment, and reloads the module.
         from quantexp_launchers.local import processes
@@ -252,7 +262,7 @@ def defect(
 
 
 def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
-    defect: Callable[[str], Outcome],
+    defect: Callable[..., Outcome],
 ) -> None:
     result = defect(
         "linear.quantise_operand = weights.quantise_operand = lambda x, *_, **__: x; "
@@ -266,7 +276,7 @@ def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
 
 
 def test_error_of_one_rank_is_the_reason_not_its_consequences_in_the_others(
-    defect: Callable[[str], Outcome],
+    defect: Callable[..., Outcome],
 ) -> None:
     result = defect(
         "torch.save = lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))"
@@ -274,3 +284,19 @@ def test_error_of_one_rank_is_the_reason_not_its_consequences_in_the_others(
     assert result.state is State.FAILED
     assert result.reason.startswith("rank 1: captured tensors cannot be written to ")
     assert "No space left on device" in result.reason
+
+
+def test_checkpoint_that_cannot_be_written_is_the_reason_on_every_rank(
+    defect: Callable[..., Outcome],
+) -> None:
+    result = defect(
+        "import quantexp.training.megatron.publish as publish; publish.record_hashes = "
+        "lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))",
+        "checkpoint.at_end=true",
+        rank=0,
+    )
+    assert result.state is State.FAILED
+    folder = result.run.checkpoints / "iteration_00000002"
+    assert result.reason.startswith(f"{folder} cannot be written (No space left on device: ")
+    assert "\n" not in result.reason, "both ranks give the same reason"
+    assert not list(result.run.checkpoints.iterdir())

@@ -42,6 +42,13 @@ def test_rows_are_those_that_the_library_reads(single: Path) -> None:
     assert torch.equal(read_rows(tensors["c"], 1, 1), TENSORS["c"][1:])
 
 
+def test_columns_are_those_of_a_slice(single: Path) -> None:
+    stored = open_weights(single).tensors["a"]
+    for columns in ((0, 5), (0, 2), (1, 4), (4, 5)):
+        expected = TENSORS["a"][3:7, slice(*columns)]
+        assert torch.equal(read_rows(stored, 3, 4, columns), expected)
+
+
 def test_file_that_is_cut_after_it_was_opened_is_an_error(single: Path) -> None:
     tensors = open_weights(single).tensors
     file = single / "model.safetensors"
