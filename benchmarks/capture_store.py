@@ -138,8 +138,7 @@ def _saved_in_the_hooks() -> _Swap:
 
     from quantexp.capture.record import recorder
     from quantexp.capture.statistics.summary import Summary
-    from quantexp.capture.store.folder import CaptureStore
-    from quantexp.capture.store.writers import Stored
+    from quantexp.capture.store.folder import CaptureStore, Stored
 
     def add(self: Any, name: str, tensor: Any, about: Any) -> None:
         path = self.folder / name

@@ -39,7 +39,7 @@ def make(folder: Path, number: int, num_bytes: int, hashed: bool) -> None:
     """A collection as a run leaves it: normal values, every tenth tensor with heavy tails."""
     import torch
 
-    from quantexp.capture.store.content import content_hash
+    from quantexp.capture.store.values import content_hash
 
     torch.manual_seed(number)
     (folder / "mxfp8").mkdir(parents=True)

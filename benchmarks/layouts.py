@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+_ROOT = Path(__file__).parents[1]
 #: Iterations of a run: the loss of the third depends on two steps of the optimizer.
 ITERATIONS = 3
 _TINY = [
@@ -30,7 +34,9 @@ _TINY = [
     *("model.num_attention_heads=4", "model.num_query_groups=2", "model.head_dim=32"),
     *("training.seq_length=128", "training.micro_batch_size=1", "training.global_batch_size=4"),
     *(f"training.iterations={ITERATIONS}", "training.warmup_iterations=1", "model.init_std=0.1"),
-    *("capture=off", "launcher.num_threads=1", "training.lr=0.001", "training.min_lr=0.0001"),
+    # With a distributed optimizer each rank has the reduced gradients of its own share alone.
+    *("training.distributed_optimizer=false", "capture=off"),
+    *("launcher.num_threads=1", "training.lr=0.001", "training.min_lr=0.0001"),
 ]
 MODELS = {
     "llama": ["model=llama32-1b"],
@@ -50,7 +56,7 @@ SCHEMES = [
 #: The processes and the words of each layout.
 LAYOUTS: dict[str, tuple[int, list[str]]] = {
     "one": (1, []),
-    "dp2": (2, ["training.distributed_optimizer=false"]),
+    "dp2": (2, []),
     "dp2 distributed optimizer": (2, ["training.distributed_optimizer=true"]),
     "tp2": (2, ["parallel.tensor=2", "parallel.sequence=false"]),
     "tp2 sp": (2, ["parallel.tensor=2"]),
@@ -90,7 +96,10 @@ class Result:
 class Difference:
     """A layout beside one process; each number is a relative error."""
 
+    #: Of the first step, and of the worst.
+    first_loss: float
     loss: float
+    #: Of the first step.
     grad_norm: float
     gradient: float
     weight: float
@@ -98,40 +107,67 @@ class Difference:
     worst: str
 
 
-def run(words: list[str], num_processes: int, folder: Path, timeout_s: float = 240) -> Result:
-    """Train in `num_processes` ranks of this machine.
+@dataclass(frozen=True)
+class Case:
+    """A run: its words, and the ranks it takes."""
 
-    Raises:
-        RuntimeError: a rank failed; with the end of its output.
+    words: list[str]
+    num_processes: int
+    #: MODULE:FUNCTION of a context manager in which every rank trains, for tests that plant a fault.
+    plant: str = ""
+
+
+def run_all(cases: list[Case], folder: Path, timeout_s: float = 600) -> list[Result | str]:
+    """Train every case, one after another, in processes of this machine that serve them all.
+
+    The processes import everything once. A case that fails gives the end of its first failed rank's traceback.
     """
-    from quantexp.config.compose import compose
-    from quantexp.config.load import save
-
     folder.mkdir(parents=True, exist_ok=True)
-    experiment = compose([*_TINY, *words, f"launcher.num_processes={num_processes}"])
-    save(experiment, folder / "config.yaml")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    for index, case in enumerate(cases):
+        _prepare(case, folder / str(index))
+    number = max(case.num_processes for case in cases)
     ranks = []
-    for rank in range(num_processes):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
+    for rank in range(number):
         with (folder / f"rank{rank}.log").open("wb") as log:
             command = [sys.executable, "-W", "ignore", __file__, "--rank-of", str(folder)]
-            environment = {**os.environ, **shared, **own}
+            path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+            own = {"RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+            environment = {**os.environ, **own}
             ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
     try:
-        codes = [process.wait(timeout_s) for process in ranks]
+        for process in ranks:
+            process.wait(timeout_s)
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    for rank, code in enumerate(codes):
-        if code:
-            output = (folder / f"rank{rank}.log").read_text()[-3000:]
-            raise RuntimeError(f"rank {rank} ended with code {code}: {output}")
-    return _joined(folder, num_processes)
+    return [_result(folder / str(index), case, folder) for index, case in enumerate(cases)]
+
+
+def _prepare(case: Case, folder: Path) -> None:
+    """Write the configuration of a case and the port of its ranks."""
+    from quantexp.config.compose import compose
+    from quantexp.config.load import save
+
+    folder.mkdir()
+    number = case.num_processes
+    experiment = compose([*_TINY, *case.words, f"launcher.num_processes={number}"])
+    save(experiment, folder / "config.yaml")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        (folder / "port").write_text(str(probe.getsockname()[1]))
+    (folder / "plant").write_text(case.plant)
+
+
+def _result(folder: Path, case: Case, logs: Path) -> Result | str:
+    for rank in range(case.num_processes):
+        failure = folder / f"rank{rank}.txt"
+        if failure.exists():
+            return f"rank {rank}: {failure.read_text()[-2000:]}"
+        if not (folder / f"rank{rank}.pt").exists():
+            log = (logs / f"rank{rank}.log").read_text()
+            return f"rank {rank} ended: {log[-2000:]}"
+    return _joined(folder, case.num_processes)
 
 
 def _joined(folder: Path, num_processes: int) -> Result:
@@ -180,6 +216,7 @@ def difference(layout: Result, one: Result) -> Difference:
         )
     worst = max(errors, key=lambda name: errors[name])
     return Difference(
+        abs(layout.losses[0] / one.losses[0] - 1),
         max(abs(a / b - 1) for a, b in zip(layout.losses, one.losses, strict=True)),
         abs(layout.grad_norms[0] / one.grad_norms[0] - 1),
         errors[worst],
@@ -189,7 +226,35 @@ def difference(layout: Result, one: Result) -> Difference:
 
 
 def train_rank(folder: Path) -> None:
-    """One rank of `run`."""
+    """One rank of `run_all`: trains each case that it has a part in."""
+    rank = int(os.environ["RANK"])
+    for case in sorted((path for path in folder.iterdir() if path.is_dir()), key=_number):
+        os.environ["MASTER_ADDR"], os.environ["LOCAL_RANK"] = "127.0.0.1", str(rank)
+        os.environ["MASTER_PORT"] = (case / "port").read_text()
+        try:
+            with _planted((case / "plant").read_text()):
+                _train_case(case, rank)
+        except Exception:  # noqa: BLE001
+            (case / f"rank{rank}.txt").write_text(traceback.format_exc())
+
+
+def _planted(name: str) -> contextlib.AbstractContextManager[None]:
+    if not name:
+        return contextlib.nullcontext()
+    module, _, function = name.partition(":")
+    plant: contextlib.AbstractContextManager[None] = getattr(
+        importlib.import_module(module), function
+    )()
+    return plant
+
+
+def _number(path: Path) -> int:
+    return int(path.name)
+
+
+def _train_case(folder: Path, number: int) -> None:
+    import torch
+
     from quantexp.config.load import read
     from quantexp.data.completed import tokenizer_of
     from quantexp.data.sample import sample_prefix
@@ -200,12 +265,16 @@ def train_rank(folder: Path) -> None:
     from quantexp.training.megatron.session import session
     from quantexp.training.megatron.trainer import train
 
+    torch.set_num_threads(1)
     experiment = read(folder / "config.yaml")
-    rank = own_rank(experiment.launcher.num_processes)
-    dataset = experiment.dataset
+    processes = experiment.launcher.num_processes
+    if number >= processes:
+        return
+    os.environ["WORLD_SIZE"] = str(processes)
+    rank, dataset = own_rank(processes), experiment.dataset
     cache = cache_dir(experiment.paths.cache)
     prefixes = {sample_prefix(dataset.name, cache, str(dataset.split)): 1.0}
-    with session(experiment.training, rank, 5.0, Layout.of(experiment)) as device:
+    with session(experiment.training, rank, 2.0, Layout.of(experiment)) as device:
         batches = rank_batches(experiment, rank, prefixes, tokenizer_of(dataset))
         observer = _Observer(experiment, rank.rank, folder)
         train(experiment, batches.train, observer, device)
@@ -254,9 +323,8 @@ class _Observer:
 
     def _parts(self, of: Any) -> dict[str, Any]:
         """Copies by global name, each with its axis, its ranges and the whole shape."""
-        from quantexp.training.megatron.parameters import parts_of
-
         from quantexp.model.layout import Layout
+        from quantexp.training.megatron.parameters import parts_of
 
         layout = Layout.of(self.experiment)
         place = layout.place(self.rank)
@@ -273,7 +341,7 @@ class _Observer:
 
 def main() -> None:
     """Print the table, or be one rank."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", default="llama,deepseek")
     parser.add_argument("--schemes", default=",".join(SCHEMES))
     parser.add_argument("--layouts", default=",".join(name for name in LAYOUTS if name != "one"))
@@ -284,30 +352,37 @@ def main() -> None:
     if arguments.rank_of is not None:
         train_rank(arguments.rank_of)
         return
-    print("| model | scheme | layout | loss | gradient norm | worst gradient | weights |")
-    print("|---|---|---|---|---|---|---|")
+    write = sys.stdout.write
+    write(
+        "| model | scheme | layout | loss | of 3 steps | gradient norm | worst gradient | weights |\n"
+    )
+    write("|---|---|---|---|---|---|---|---|\n")
     for model in arguments.models.split(","):
+        names = [name for name in arguments.layouts.split(",") if exists(model, name)]
         for scheme in arguments.schemes.split(","):
             words = [*MODELS[model], f"quant={scheme}", f"training.precision={arguments.precision}"]
-            _rows(model, scheme, [*words, *arguments.words.split()], arguments.layouts.split(","))
+            for row in _rows(model, scheme, [*words, *arguments.words.split()], names):
+                write(row + "\n")
+                sys.stdout.flush()
 
 
-def _rows(model: str, scheme: str, words: list[str], layouts: list[str]) -> None:
+def _rows(model: str, scheme: str, words: list[str], names: list[str]) -> Iterator[str]:
+    layouts = [LAYOUTS[name] for name in names]
+    cases = [Case(words, 1), *(Case([*words, *more], number) for number, more in layouts)]
     with tempfile.TemporaryDirectory() as work:
-        one = run(words, 1, Path(work) / "one")
-        for name in layouts:
-            if not exists(model, name):
-                continue
-            number, layout_words = LAYOUTS[name]
-            try:
-                result = run([*words, *layout_words], number, Path(work) / name.replace(" ", "-"))
-            except RuntimeError as error:
-                last = str(error).strip().splitlines()[-1]
-                print(f"| {model} | {scheme} | {name} | failed: {last} |||", flush=True)
-                continue
-            d = difference(result, one)
-            numbers = " | ".join(f"{x:.0e}" for x in (d.loss, d.grad_norm, d.gradient, d.weight))
-            print(f"| {model} | {scheme} | {name} | {numbers} | {d.worst}", flush=True)
+        one, *results = run_all(cases, Path(work))
+    if isinstance(one, str):
+        raise SystemExit(one)
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, str):
+            last = result.strip().splitlines()[-1]
+            yield f"| {model} | {scheme} | {name} | failed: {last} | | | |"
+            continue
+        d = difference(result, one)
+        numbers = " | ".join(
+            f"{x:.0e}" for x in (d.first_loss, d.loss, d.grad_norm, d.gradient, d.weight)
+        )
+        yield f"| {model} | {scheme} | {name} | {numbers} |"
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     from quantexp.quant.precision import precision_map
     from quantexp.quant.weight_cache.weights import WeightCopies
     from quantexp.training.megatron.model import build_model, set_precision, share_weight_copies
+    from quantexp.training.megatron.published_weights import load_initial_weights
     from quantexp.training.megatron.specs import inject, stock_spec
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,6 +68,7 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     def built(spec: Any) -> Any:
         experiment = compose(["training=fast", *sizes])
         gpt, _ = build_model(experiment.model, experiment.training, spec)
+        load_initial_weights([gpt], experiment)
         return gpt.to(device).bfloat16()
 
     model = compose(["training=fast", *sizes]).model

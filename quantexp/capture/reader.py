@@ -8,115 +8,32 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from quantexp.capture.lines import lists_of, readable_lines, unlisted
+from quantexp.capture.captured import CapturedTensor, whole_tensors
+from quantexp.capture.lines import LOG, lists_of, readable_lines, unlisted
 from quantexp.capture.names import metadata_of
 from quantexp.capture.place import place_of_captures
-from quantexp.capture.store.content import has_hash
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine
-from quantexp.capture.store.values import identity, load_values, name_of, path_of
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS
+from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import user_path
+from quantexp.terminal.escaping import printable
+
+__all__ = [
+    "Capture",
+    "CapturedTensor",
+    "capture_folder",
+    "old_collection",
+    "open_capture",
+    "together",
+]
 
 #: The criterion for a key: a value, a shell pattern, several of them, or a function of the value.
 Criterion = object
-
-
-@dataclass(frozen=True)
-class CapturedTensor:
-    """One captured tensor: its metadata, and its values on request."""
-
-    folder: Path
-    metadata: ManifestLine
-
-    @classmethod
-    def of(cls, folder: Path, line: Mapping[str, Any]) -> CapturedTensor:
-        """The tensor of a parsed line, whose values nobody has checked."""
-        return cls(folder, cast(ManifestLine, line))
-
-    @property
-    def path(self) -> Path:
-        """The file with the tensor's values.
-
-        Raises:
-            CaptureError: there is none, or it lies outside the folder.
-        """
-        if not self.metadata.get("file"):
-            why = self.metadata.get("left_out", "only statistics were kept")
-            raise CaptureError(f"{self.label} of {self.folder} has no values: {why}")
-        return path_of(self.folder, self.metadata)
-
-    @property
-    def name(self) -> str:
-        """The file's name relative to the folder, or the key in a shard; both have the same form, without a suffix.
-
-        Raises:
-            CaptureError: as for `path`, or the key leads out of the folder.
-        """
-        return name_of(self.folder, self.metadata)
-
-    @property
-    def label(self) -> str:
-        """`L3 fc1 backward grad_output`, from the known parts."""
-        layer = self.metadata.get("layer")
-        words: list[object] = [None if layer is None else f"L{layer}"]
-        words += [self.metadata.get(key) for key in ("module", "operation", "tensor")]
-        return " ".join(str(word) for word in words if word is not None)
-
-    def torch(self) -> Tensor:
-        """The values, memory-mapped copy-on-write.
-
-        Raises:
-            CaptureError: there are no values, the file is missing, or it is not a file of captured values.
-        """
-        return load_values(self.path, self.metadata)
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """The values, memory-mapped; bfloat16, which numpy does not support, is widened to float32."""
-        values = self.torch()
-        values = values.float() if values.dtype == torch.bfloat16 else values
-        array: np.ndarray[Any, Any] = values.numpy()
-        return array
-
-    def is_intact(self) -> bool | None:
-        """Whether the values have the manifest's hash; None if the manifest has no hash.
-
-        Raises:
-            CaptureError: the file holds no such tensor, or the kind of hash is unknown.
-        """
-        return None if self.metadata.get("hash") is None else self._has_hash(self.torch())
-
-    def verified(self) -> Tensor:
-        """`torch()`, of plain numbers with the manifest's hash, if it has one.
-
-        Raises:
-            CaptureError: as for `torch`, the file cannot be read, it holds no plain numbers, or other values.
-        """
-        try:
-            values = self.torch()
-            if values.layout is not torch.strided or values.is_complex() or values.is_quantized:
-                kind = f"{values.dtype}, {values.layout}"
-                raise CaptureError(f"{self.path} holds no plain numbers, got {kind}")
-            if self.metadata.get("hash") is not None and not self._has_hash(values):
-                raise CaptureError(f"{self.path} holds other values than the manifest's hash says")
-        except OSError as error:
-            raise CaptureError(f"{self.path} cannot be read: {error.strerror or error}") from error
-        return values
-
-    def _has_hash(self, values: Tensor) -> bool:
-        try:
-            return has_hash(values, str(self.metadata["hash"]))
-        except CaptureError as error:
-            raise CaptureError(f"{self.path}: {error}") from error
 
 
 class Capture(Collection[CapturedTensor]):
@@ -166,7 +83,7 @@ class Capture(Collection[CapturedTensor]):
     def with_values(self) -> Capture:
         """The tensors with values, without repeats: a weight is listed for forward and backward."""
         stored = [entry for entry in self._entries if entry.metadata.get("file")]
-        first = {identity(entry.metadata): entry for entry in reversed(stored)}
+        first = {(entry.folder, identity(entry.metadata)): entry for entry in reversed(stored)}
         return Capture(self.folder, list(first.values())[::-1], self.damage)
 
     def described(self) -> list[CapturedTensor]:
@@ -211,17 +128,35 @@ def capture_folder(folder: str | Path) -> Path:
     return folder
 
 
-def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
+def open_capture(folder: str | Path, *others: str | Path, statistics: bool = False) -> Capture:
     """The captured tensors of a folder: a run's `tensors/`, the run itself, or an old collection without a manifest.
 
-    Those of a run with `capture.dir` are read from there.
+    Those of a run with `capture.dir` are read from there. A tensor that ranks stored in parts is one entry; `others`
+    are the folders of a run whose ranks wrote to different ones.
 
     With `statistics`, tensors with statistics only, which have no values, follow the others.
 
     Raises:
-        CaptureError: the folder does not exist, or has no captured tensors.
+        CaptureError: a folder does not exist, or has no captured tensors.
     """
-    folder = capture_folder(folder)
+    folders = [capture_folder(each) for each in (folder, *others)]
+    damage: list[str] = []
+    entries = [entry for each in folders for entry in _entries(each, damage, statistics=statistics)]
+    return Capture(folders[0], together(entries, damage), damage)
+
+
+def together(entries: Iterable[CapturedTensor], damage: list[str]) -> list[CapturedTensor]:
+    """`whole_tensors`, which warns of parts that fit no tensor and adds them to `damage`."""
+
+    def report(error: CaptureError) -> None:
+        damage.append(str(error))
+        LOG.warning("%s; it is left out", printable(str(error)))
+
+    return whole_tensors(entries, report)
+
+
+def _entries(folder: Path, damage: list[str], *, statistics: bool) -> list[CapturedTensor]:
+    """The entries of one folder as its lines have them, and what is wrong with lines."""
     wrong: list[UnreadableError] = []
     listings = lists_of(folder, MANIFEST)
     lines = [line for file in listings for line in readable_lines(file, wrong.append)]
@@ -241,8 +176,8 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
             f"{folder} holds no captured tensors: neither a {MANIFEST} nor files with their names; run with "
             "capture=tensors"
         )
-    tensors = [CapturedTensor.of(folder, entry) for entry in entries]
-    return Capture(folder, tensors, [str(error) for error in wrong])
+    damage += map(str, wrong)
+    return [CapturedTensor.of(folder, entry) for entry in entries]
 
 
 def _statistics_only(

@@ -30,12 +30,13 @@ def write_report(folder: Path) -> None:
 def summary(capture: Capture) -> dict[str, Any]:
     """Counts and bytes by site, module, layer, operation and quantisation type.
 
-    `tensors` counts lines and `files` stored values; a tensor in a shard counts as a file. `statistics_only` counts
-    tensors without values, and `described_bytes` is the size that their values would have.
+    `tensors` counts lines, those of the parts of a divided tensor as one, and `files` stored values; a tensor in a
+    shard counts as a file. `statistics_only` counts tensors without values, and `described_bytes` is the size that
+    their values would have.
     """
     without = [entry for entry in capture if is_described(entry)]
-    files = capture.with_values()
-    shards = {entry.metadata["file"] for entry in files if entry.metadata.get("key") is not None}
+    files = [stored.metadata for entry in capture.with_values() for stored in entry.stored]
+    shards = {line["file"] for line in files if line.get("key") is not None}
     return {
         "folder": str(capture.folder),
         "listed": len(capture),
@@ -74,7 +75,7 @@ def _by(capture: Capture, key: str) -> dict[str, dict[str, int]]:
 def _counts(entries: Sequence[CapturedTensor], seen: set[tuple[str, str | None]]) -> dict[str, int]:
     """Counts of one group; values in `seen` are counted in the group that lists them first."""
     files = num_bytes = 0
-    for metadata in (entry.metadata for entry in entries):
+    for metadata in (stored.metadata for entry in entries for stored in entry.stored):
         if metadata.get("file") and (place := identity(metadata)) not in seen:
             seen.add(place)
             files += 1

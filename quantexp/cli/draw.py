@@ -9,31 +9,32 @@ from quantexp.analysis.draw.arguments import request_of
 from quantexp.analysis.pool import start_server
 from quantexp.analysis.tree import STATISTICS
 from quantexp.cli.arguments import root_and_rest
+from quantexp.cli.jobs import cluster_of, submit
 from quantexp.cli.output import complain, print_line
 from quantexp.runs.find import existing_or_named
 from quantexp.terminal.console import error_console
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw and print the output folder; returns 0, or 1 if a file was unusable.
+    """Draw and print the output folder, or submit jobs that draw; returns 0, or 1 if a file was unusable.
 
     Raises:
         CaptureError: nothing to draw, or a folder that cannot be written.
-        ConfigError: an unknown filter, part or format.
-        RunError: a run's configuration or a sweep's list that cannot be read.
+        ConfigError: an unknown filter, part or format, or an invalid launcher.
+        RunError: a run's configuration or a sweep's list that cannot be read, or jobs that cannot be submitted.
     """
+    experiment = cluster_of(arguments)
     root, arguments.words = root_and_rest(arguments.words)
     wanted = request_of(arguments)
     wanted = replace(wanted, folders=[existing_or_named(each, root) for each in wanted.folders])
+    if experiment is not None:
+        from quantexp.analysis.draw.divided import divided
+
+        return submit(divided(wanted), experiment)
     if wanted.jobs != 1:
         start_server(draws=wanted.only != (STATISTICS,))  # it imports while this process does
     from quantexp.analysis.draw.verb import draw
 
     outcome = draw(wanted, error_console(), complain)
     print_line(outcome.words)
-    if problems := len(outcome.problems):
-        several = problems > 1
-        complain(
-            f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
-        )
-    return 1 if problems else 0
+    return outcome.exit_code(complain)

@@ -7,23 +7,20 @@ from typing import Any
 
 from rich.console import Console
 
+from quantexp.cli import jobs
 from quantexp.cli.arguments import require_overrides
 from quantexp.cli.output import print_json
 from quantexp.config.compose import compose
+from quantexp.data.prepare.divided import divided
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.report import print_report, report_json
 from quantexp.data.prepare.run import Prepared, existing_result, prepare
 from quantexp.errors import ConfigError
-from quantexp.folders import short_path
-from quantexp.launch.backend import PreparationJobs, launcher_of
-from quantexp.launch.preparation import refuse_while_jobs_prepare
+from quantexp.launch.backend import DividedJobs, launcher_of
+from quantexp.launch.submitted_work import refuse_while_jobs_work
 from quantexp.schema import Experiment
 from quantexp.terminal.console import error_console, output_console
-from quantexp.terminal.facts import Facts
-
-#: Jobs that are listed one by one.
-FEW = 12
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif isinstance(result, Prepared):
         show(result, output_console())
     else:
-        show_jobs(result, job, output_console())
+        jobs.show(result, "prepare", job.prefix, output_console())
     return 0
 
 
@@ -62,16 +59,15 @@ def job_of(experiment: Experiment) -> Job:
     return make_job(dataset)
 
 
-def prepare_dataset(
-    experiment: Experiment, job: Job, console: Console
-) -> Prepared | PreparationJobs:
+def prepare_dataset(experiment: Experiment, job: Job, console: Console) -> Prepared | DividedJobs:
     """Prepare here, or submit jobs that do unless the dataset exists."""
     if not experiment.launcher.is_local:
         existing = existing_result(job, force=experiment.force)
         if existing is not None:
             return existing
-        return launcher_of(experiment.launcher.kind).prepare(experiment, job, console)
-    refuse_while_jobs_prepare(partial_folder(job))
+        work = divided(job, experiment.dataset, force=experiment.force)
+        return launcher_of(experiment.launcher.kind).divide(work, experiment, console)
+    refuse_while_jobs_work(partial_folder(job))
     try:
         return prepare(job, console, force=experiment.force)
     except KeyboardInterrupt:
@@ -79,19 +75,12 @@ def prepare_dataset(
         raise
 
 
-def record(result: Prepared | PreparationJobs, job: Job) -> dict[str, Any]:
+def record(result: Prepared | DividedJobs, job: Job) -> dict[str, Any]:
     """The output of `prepare --json`."""
     if isinstance(result, Prepared):
         return report_json(result.prefix, result.card)
-    return {
-        "prefix": str(job.prefix),
-        "dataset": job.filters.name,
-        "submitted": bool(result.submitted),
-        "jobs": [{"id": one.id, "activity": one.activity} for one in result.jobs],
-        "folder": str(result.folder),
-        "follow": result.follow,
-        "stop": result.stop,
-    }
+    about = {"prefix": str(job.prefix), "dataset": job.filters.name}
+    return about | jobs.record(result)
 
 
 def show(prepared: Prepared, console: Console) -> None:
@@ -101,25 +90,3 @@ def show(prepared: Prepared, console: Console) -> None:
     print_report(prepared.prefix, prepared.card, console)
     words = f"train quantexp dataset={prepared.card.dataset} dataset.path={prepared.prefix} ..."
     console.print(words, soft_wrap=True, markup=False)
-
-
-def show_jobs(submission: PreparationJobs, job: Job, console: Console) -> None:
-    """Print the jobs that prepare a dataset, and how to follow and stop them."""
-    table = Facts(console)
-    for words in submission.submitted:
-        table.add_line("submitted", words)
-    if not submission.submitted:
-        table.add_line("not sent", "these jobs prepare it already")
-        for one in submission.jobs[:FEW]:
-            table.add_line(f"job {one.id}", one.activity)
-        if len(submission.jobs) > FEW:
-            table.add_line("", f"and {len(submission.jobs) - FEW} more")
-    table.add_path("result", job.prefix)
-    table.add_path("logs", submission.folder)
-    if submission.earlier is not None:
-        table.add_line("", f"{short_path(submission.earlier)} (the jobs before)")
-    for number, command in enumerate(submission.follow):
-        table.add_line("" if number else "follow", command)
-    table.add_line("stop", submission.stop)
-    table.add_line("resume", "the same command: it makes only what is missing")
-    table.print()

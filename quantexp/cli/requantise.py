@@ -6,25 +6,31 @@ import argparse
 
 from quantexp.analysis.requantise.arguments import request_of
 from quantexp.cli.arguments import name_folder
+from quantexp.cli.jobs import cluster_of, submit
 from quantexp.cli.output import complain, print_json
 from quantexp.terminal.console import error_console, output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, recommend, write and print; returns 0, or 1 if a file was unusable.
+    """Score, recommend, write and print, or submit jobs that do; returns 0, or 1 if a file was unusable.
 
     Raises:
         CaptureError: nothing to score, or a folder that cannot be written.
-        ConfigError: an unknown format or a number out of range.
+        ConfigError: an unknown format, a number out of range, or an invalid launcher.
+        RunError: the jobs cannot be submitted.
     """
+    experiment = cluster_of(arguments)
+    name_folder(arguments)
+    request = request_of(arguments)
+    if experiment is not None:
+        from quantexp.analysis.requantise.divided import divided
+
+        return submit(divided(request), experiment, as_json=arguments.json)
     from quantexp.analysis.requantise.verb import requantise
 
-    name_folder(arguments)
-    outcome = requantise(request_of(arguments), error_console(), complain)
+    outcome = requantise(request, error_console(), complain)
     if arguments.json:
         print_json(outcome.content)
     else:
         outcome.print(output_console())
-    if problems := len(outcome.tally.problems):
-        complain(f"{problems} files could not be used, they are named above")
-    return 1 if problems else 0
+    return outcome.exit_code(complain)

@@ -138,8 +138,14 @@ def _captures(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _draw(parser: argparse.ArgumentParser) -> None:
+    add_draw_arguments(parser)
+    _config_dir(parser)
+
+
 def _requantise(parser: argparse.ArgumentParser) -> None:
     add_requantise_arguments(parser)
+    _config_dir(parser)
     _json(parser)
 
 
@@ -275,14 +281,22 @@ VERBS = {
     "draw": Verb(
         "draw figures and statistics of captured tensors",
         " ".join(DRAW_USAGE.split()).removeprefix("quantexp draw "),
-        add_draw_arguments,
-        ("draw FA_mxfp8-1a2b3c4d", "draw FA_mxfp8 layer=0-3 --only distributions out=draw"),
+        _draw,
+        (
+            "draw FA_mxfp8-1a2b3c4d",
+            "draw FA_mxfp8 layer=0-3 --only distributions out=draw",
+            "draw runs out=draw launcher=slurm launcher.max_parallel=8",
+        ),
     ),
     "requantise": Verb(
         "score a capture under every format and recommend a scheme",
         REQUANTISE_USAGE.removeprefix("quantexp requantise "),
         _requantise,
-        ("requantise bf16-1a2b3c4d", "requantise bf16 --formats mxfp8,hifp8 layer=0"),
+        (
+            "requantise bf16-1a2b3c4d",
+            "requantise bf16 --formats mxfp8,hifp8 layer=0",
+            "requantise bf16 launcher=slurm launcher.max_parallel=8",
+        ),
     ),
     "export": Verb(
         "write a run's saved model as published models are",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from quantexp.errors import ConfigError
+from quantexp.model.layout import Layout
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import read_config
 from quantexp.schema import Experiment
@@ -12,7 +13,7 @@ from quantexp.schema.limits import check_limits
 
 
 def check_evaluation(experiment: Experiment) -> None:
-    """Refuse an evaluation that never happens, or whose samples cannot be divided among the processes.
+    """Refuse an evaluation that never happens, or whose samples cannot be divided among the data-parallel ranks.
 
     Raises:
         ConfigError: names key, value and bound.
@@ -21,11 +22,12 @@ def check_evaluation(experiment: Experiment) -> None:
     if evaluation.every is None:
         return
     check_limits("evaluation", evaluation)
-    divisor = training.micro_batch_size * experiment.launcher.num_processes
+    layout = Layout.of(experiment)
+    divisor = training.micro_batch_size * layout.micro_batches_together
     if evaluation.samples % divisor:
         raise ConfigError(
-            f"evaluation.samples must be a multiple of {divisor} (training.micro_batch_size x launcher.num_processes), "
-            f"got {evaluation.samples}"
+            f"evaluation.samples must be a multiple of {divisor} (training.micro_batch_size x "
+            f"{layout.micro_batches_in_words}), got {evaluation.samples}"
         )
 
 

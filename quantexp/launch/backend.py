@@ -26,7 +26,7 @@ from quantexp.schema import Experiment, LauncherConfig
 from quantexp.schema.launcher import LOCAL, SLURM
 
 if TYPE_CHECKING:
-    from quantexp.data.prepare.job import Job as PrepareJob
+    from quantexp.launch.divided_work import DividedWork
 
 #: An experiment and its stage: runs of a stage start after all runs of the previous stage have completed.
 Point = tuple[Experiment, int]
@@ -92,8 +92,8 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True)
-class PreparationJobs:
-    """The jobs that prepare a dataset, and how to follow and stop them."""
+class DividedJobs:
+    """The jobs that do divided work, and how to follow and stop them."""
 
     #: Live jobs if they were submitted before, else the new ones.
     jobs: list[Job]
@@ -104,8 +104,10 @@ class PreparationJobs:
     #: Shell commands.
     follow: list[str]
     stop: str
-    #: The folder of the submission before this one, whose jobs did not complete the preparation.
+    #: The folder of the submission before this one, whose jobs did not complete the work.
     earlier: Path | None = None
+    #: The output of those of its tasks that did not finish.
+    unfinished: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -168,21 +170,22 @@ class Launcher(ABC):
         job = standing.job
         return f"job {job.id} is {job.activity}" if standing.alive and job is not None else None
 
-    def prepare(self, experiment: Experiment, job: PrepareJob, console: Console) -> PreparationJobs:
-        """Submit the preparation of a dataset as jobs, unless its jobs are alive; here, refuse it.
+    def divide(self, work: DividedWork, experiment: Experiment, console: Console) -> DividedJobs:
+        """Submit work in parts as jobs (`prepare`, `requantise`, `draw`), unless its jobs are alive; here, refuse it.
 
-        `quantexp.data.prepare.run` has what a task and the last job do, `quantexp.launch.preparation` the record.
+        `quantexp.launch.divided_work` has what a task and the last job do, `quantexp.launch.submitted_work` the record.
+        Of the experiment only `launcher` and `paths.root` matter.
 
         Raises:
             QuantexpError: the jobs cannot be submitted.
         """
-        kind = experiment.launcher.kind
         raise ConfigError(
-            f"launcher.kind={kind} cannot prepare data; drop it to prepare on this machine"
+            f"launcher.kind={experiment.launcher.kind} cannot run quantexp {work.verb}; drop it to run that on this "
+            "machine"
         )
 
-    def preparing(self, name: str) -> list[Job]:
-        """The live jobs of the submission with this name, which prepare a dataset.
+    def jobs_named(self, name: str) -> list[Job]:
+        """The live jobs of the submission of divided work with this name.
 
         Raises:
             RunError: the scheduler does not answer.

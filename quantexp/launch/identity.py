@@ -1,9 +1,10 @@
 """A run's identity: a hash over everything that determines its numbers, and nothing else.
 
-It covers model, data content, scheme, training, data-parallel size, attention path, device class, the version of the
-numerics, and whether 16-bit products go through fp32 because this machine's CPU has no kernel for them. It excludes
-capture, drawing, the other launcher options, folders and names. Two runs of one identity produce the same numbers, so
-a completed run need not run again. Package versions belong to provenance, not to identity.
+It covers model, data content, scheme, training, data-parallel size, the layout where it changes numbers, attention
+path, device class, the version of the numerics, and whether 16-bit products go through fp32 because this machine's CPU
+has no kernel for them. It excludes capture, drawing, the other launcher options, folders and names. Two runs of one
+identity produce the same numbers, so a completed run need not run again. Package versions belong to provenance, not to
+identity.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from quantexp.folders import user_path
 from quantexp.formats.types import Rounding
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import open_weights
+from quantexp.model.layout import Layout
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
 from quantexp.schema import DatasetConfig, Experiment, ModelConfig, Nonfinite
 
-#: Incremented whenever the values of a format or product change.
-NUMERICS_VERSION = 1
+#: Incremented whenever the values of a format, a product or the initial weights change.
+NUMERICS_VERSION = 2
 
 
 def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
@@ -72,7 +74,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "attention_path": attention_path,
         "device_class": device_class,
         **_products(experiment, device_class),
-        "data_parallel": experiment.launcher.num_processes,
+        "data_parallel": Layout.of(experiment).data,
+        **_layout(experiment),
         "numerics": NUMERICS_VERSION,
     }
 
@@ -95,6 +98,26 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     if model.moe is not None:
         numbers["moe"]["aux_loss"] = model.moe.aux_loss.value
     return numbers
+
+
+def _layout(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """The sizes that change the order of sums; empty for a model that is not divided.
+
+    Stages change it only where they share the embedding: its two gradients are then added in fp32. Chunks of layers and
+    shares of the optimizer never do.
+    """
+    layout, parallel = Layout.of(experiment), experiment.parallel
+    sizes: dict[str, Any] = {}
+    if layout.tensor > 1:
+        sizes |= {"tensor": layout.tensor, "sequence": layout.sequence}
+    if layout.context > 1:
+        sizes["context"] = layout.context
+    if layout.expert > 1:
+        sizes |= {"expert": layout.expert, "expert_tensor": layout.expert_tensor}
+        sizes["dispatcher"] = parallel.dispatcher.value
+    if layout.pipeline > 1 and experiment.model.tie_embeddings:
+        sizes["pipeline"] = layout.pipeline
+    return {"layout": sizes} if sizes else {}
 
 
 def hash8(content: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from quantexp.schema import Experiment
 
 #: Sections whose keys may distinguish runs of the same names.
-_SECTIONS = ("training", "model", "dataset", "quant", "capture", "launcher")
+_SECTIONS = ("training", "model", "dataset", "quant", "capture", "parallel", "launcher")
 #: Keys that are derived from others.
 _DERIVED = ("dataset.sample", "dataset.label", "dataset.tokenizer", "model.vocab_size")
 

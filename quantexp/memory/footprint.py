@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quantexp.capture.select.budget import price_of_iteration
+from quantexp.capture.select.budget import rank_bytes_of_iteration
 from quantexp.capture.select.rules import captured_iterations
 from quantexp.memory.activations import activation_bytes, largest_linear, passing_bytes
 from quantexp.model.decoder import alike_layers, is_routed, linear_shapes, shapes_by_layer
@@ -161,6 +161,6 @@ def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments
     if not iterations:
         return 0
     declared = map_in_force(maps, experiment.quant, iterations[0])
-    values = price_of_iteration(experiment, declared, num_processes=1).num_bytes
+    values = rank_bytes_of_iteration(experiment, declared)
     waiting = min(round(capture.queue_gb * 1e9), values)
     return max(0, waiting - moments) if iterations[-1] == 1 else waiting

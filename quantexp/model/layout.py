@@ -83,6 +83,19 @@ class Layout:
         """Ranks that together hold one copy of the dense model and one micro-batch."""
         return self.tensor * self.context * self.pipeline
 
+    @property
+    def micro_batches_together(self) -> int:
+        """Micro-batches that a step takes at once: interleaved stages take as many as there are stages."""
+        return self.data * (self.pipeline if self.chunks > 1 else 1)
+
+    @property
+    def micro_batches_in_words(self) -> str:
+        """The same in words: `launcher.num_processes`."""
+        data = "launcher.num_processes"
+        if self.model_ranks > 1:
+            data = f"data-parallel ranks ({data} / {self.model_ranks})"
+        return data + (" x parallel.pipeline (interleaved)" if self.chunks > 1 else "")
+
     def place(self, rank: int) -> Place:
         """The place of a rank."""
         stage, within = divmod(rank, self.num_processes // self.pipeline)
@@ -118,6 +131,14 @@ class Layout:
     def places(self) -> Iterator[tuple[int, Place]]:
         """Every rank with its place."""
         return ((rank, self.place(rank)) for rank in range(self.num_processes))
+
+    def model_places(self) -> list[tuple[int, Place]]:
+        """The lowest rank, with its place, of those that hold the same parts of the model."""
+        lowest: dict[tuple[int, ...], tuple[int, Place]] = {}
+        for rank, place in self.places():
+            parts = (place.pipeline, place.tensor, place.expert, place.expert_tensor)
+            lowest.setdefault(parts, (rank, place))
+        return list(lowest.values())
 
 
 def _expert_tensor(parallel: ParallelConfig, num_processes: int) -> int:

@@ -42,6 +42,10 @@ class Shard:
         """The part's extent along the axis."""
         return sum(stop - start for start, stop in self.ranges)
 
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The part's shape, of a tensor of shape `whole`."""
+        return tuple(self.extent if axis == self.axis else n for axis, n in enumerate(whole))
+
 
 WHOLE = Shard(None)
 
@@ -75,6 +79,11 @@ def axis_of(name: str) -> int | None:
     return 1 if owner.endswith(_BY_COLUMNS) else None
 
 
+def num_ranges(name: str) -> int:
+    """Ranges in a rank's share of a divided parameter: one of gate and one of up in fc1, one in all others."""
+    return 2 if name.removesuffix(".weight").endswith("linear_fc1") else 1
+
+
 def shard_of(name: str, shape: tuple[int, ...], layout: Layout, place: Place) -> Shard:
     """The part of a parameter, of whole `shape`, that a rank with this place holds (if it holds any of it).
 
@@ -86,7 +95,7 @@ def shard_of(name: str, shape: tuple[int, ...], layout: Layout, place: Place) ->
     index = place.expert_tensor if routed else place.tensor
     if axis is None or size == 1:
         return WHOLE
-    halves = 2 if name.removesuffix(".weight").endswith("linear_fc1") else 1
+    halves = num_ranges(name)
     part = shape[axis] // halves
     each = part // size
     starts = [half * part + index * each for half in range(halves)]
@@ -104,7 +113,8 @@ def holds(name: str, model: ModelConfig, layout: Layout, place: Place) -> bool:
         if name.startswith("embedding."):
             return stage == 0 or (model.tie_embeddings and stage == last)
         return stage == last
-    if layer not in layout.stage_layers(model.num_layers, stage):
+    chunks = range(layout.chunks)
+    if not any(layer in layout.layers(model.num_layers, stage, chunk) for chunk in chunks):
         return False
     expert = expert_of(name)
     assert model.moe is not None or expert is None

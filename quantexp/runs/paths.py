@@ -47,13 +47,18 @@ class Submission:
         return self.root / "submission.sh"
 
     @property
-    def preparation(self) -> Path:
-        """What the tasks of a preparation make."""
-        return self.root / "preparation.json"
+    def plan(self) -> Path:
+        """The division of work beside training into tasks."""
+        return self.root / "plan.json"
+
+    @property
+    def work(self) -> Path:
+        """The work beside training that is divided."""
+        return self.root / "work.json"
 
     @property
     def join_script(self) -> Path:
-        """The script of a preparation's last job, which joins the outputs of the tasks."""
+        """The script of the last job, which joins the partial results of the tasks."""
         return self.root / "join.sh"
 
     def printed(self, job_id: str, rank: int = 0) -> Path:

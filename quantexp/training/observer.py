@@ -46,6 +46,7 @@ class RunObserver:
     """The observer of one rank (see `quantexp.training.megatron.callbacks.Observer`)."""
 
     def __init__(self, context: RunContext, device: torch.device) -> None:
+        from quantexp.capture.division import Holder
         from quantexp.capture.record.recorder import Recorder, start_timestamp
         from quantexp.capture.select.choice import last_captured
         from quantexp.capture.select.rules import captured_iterations
@@ -71,6 +72,7 @@ class RunObserver:
                 timestamp=gather(start_timestamp())[0],
                 iterations=captured_iterations(capture, self.experiment.training.iterations),
                 num_layers=self.experiment.model.num_layers,
+                holder=Holder.of(self.experiment, context.rank.rank),
             )
         self.last_captured = last_captured(self.experiment)
         self.proofs: list[dict[str, object]] = []

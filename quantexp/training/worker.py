@@ -43,7 +43,7 @@ from quantexp.runs.status import (
 )
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.training.context import RunContext
-from quantexp.training.log import LOG, log_to_stderr, redirect_library_messages
+from quantexp.training.log import LOG, first_line, log_to_stderr, redirect_library_messages
 from quantexp.training.observer import RunObserver
 from quantexp.training.saver import make_saver
 
@@ -193,7 +193,7 @@ class Worker:
                 raise KeyboardInterrupt from error
             LOG.exception("the run failed")
             log = self.context.run.rank_log(self.context.rank.rank)
-            reason = f"{_first_line(error)}; traceback in {log}"
+            reason = f"{first_line(error)}; traceback in {log}"
             lost_peer = not self.context.rank.alone and _is_lost_peer(error)
             return self._end(State.FAILED, reason, 1, lost_peer=lost_peer)
         return self._end(State.COMPLETED, self.context.status.reason, 0)
@@ -227,9 +227,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001
             root = self.context.run.root
             LOG.exception("report.html was not written; quantexp report %s", root)
-            self._note(
-                f"report.html was not written ({_first_line(error)}); quantexp report {root}"
-            )
+            self._note(f"report.html was not written ({first_line(error)}); quantexp report {root}")
             with contextlib.suppress(OSError):  # the final state is already written
                 self.context.write_status()
 
@@ -296,15 +294,7 @@ class Worker:
                 raise KeyboardInterrupt from error
             root = self.context.run.root
             LOG.exception("the figures were not drawn; quantexp draw %s", root)
-            self._note(f"the figures were not drawn ({_first_line(error)}); quantexp draw {root}")
-
-
-def _first_line(error: Exception) -> str:
-    """The error in one line: its own words if it is a user's, else with its type."""
-    if isinstance(error, OSError) and (words := explanation(error)) is not None:
-        return words
-    first = (str(error).strip().splitlines() or [""])[0]
-    return first if isinstance(error, QuantexpError) else f"{type(error).__name__}: {first}"
+            self._note(f"the figures were not drawn ({first_line(error)}); quantexp draw {root}")
 
 
 def _is_lost_peer(error: BaseException) -> bool:

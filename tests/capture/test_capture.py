@@ -17,6 +17,7 @@ from quantexp.capture.record.recorder import Recorder
 from quantexp.capture.select.budget import price
 from quantexp.capture.select.choice import expected_tensors
 from quantexp.capture.store.manifest import ManifestLine
+from quantexp.capture.store.metadata import About
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
@@ -200,10 +201,11 @@ def test_no_mode_intercepts_torchs_functions_while_a_tensor_is_recorded(
     is_keeping, calls = [False], Counter[bool]()
     keep, answer = Recorder.keep, _CudaMeansCpu.__torch_function__
 
-    def marked_keep(*args: Any) -> None:
+    def marked_keep(*args: Any) -> About:
         is_keeping[0] = True
-        keep(*args)
+        about = keep(*args)
         is_keeping[0] = False
+        return about
 
     def counted_answer(*args: Any) -> Any:
         calls[is_keeping[0]] += 1

@@ -17,17 +17,17 @@ from quantexp.config.load import read, save
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.model.checkpoints import folder_of as checkpoint_of
-from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Precision, TokenizerKind
+from quantexp.training.megatron.gathering import WholeTensors
 from quantexp.training.megatron.model import DTYPES, build_model
 from quantexp.training.megatron.publish import save_published
-from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 from tests.model.huggingface.published import FAMILIES, of_folder, published_model, training, write
 from tests.model.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
+from tests.training.megatron.whole_models import load
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +51,9 @@ def test_saved_weights_are_the_loaded_ones_bit_for_bit(
     model = of_folder(published)
     with session(training(precision)):
         gpt, _ = build_model(model, training(precision), stock_spec(model))
-        load_weights(gpt, model, fitting_weights(model))
-        save_published(gpt, model, dtype, tmp_path / "saved", shard_bytes)
+        load(gpt, model)
+        whole = WholeTensors.of([gpt], model, dtype)
+        save_published(whole, model, tmp_path / "saved", shard_bytes)
     before, after = tensors_of(published), tensors_of(tmp_path / "saved")
     assert before.keys() == after.keys()
     assert all(before[name].dtype == after[name].dtype == dtype for name in before)
@@ -96,7 +97,7 @@ def test_transformers_loads_an_export(
     tokens = torch.tensor([ByteTokenizer().tokenize(TEXT)[:41]])
     with session(training()), torch.no_grad():
         gpt, _ = build_model(ours, training(), stock_spec(ours))
-        load_weights(gpt, ours, fitting_weights(ours))
+        load(gpt, ours)
         logits = gpt(tokens, torch.arange(41)[None], None)[..., :257]
         assert (logits - model(tokens).logits).abs().max() < 1e-4  # as in test_truth
     first, last = tensors_of(checkpoint_of(trained, 1)), tensors_of(folder)

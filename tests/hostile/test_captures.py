@@ -21,10 +21,13 @@ from tests.hostile.damage import ANY, lines_moved
 LISTS = ("manifest.jsonl", "statistics.jsonl")
 
 
-@pytest.fixture(scope="module", params=StoreKind)
+@pytest.fixture(
+    scope="module", params=[*((kind, False) for kind in StoreKind), (StoreKind.pt, True)]
+)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("capture") / "tensors"
-    write_capture(folder, request.param)
+    kind, divided = request.param
+    write_capture(folder, kind, divided=divided)
     assert not check(folder, is_complete=True, num_ranks=2).problems
     return folder
 

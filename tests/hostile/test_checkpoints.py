@@ -268,7 +268,7 @@ def test_no_pt_file_runs_code_crashes_or_gives_other_values(
     written = io.BytesIO()
     torch.save({"tensor": x, "metadata": {"layer": 0}}, written)
     (tmp_path / "a.pt").write_bytes(written.getvalue())
-    from quantexp.capture.store.content import content_hash
+    from quantexp.capture.store.values import content_hash
 
     entry = CapturedTensor.of(tmp_path, {"file": "a.pt", "hash": content_hash(x)})
     for source in cases:

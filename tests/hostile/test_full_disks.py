@@ -61,7 +61,7 @@ def test_a_capture_keeps_what_it_lists(
 def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_one(
     tmp_path: Path, cases: Iterator[random.Random], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_all(gpt: object, model: object, dtype: object, part: Path, *rest: object) -> None:
+    def write_all(whole: object, model: object, part: Path, *rest: object) -> None:
         (part / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}" + bytes(0))
         save_state({"steps": torch.arange(2000)}, part / "training_state.pt")
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_one(
 
     def save(folder: Path) -> None:
         with writing(folder):
-            publish.save_published(None, None, None, folder)  # type: ignore[arg-type]
+            publish.save_published(None, None, folder)  # type: ignore[arg-type]
 
     save(first)
     for source in cases:

@@ -146,7 +146,7 @@ def test_a_checkpoint_is_whole_or_not_there(
     root = tmp_path / "checkpoints"
     root.mkdir()
 
-    def write_all(gpt: object, model: object, dtype: object, part: Path, *rest: object) -> None:
+    def write_all(whole: object, model: object, part: Path, *rest: object) -> None:
         from safetensors.torch import save_file
 
         save_file({"w": torch.arange(64.0)}, part / "model.safetensors")
@@ -157,7 +157,7 @@ def test_a_checkpoint_is_whole_or_not_there(
     nothing: Any = None
     with recorded(root) as recording:
         for iteration in (1, 2):
-            publish.save_published(nothing, nothing, nothing, root / f"iteration_{iteration:08d}")
+            publish.save_published(nothing, nothing, root / f"iteration_{iteration:08d}")
     for event, folder in states(recording, cases, tmp_path / "after"):
         there = [path for path in folder.glob("iteration_*") if path.suffix != ".part"]
         for checkpoint in there:

@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.sbatch import script
+from quantexp_launchers.slurm.script import run_script
 
 from quantexp.config.compose import compose
 from quantexp.config.load import plain, save
@@ -267,7 +267,7 @@ def test_script_of_a_job_holds_no_secret_of_the_environment(
         batch = Batch(
             tmp_path / "q", "q", (tmp_path / "run",), experiment.launcher, tmp_path / "snapshot"
         )
-        assert value not in script(batch)
+        assert value not in run_script(batch)
         monkeypatch.delenv(name)
 
 

@@ -341,3 +341,68 @@ def test_products_through_fp32_are_in_the_identity_and_torchs_own_kernels_are_no
     assert covered(native=False) == {**native, "products": "fp32"}
     assert "products" not in covered(native=False, device="NVIDIA H200")
     assert "products" not in covered(native=False, kind="slurm")
+
+
+EXPERTS = ("training=fast", "model=deepseek2_lite", "training.global_batch_size=16")
+
+
+@pytest.mark.parametrize(
+    ("words", "recorded"),
+    [
+        (("training=fast", "quant=FA_linear_mxfp8"), "36da3b10"),
+        (
+            (
+                "training=fast",
+                "quant=FA_linear_mxfp8",
+                "training.global_batch_size=4",
+                "launcher.num_processes=2",
+            ),
+            "7e5f45a9",
+        ),
+        (("training=fast", "model=deepseek2_lite"), "87ec050b"),
+    ],
+    ids=["llama", "data parallel", "experts"],
+)
+def test_model_that_is_not_divided_has_the_identity_recorded_before_layouts(
+    words: tuple[str, ...], recorded: str
+) -> None:
+    assert digest(compose(list(words), None, {})) == recorded
+
+
+def layout_in(*words: str) -> dict[str, object]:
+    """What the identity of a layout has beside that of one process."""
+    content = identity(compose([*EXPERTS, *words], None, {}), "cpu")
+    plain = identity(compose(list(EXPERTS), None, {}), "cpu")
+    return {key: value for key, value in content.items() if plain.get(key) != value}
+
+
+@pytest.mark.parametrize(
+    ("words", "content"),
+    [
+        ("tensor=2", {"layout": {"tensor": 2, "sequence": True}}),
+        ("context=2", {"layout": {"context": 2}}),
+        (
+            "expert=2",
+            {
+                "data_parallel": 2,
+                "layout": {"expert": 2, "expert_tensor": 1, "dispatcher": "allgather"},
+            },
+        ),
+        ("pipeline=2", {}),
+    ],
+)
+def test_layout_is_part_of_the_identity_where_it_changes_sums(
+    words: str, content: dict[str, object]
+) -> None:
+    assert layout_in("launcher.num_processes=2", f"parallel.{words}") == content
+
+
+def test_chunks_of_layers_and_shares_of_the_optimizer_are_not() -> None:
+    words = ("launcher.num_processes=2", "model.num_layers=4", "parallel.pipeline=2")
+    chunks = ("parallel.virtual_pipeline=2", "training.distributed_optimizer=true")
+    assert layout_in(*words) == layout_in(*words, *chunks)
+
+
+def test_stages_are_part_of_the_identity_of_tied_embeddings() -> None:
+    words = ("launcher.num_processes=2", "parallel.pipeline=2")
+    assert layout_in("model.tie_embeddings=true", *words)["layout"] == {"pipeline": 2}

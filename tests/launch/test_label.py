@@ -68,3 +68,14 @@ def test_keys_that_follow_from_the_data_are_not_named(make: Callable[..., Experi
 
 def test_equal_experiments_have_equal_labels(make: Callable[..., Experiment]) -> None:
     assert labels([make(), make()]) == ["bf16", "bf16"]
+
+
+def test_layouts_of_one_experiment_are_told_apart(tiny: Callable[..., Experiment]) -> None:
+    layouts = [
+        tiny("training.global_batch_size=4", "launcher.num_processes=2", f"parallel.tensor={size}")
+        for size in (1, 2)
+    ]
+    assert labels(layouts) == ["bf16 tensor=1", "bf16 tensor=2"]
+    auto = tiny()
+    auto.parallel.name = "other"
+    assert labels([tiny(), auto]) == ["bf16 parallel=none", "bf16 parallel=other"]

@@ -152,7 +152,7 @@ def test_launcher_that_cannot_prepare_data_refuses_and_has_no_jobs_that_do(
     words = ["prepare", "dataset.source=a.jsonl", "dataset.tokenizer=byte", "dataset.split='1'"]
     assert main([*words, "launcher.kind=example"]) == 1
     assert capsys.readouterr().err == (
-        "quantexp: launcher.kind=example cannot prepare data; drop it to prepare on this machine\n"
+        "quantexp: launcher.kind=example cannot run quantexp prepare; drop it to run that on this machine\n"
     )
     folder = in_tmp / "data" / "wikipedia.partial"
     folder.mkdir(parents=True)

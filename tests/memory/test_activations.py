@@ -15,6 +15,7 @@ from quantexp.schema import Experiment, Precision
 from quantexp.training.megatron.model import build_model, set_precision
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import inject, stock_spec
+from tests.training.megatron.whole_models import draw
 
 Tiny = Callable[..., Experiment]
 Q_LORA = "model.mla.q_lora_rank=24"
@@ -27,6 +28,7 @@ def autograd_bytes(experiment: Experiment) -> int:
     with session(training), use_step_state(StepState(1)):
         spec = inject(stock_spec(experiment.model))
         model, _ = build_model(experiment.model, training, spec)
+        draw(model, experiment.model)
         if training.precision is not Precision.fp32:
             model = model.bfloat16()
         declared = precision_map(experiment.model, experiment.quant)

@@ -10,9 +10,11 @@ import pytest
 from megatron.core.transformer.moe import router
 from torch import Tensor
 
-from quantexp.formats import quantise
+from quantexp.formats import quantise, resolve
 from quantexp.proof.grids import Status
 from quantexp.proof.verdict import NO_TOKENS, NOT_CALLED, SlotCalls, Verdict, merged, status_of
+from quantexp.quant.precision import ModuleId, ModulePrecision, entry_record
+from quantexp.quant.sites import FPROP_X
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 
@@ -117,20 +119,25 @@ def test_a_module_without_a_call_and_one_without_tokens_are_not_reached() -> Non
     assert status_of(SlotCalls(empty_calls=1)) == (Status.NOT_REACHED, NO_TOKENS)
 
 
+EXPERT = ModuleId(1, "expert0-fc1")
+DECLARED = {EXPERT: ModulePrecision(EXPERT, {FPROP_X: resolve("mxfp8_e4m3")})}
+
+
 def of(status: str, reason: str, calls: int) -> Verdict:
     counts = {"calls": calls, "recomputed_calls": 0, "quantised_calls": calls}
-    entry = {"layer": 0, **counts, "status": status, "reason": reason}
-    return Verdict(1, [entry], [], {"layer 1 router": 3})
+    (entry,) = DECLARED[EXPERT].entries()
+    record = {**entry_record(entry), **counts, "status": status, "reason": reason}
+    return Verdict(1, [record], [], {"layer 1 router": 3})
 
 
 def test_an_expert_with_tokens_on_one_rank_has_that_ranks_status() -> None:
-    result = merged([of("not_reached", NO_TOKENS, 0), of("engaged", "", 2)])
+    result = merged(DECLARED, [of("not_reached", NO_TOKENS, 0), of("engaged", "", 2)])
     assert (result.entries[0]["status"], result.entries[0]["calls"]) == ("engaged", 2)
     assert result.router_calls == {"layer 1 router": 6}
-    bad = merged([of("not_reached", NO_TOKENS, 0), of("mismatch", "off the grid", 2)])
+    bad = merged(DECLARED, [of("not_reached", NO_TOKENS, 0), of("mismatch", "off the grid", 2)])
     assert (bad.entries[0]["status"], bad.entries[0]["reason"]) == (
         "mismatch",
         "rank 1: off the grid",
     )
-    none = merged([of("not_reached", NO_TOKENS, 0)] * 2)
+    none = merged(DECLARED, [of("not_reached", NO_TOKENS, 0)] * 2)
     assert (none.entries[0]["status"], none.entries[0]["reason"]) == ("not_reached", NO_TOKENS)

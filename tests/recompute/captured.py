@@ -1,12 +1,13 @@
 """Reads a capture like an outside program: `manifest.jsonl` and the `.pt` files, without quantexp.
 
 Torch opens the files, `weights_only=True`; from there on everything is numpy in float64, which holds every bf16 value.
+Only the tensors of a model-parallel layout, which the ranks stored in parts, come whole from quantexp's reader.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
+
+from quantexp.capture import open_capture
 
 Array = npt.NDArray[np.float64]
 #: One operand's format and options, as the manifest's `formats` has it.
@@ -41,7 +44,7 @@ class Module:
     #: (operation, tensor) -> file below the capture's folder
     files: dict[tuple[str, str], str] = field(default_factory=dict)
     #: (operation, tensor) -> line of the manifest
-    lines: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    lines: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     def forward(self, tensor: str) -> Array:
         return self.tensors["forward", tensor]
@@ -56,10 +59,7 @@ class Module:
 def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
     """The modules of a capture of only an iteration's first micro-batch, in the order in which they ran."""
     modules: dict[tuple[int, str], Module] = {}
-    for text in (folder / "manifest.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        if line["micro_batch"] is None:  # main_grad, of the whole iteration
-            continue
+    for line, values in _tensors(folder):
         module = modules.setdefault((line["layer"], line["module"]), _module(line))
         assert (line["iteration"], line["micro_batch"]) == (iteration, 0)
         layer_type, dtype, formats = _shared(line)
@@ -72,18 +72,31 @@ def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
             module.row_sequences = rows
         key = (line["operation"], line["tensor"])
         assert key not in module.tensors, f"{module} {key} is listed twice"
-        module.tensors[key] = _values(folder, line)
+        module.tensors[key] = values
         module.files[key] = line["file"]
         module.lines[key] = line
     return list(modules.values())
 
 
-def _module(line: dict[str, Any]) -> Module:
+def _tensors(folder: Path) -> Iterator[tuple[Mapping[str, Any], Array]]:
+    """Each tensor of a micro-batch, with its line."""
+    lines = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
+    of_micro_batch = [line for line in lines if line["micro_batch"] is not None]  # not main_grad
+    if not any("data_rank" in line for line in of_micro_batch):
+        for line in of_micro_batch:
+            yield line, _values(folder, line)
+        return
+    for entry in open_capture(folder).select(micro_batch=0, data_rank=0):
+        assert all(part.is_intact() for part in entry.stored)
+        yield entry.metadata, entry.torch().double().numpy()
+
+
+def _module(line: Mapping[str, Any]) -> Module:
     layer_type, dtype, formats = _shared(line)
     return Module(line["layer"], line["module"], layer_type, dtype, line["softmax_scale"], formats)
 
 
-def _shared(line: dict[str, Any]) -> tuple[str, str, dict[str, Slot]]:
+def _shared(line: Mapping[str, Any]) -> tuple[str, str, dict[str, Slot]]:
     return line["layer_type"], line["dtype"], line["formats"]
 
 

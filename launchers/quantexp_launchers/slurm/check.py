@@ -1,6 +1,7 @@
 """Refuses requests to SLURM that contradict themselves, and options of sbatch and srun that quantexp sets itself.
 
-Only `launcher.setup` reaches a shell as code; the script quotes everything else.
+That takes no SLURM. Before anything is submitted, `check_script` asks the scheduler whether it accepts the script. Only
+`launcher.setup` reaches a shell as code; the script quotes everything else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from quantexp.errors import ConfigError, RunError
 from quantexp.runs.fencing import START
 from quantexp.schema import LauncherConfig
+from quantexp_launchers.slurm import scheduler
 from quantexp_launchers.slurm.clients import ClientError, run_client
 from quantexp_launchers.slurm.states import minutes
 
@@ -91,6 +93,8 @@ _OWN_SRUN = {
 }
 #: srun's short options without a value.
 _SRUN_FLAGS = "EHOQVXZhklsuv"
+#: The answer of `sbatch --test-only` if no nodes in service can run the job.
+_NO_NODES = "Requested node configuration is not available"
 #: Variables that quantexp sets for every rank.
 _OWN_VARIABLES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -160,7 +164,32 @@ def _own(what: str, key: str | None) -> ConfigError:
     return ConfigError(f"{what} cannot be set: {remedy}")
 
 
-def nodes_out_of_service(partition: str | None) -> str:
+def check_script(text: str, launcher: LauncherConfig) -> str | None:
+    """Check with the scheduler that it would accept the script and could start it; submits nothing.
+
+    `--test-only` counts only nodes in service. Where others are out of service, for instance during maintenance, a
+    script that needs them passes the check: sbatch itself accepts it, and the job waits for them.
+
+    Returns:
+        What a user should know about a script that could not be checked, or None.
+
+    Raises:
+        RunError: SLURM is not installed, does not answer, or refuses the script; with SLURM's message.
+    """
+    scheduler.require_slurm()
+    notice = None
+    try:
+        scheduler.sbatch(["--test-only"], text, launcher)
+    except RunError as error:
+        nodes = _nodes_out_of_service(launcher.partition) if _NO_NODES in str(error) else ""
+        if not nodes:
+            raise
+        notice = f"the job waits for nodes that are out of service: {nodes}"
+    _check_time(launcher)
+    return notice
+
+
+def _nodes_out_of_service(partition: str | None) -> str:
     """The drained, failed and lost nodes as `n1 (maintenance), n2 (disk)`; empty if there are none, or no answer."""
     command = ["sinfo", "--noheader", "--states=drain,down,fail,maint", "--format=%N (%E)"]
     try:
@@ -170,7 +199,7 @@ def nodes_out_of_service(partition: str | None) -> str:
     return ", ".join(dict.fromkeys(line.strip() for line in lines.splitlines() if line.strip()))
 
 
-def check_time(launcher: LauncherConfig) -> None:
+def _check_time(launcher: LauncherConfig) -> None:
     """Check the partition's time limit; a cluster without enforced limits accepts a longer job but never starts it.
 
     Raises:

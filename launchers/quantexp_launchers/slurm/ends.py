@@ -6,13 +6,16 @@ again; `cancelled` is the user's decision.
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from quantexp.runs.outcome import signal_name
+from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, signal_name
 from quantexp.runs.status import State, Status
 from quantexp_launchers.slurm.states import JobState, SlurmJob, minutes
 
@@ -53,6 +56,8 @@ ENDS = {
 }
 #: The reason of a requeue without a more specific cause.
 REQUEUED = "requeued"
+#: Prefixes of reasons that are less specific than what the node may have printed.
+_VAGUE = (REQUEUED, ENDED_FROM_OUTSIDE)
 #: The line that a node prints into a job's output when it ends the job.
 _PRINTED = re.compile(r"\*\*\* JOB \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+)")
 _PRINTED_STATES = {
@@ -169,6 +174,28 @@ def cause_printed(output: Path, since: str | None) -> str | None:
     return cause_of(SlurmJob("", "", _PRINTED_STATES[why.strip()], nodes=node))
 
 
+def restart_reason(before: Status, printed: str | None) -> str:
+    """Why the scheduler starts a job again.
+
+    Args:
+        before: what the earlier start recorded last.
+        printed: the cause that the node printed into the job's output; None if it printed none.
+    """
+    at = f"at {progress(before)}"
+    recorded = before.reason.partition("; ")[0]
+    if before.state is State.FAILED:
+        return f"requeued after a failure ({recorded})"
+    if before.state is State.PREEMPTED and not recorded.startswith(_VAGUE):
+        return recorded
+    if printed is not None:
+        return f"{printed} {at}"
+    if before.state is State.PREEMPTED:
+        return recorded
+    if before.started is None:
+        return "requeued before its first iteration"
+    return f"died without recording why on {before.host} {at} (node lost?)"
+
+
 def too_many_requeues(reasons: list[str], max_requeue: int) -> str:
     """The reason of a run that exceeds `launcher.max_requeue`."""
     return (
@@ -185,6 +212,17 @@ def reasons(status: Status) -> list[str]:
 def progress(status: Status) -> str:
     """`iteration 3 of 8`."""
     return f"iteration {status.iteration} of {status.iterations}"
+
+
+def read_within(stream: int, within_s: float) -> str:
+    """The content of a stream until it is closed or the time is up."""
+    deadline, parts = time.monotonic() + within_s, []
+    while (left := deadline - time.monotonic()) > 0 and select.select([stream], [], [], left)[0]:
+        part = os.read(stream, 1 << 16)
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode(errors="replace")
 
 
 def record_of(records: str, job_id: str) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """The commands of a SLURM job on its nodes: `python -m quantexp_launchers.slurm.job begin|rank|end SUBMISSION [CODE]`.
 
 `begin` checks that the folder still belongs to this submission. After a requeue it moves the earlier start aside: the
-run starts again at its first iteration. `rank`, started by srun, runs the worker in a child and watches it (module
-`rank`). `end` records the end of a run that could not record it. It knows the ranks' exit code, the record of each
-rank, and, from its standard input (`scontrol show job`), what the scheduler is doing to the job. `begin` and `end` call
-none of SLURM's clients, which a container may not have: the exit code requests a requeue.
+run starts again at its first iteration. `rank`, started by srun, runs the worker of one rank in a child and watches it:
+srun cannot see that a worker is stopped or waits for ever. `end` records the end of a run that could not record it. It
+knows the ranks' exit code, the record of each rank, and, from its standard input (`scontrol show job`), what the
+scheduler is doing to the job. No verb calls SLURM's clients, which a container may not have: the exit code requests a
+requeue.
 
 A run is recorded as cancelled only if the scheduler reports that, because a cancelled run is never restarted.
 """
@@ -14,35 +15,42 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import select
 import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError, RunError, RunInUseError
+from quantexp.processes.silence import Watch
+from quantexp.processes.watched_child import end_child, end_like, run_in_child
 from quantexp.runs.fencing import is_ours, take_over
 from quantexp.runs.lock import take_lock
-from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, record_end, record_exit
+from quantexp.runs.outcome import (
+    ENDED_FROM_OUTSIDE,
+    UnresponsiveError,
+    by_signal,
+    record_end,
+    record_exit,
+    record_unresponsive_rank,
+)
 from quantexp.runs.paths import RunDir, Submission
-from quantexp.runs.ranks import log_end, outcome_of_ranks
+from quantexp.runs.ranks import RANK_MAY_WAIT, log_end, outcome_of_ranks, record_silent_end
 from quantexp.runs.snapshot import check_snapshot
 from quantexp.runs.status import State, Status, now, read_status, write_status
 from quantexp.runs.sweep_list import read_tasks
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.training.log import LOG, log_to_stderr
 from quantexp_launchers.slurm.ends import (
-    REQUEUED,
     cause_printed,
     end_in_job,
     ending_job,
-    progress,
+    read_within,
     reasons,
     record_of,
+    restart_reason,
     too_many_requeues,
 )
 from quantexp_launchers.slurm.states import JobState
@@ -53,8 +61,10 @@ NOTHING_TO_DO = 75
 REQUEUE = 76
 #: Seconds to wait for a submitter, or the last rank of an earlier start, to release the folder.
 PATIENCE_S = 60.0
-#: Prefixes of reasons that are less specific than what the node may have printed.
-_VAGUE = (REQUEUED, ENDED_FROM_OUTSIDE)
+#: The range of rendezvous ports, one for each job; it ends below 32768, where ephemeral ports start.
+FIRST_PORT, NUM_PORTS = 20000, 12000
+#: Grace period of a silent worker, seconds, in which it writes its state before it is killed.
+GRACE_S = 20.0
 #: Seconds to wait for SLURM's answer while it ends the job: it kills remaining processes after KillWait (30 s).
 JOB_RECORD_S = 10.0
 
@@ -94,25 +104,12 @@ def _main(verb: str, submission: Submission, rest: list[str]) -> int:
         if verb == "begin":
             return begin(task)
         if verb == "rank":
-            from quantexp_launchers.slurm.rank import run_rank
-
             return run_rank(task.run, os.environ)
         record = read_within(sys.stdin.fileno(), JOB_RECORD_S)
         return end(task, int(rest[0]), record_of(record, task.raw_job_id))
     except QuantexpError as error:
         LOG.error(error)
         return 1
-
-
-def read_within(stream: int, within_s: float) -> str:
-    """The content of a stream until it is closed or the time is up."""
-    deadline, parts = time.monotonic() + within_s, []
-    while (left := deadline - time.monotonic()) > 0 and select.select([stream], [], [], left)[0]:
-        part = os.read(stream, 1 << 16)
-        if not part:
-            break
-        parts.append(part)
-    return b"".join(parts).decode(errors="replace")
 
 
 def own_task(submission: Submission, environment: Mapping[str, str]) -> Task:
@@ -188,7 +185,8 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
     """Move the earlier start aside and return the new status; None if `launcher.max_requeue` is exhausted."""
     from quantexp.launch.attempt import RESERVE_BYTES, set_aside
 
-    reason, max_requeue = _restart_reason(task, before), experiment.launcher.max_requeue
+    printed = cause_printed(task.submission.printed(task.job_id), before.started)
+    reason, max_requeue = restart_reason(before, printed), experiment.launcher.max_requeue
     if len(before.restarts) >= max_requeue:
         why = too_many_requeues([*reasons(before), reason], max_requeue)
         record_end(task.run, State.FAILED, why)
@@ -212,21 +210,57 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
     )
 
 
-def _restart_reason(task: Task, before: Status) -> str:
-    """Why the scheduler restarts a run."""
-    at = f"at {progress(before)}"
-    recorded = before.reason.partition("; ")[0]
-    if before.state is State.FAILED:
-        return f"requeued after a failure ({recorded})"
-    if before.state is State.PREEMPTED and not recorded.startswith(_VAGUE):
-        return recorded
-    if printed := cause_printed(task.submission.printed(task.job_id), before.started):
-        return f"{printed} {at}"
-    if before.state is State.PREEMPTED:
-        return recorded
-    if before.started is None:
-        return "requeued before its first iteration"
-    return f"died without recording why on {before.host} {at} (node lost?)"
+def run_rank(run: RunDir, environment: MutableMapping[str, str]) -> int:
+    """Run one rank and return the exit code; the ranks meet at the job's first host."""
+    from submitit import JobEnvironment
+
+    job = JobEnvironment()
+    environment.update(
+        RANK=str(job.global_rank),
+        WORLD_SIZE=str(job.num_tasks),
+        LOCAL_RANK=str(job.local_rank),
+        MASTER_ADDR=job.hostnames[0],
+        MASTER_PORT=str(rendezvous_port(int(job.raw_job_id))),
+    )
+
+    def work() -> int:
+        from quantexp.training import worker
+
+        return worker.main([str(run.root), "--in-job"])
+
+    return _watched(run, read(run.config).launcher, job.global_rank, work)
+
+
+def _watched(run: RunDir, launcher: LauncherConfig, rank: int, work: Callable[[], int]) -> int:
+    """Run the worker in a child; ends it, and records why, if it makes no progress for `launcher.timeout_min`."""
+
+    def look(child: int) -> Callable[[], None]:
+        may_wait = 1.0 if launcher.num_processes == 1 else RANK_MAY_WAIT
+        watch = Watch(child, launcher.timeout_min * 60, may_wait=may_wait)
+
+        def once() -> None:
+            if (silence := watch.look()) is not None:
+                error = UnresponsiveError(run, rank, silence, launcher.timeout_min)
+                LOG.error(error)
+                end_child(child, GRACE_S)
+                raise error
+
+        return once
+
+    try:
+        code = run_in_child(work, look)
+    except UnresponsiveError as error:
+        if is_ours(run):
+            record_unresponsive_rank(run, launcher.num_processes, error)
+        return 1
+    if code < 0 and launcher.num_processes > 1 and is_ours(run):
+        record_silent_end(run, rank, by_signal(code), now())
+    return end_like(code)
+
+
+def rendezvous_port(job_id: int) -> int:
+    """The rendezvous port of a job; two jobs on one node have different ports."""
+    return FIRST_PORT + job_id % NUM_PORTS
 
 
 def end(task: Task, code: int, job: Mapping[str, str]) -> int:

@@ -17,11 +17,11 @@ from rich.console import Console
 from quantexp.errors import RunError
 from quantexp.launch.backend import (
     OPEN,
+    DividedJobs,
     Job,
     Launcher,
     LaunchPlan,
     Point,
-    PreparationJobs,
     Standing,
     has_recorded_end,
     reread,
@@ -38,7 +38,7 @@ from quantexp_launchers.slurm.ends import progress, run_end
 from quantexp_launchers.slurm.states import JobState, SlurmJob, describe, waits
 
 if TYPE_CHECKING:
-    from quantexp.data.prepare.job import Job as PrepareJob
+    from quantexp.launch.divided_work import DividedWork
 
 #: SLURM's reason of a job that waits for one that failed.
 _NEVER = "DependencyNeverSatisfied"
@@ -84,25 +84,25 @@ class SlurmLauncher(Launcher):
         """The pending or running job of a run; queries squeue alone."""
         return live_job(status)
 
-    def prepare(self, experiment: Experiment, job: PrepareJob, console: Console) -> PreparationJobs:
-        """Submit the preparation of a dataset as an array and a job that joins its outputs."""
-        from quantexp_launchers.slurm.prepare.submit import submit_preparation
+    def divide(self, work: DividedWork, experiment: Experiment, console: Console) -> DividedJobs:
+        """Submit work in parts as an array and a job that joins its partial results."""
+        from quantexp_launchers.slurm.divided.submit import submit_divided
 
-        return submit_preparation(experiment, job, console)
+        return submit_divided(work, experiment, console)
 
-    def preparing(self, name: str) -> list[Job]:
+    def jobs_named(self, name: str) -> list[Job]:
         """The live jobs with this name; a job whose dependency failed never starts, and SLURM is about to cancel it."""
         jobs = scheduler.jobs_named(name, past=False).values()
         return [_reported(job) for job in jobs if job.alive and job.reason != _NEVER]
 
     def plan(self, experiment: Experiment, folder: Path) -> LaunchPlan:
         """The batch script; needs no SLURM."""
-        from quantexp_launchers.slurm.sbatch import script
+        from quantexp_launchers.slurm.script import run_script
         from quantexp_launchers.slurm.submit import planned
 
         batch = planned(experiment, folder)
         command = ["sbatch", str(Submission(batch.folder).script)]
-        return LaunchPlan(command, script=script(batch))
+        return LaunchPlan(command, script=run_script(batch))
 
 
 def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:

@@ -1,8 +1,12 @@
-"""Queries SLURM about jobs: squeue first, then sacct for jobs that the controller has forgotten.
+"""Submits scripts to SLURM, queries it about jobs, and cancels them.
 
-squeue reads the controller's memory: pending and running jobs, and ended jobs for some minutes (MinJobAge). It returns
-as much as `scontrol show job`, for many jobs in one call. sacct reads the accounting database, which a cluster need not
-have; without it, a job that squeue does not know stays unknown.
+sbatch's errors are reported once, without its prefixes. Its environment excludes variables that it would read as
+options or inherit from an enclosing job, and the files it writes are readable by the user alone.
+
+A query asks squeue first, then sacct for jobs that the controller has forgotten. squeue reads the controller's memory:
+pending and running jobs, and ended jobs for some minutes (MinJobAge). It returns as much as `scontrol show job`, for
+many jobs in one call. sacct reads the accounting database, which a cluster need not have; without it, a job that squeue
+does not know stays unknown.
 
 Three properties of SLURM matter here. Array tasks that were cancelled together before they started share one line under
 the array's id. A single task that was cancelled before it started is in no database. A job that is alive according to
@@ -11,34 +15,138 @@ accounting, but unknown to the controller, was lost with the controller's memory
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from quantexp_launchers.slurm.clients import ClientError, run_client
-from quantexp_launchers.slurm.states import SlurmJob, base_id, job_state, minutes, task_index
+from quantexp.errors import RunError
+from quantexp.schema import LauncherConfig
+from quantexp_launchers.slurm.clients import CLIENT_S, ClientError, run_client
+from quantexp_launchers.slurm.states import (
+    ACCOUNTING_FIELDS,
+    QUEUE_WIDTHS,
+    SlurmJob,
+    base_id,
+    parse_accounting_row,
+    parse_queue_line,
+    task_index,
+)
 
 #: Maximum job ids in one call, which limits the length of the command line.
 IDS_PER_CALL = 500
 #: Days that a search of accounting by name covers if no start is given.
 SEARCH_DAYS = 31
-#: squeue's columns and their widths; fixed widths, because a name may contain any separator.
-_WIDTHS = {
-    "JobArrayID": 40,
-    "State": 24,
-    "exit_code": 12,
-    "RestartCnt": 12,
-    "EndTime": 24,
-    "TimeLimit": 24,
-    "NodeList": 128,
-    "Reason": 128,
-    "Name": 128,
+#: Prefixes of variables that sbatch reads as options (SBATCH_), or that describe an enclosing job.
+_CONFUSING = ("SBATCH_", "SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_")
+#: Variables with these prefixes that select the cluster, which stay.
+_KEPT = ("SLURM_CONF", "SLURM_JWT")
+#: The user's defaults for options that the configuration leaves out: variable -> the launcher's key.
+_DEFAULTS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
 }
-#: sacct's columns; the name is last, because it may contain the separator.
-_FIELDS = ("JobID", "State", "ExitCode", "Submit", "End", "TimelimitRaw", "NodeList", "JobName")
-#: SLURM's texts for a missing value.
-_NO_VALUE = {"", "None", "N/A", "NONE", "Unknown", "(null)", "None assigned"}
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_NO_ANSWER = (
+    f"the SLURM controller does not answer within {CLIENT_S:.0f} s; see `scontrol ping` and whether munge runs, "
+    "and try again"
+)
+
+
+def require_slurm() -> None:
+    """Refuse to continue if SLURM's clients are missing.
+
+    Raises:
+        RunError: names the first missing client.
+    """
+    for client in ("sbatch", "srun", "squeue"):
+        if shutil.which(client) is None:
+            raise RunError(
+                f"there is no SLURM here ({client} is not on PATH); submit from a login node, or leave launcher=slurm "
+                "out to run on this machine"
+            )
+
+
+def submit_script(text: str, file: Path, launcher: LauncherConfig) -> str:
+    """Write the script to a private file, submit it and return the job's id.
+
+    Raises:
+        RunError: SLURM refused the script, or did not answer; in the latter case it may have accepted it anyway.
+    """
+    file.write_text(text)
+    file.chmod(0o600)
+    answer = sbatch(["--parsable"], text, launcher)
+    job_id = answer.strip().partition(";")[0]  # 123, or 123;cluster
+    if not job_id.isdecimal():
+        raise RunError(f"sbatch must answer with the job's id, got {answer.strip()!r}")
+    return job_id
+
+
+def sbatch(arguments: list[str], text: str, launcher: LauncherConfig) -> str:
+    """The answer of sbatch to a script; the files of the job are readable by the user alone.
+
+    Raises:
+        RunError: sbatch refused the script, with its reasons, or did not answer.
+    """
+    try:
+        completed = subprocess.run(
+            ["sbatch", *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CLIENT_S,
+            env=_environment(launcher),
+            umask=0o077,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunError(_NO_ANSWER) from error
+    if completed.returncode:
+        why = refusal(completed.stderr)
+        raise RunError(f"SLURM refuses the job: {why}; {_request(launcher)}")
+    return completed.stdout
+
+
+def refusal(output: str) -> str:
+    """The reason in sbatch's output."""
+    reasons = [
+        line.removeprefix("sbatch: ")
+        .removeprefix("error: ")
+        .removeprefix("allocation failure: ")
+        .removeprefix("Batch job submission failed: ")
+        for line in (line.strip() for line in output.splitlines())
+        if line and not line.startswith("Try ")
+    ]
+    return "; ".join(dict.fromkeys(reasons)) or "it gives no reason"
+
+
+def _request(launcher: LauncherConfig) -> str:
+    """The request in terms of the configuration."""
+    keys = [
+        *("partition", "account", "qos", "time_min", "nodes", "gpus_per_node", "gpu_type"),
+        *("cpus_per_process", "mem_gb", "constraint", "exclude", "nodelist", "reservation"),
+        "mail_type",
+    ]
+    options = {key: getattr(launcher, key) for key in keys}
+    options |= {f"sbatch.{name}": value for name, value in launcher.sbatch.items()}
+    return "asked for " + ", ".join(
+        f"launcher.{key}={value}" for key, value in options.items() if value is not None
+    )
+
+
+def _environment(launcher: LauncherConfig) -> dict[str, str]:
+    """The environment for sbatch, which passes it to the job."""
+    defaults = {name for name, key in _DEFAULTS.items() if getattr(launcher, key) is None}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_CONFUSING) or name in _KEPT or name in defaults
+    }
 
 
 def jobs(ids: Iterable[str], past: Iterable[str] | None = None) -> dict[str, SlurmJob]:
@@ -108,7 +216,7 @@ def _query(ids: set[str], source: Callable[[str], dict[str, SlurmJob]]) -> dict[
 
 def _queue(which: str) -> dict[str, SlurmJob]:
     """The jobs and tasks that squeue lists, including ended ones."""
-    columns = ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
+    columns = ",".join(f"{name}:{width}" for name, width in QUEUE_WIDTHS.items())
     try:
         text = run_client(
             ["squeue", "--noheader", "--array", "--all", "--states=all", which, "-O", columns]
@@ -118,94 +226,22 @@ def _queue(which: str) -> dict[str, SlurmJob]:
             return {}
         raise
     return {
-        job.id: job for line in text.splitlines() if (job := _parse_queue_line(line)) is not None
+        job.id: job for line in text.splitlines() if (job := parse_queue_line(line)) is not None
     }
-
-
-def _parse_queue_line(line: str) -> SlurmJob | None:
-    cells, start = [], 0
-    for width in _WIDTHS.values():
-        cells.append(line[start : start + width].strip())
-        start += width
-    job_id, state, status, restarts, end, limit, nodes, reason, name = cells
-    if not job_id[:1].isdecimal():  # the heading of another cluster's list
-        return None
-    code, signal = _wait_status(status)
-    current = job_state(state)
-    return SlurmJob(
-        job_id,
-        name,
-        current,
-        _or_none(reason),
-        code,
-        signal,
-        int(restarts) if restarts.isdecimal() else 0,
-        _or_none(nodes),
-        None
-        if current.alive
-        else _time(end),  # for a running job, EndTime is the end of its time limit
-        minutes(limit),
-    )
 
 
 def _accounting(*which: str) -> dict[str, SlurmJob]:
     """The ended jobs that sacct lists; empty if the cluster has no accounting."""
     command = ["sacct", "--noheader", "--parsable2", "--allocations", *which]
     try:
-        text = run_client([*command, f"--format={','.join(_FIELDS)}"])
+        text = run_client([*command, f"--format={','.join(ACCOUNTING_FIELDS)}"])
     except ClientError as error:
         if error.missing or "accounting storage is disabled" in error.last_line:
             return {}
         raise
-    rows = [line.split("|", len(_FIELDS) - 1) for line in text.splitlines()]
-    rows = [row for row in rows if len(row) == len(_FIELDS)]
+    rows = [line.split("|", len(ACCOUNTING_FIELDS) - 1) for line in text.splitlines()]
+    rows = [row for row in rows if len(row) == len(ACCOUNTING_FIELDS)]
     # The newest submission of an id last; tasks with their own line after tasks that were cancelled together.
     rows.sort(key=lambda row: (row[3], "[" not in row[0]))
-    jobs_by_id = {job.id: job for row in rows for job in _parse_accounting_row(row)}
+    jobs_by_id = {job.id: job for row in rows for job in parse_accounting_row(row)}
     return {job_id: job for job_id, job in jobs_by_id.items() if not job.alive}
-
-
-def _parse_accounting_row(row: list[str]) -> Iterator[SlurmJob]:
-    job_ids, state, codes, _, end, limit, nodes, name = row
-    code, _, signal = codes.partition(":")
-    for job_id in _tasks(job_ids):
-        yield SlurmJob(
-            job_id,
-            name,
-            job_state(state),
-            None,
-            int(code or 0),
-            int(signal or 0),
-            0,
-            _or_none(nodes),
-            _time(end),
-            int(limit) if limit.isdecimal() else None,
-        )
-
-
-def _tasks(job_id: str) -> Iterator[str]:
-    """Expand an id: 123, 123_4, or 123_[4-7,9-15:2%2]; a list that SLURM truncated (...) yields its visible part."""
-    number, _, tasks = job_id.partition("_")
-    if not tasks.startswith("["):
-        yield job_id
-        return
-    for first, last, step in _RANGE.findall(tasks.strip("[]").partition("%")[0]):
-        for index in range(int(first), int(last or first) + 1, int(step or 1)):
-            yield f"{number}_{index}"
-
-
-def _wait_status(text: str) -> tuple[int, int]:
-    """Exit code and signal, from a wait status (squeue: 768 is exit code 3) or from CODE:SIGNAL."""
-    if ":" in text:
-        code, _, signal = text.partition(":")
-        return int(code or 0), int(signal or 0)
-    status = int(text) if text.isdecimal() else 0
-    return status >> 8 & 0xFF, status & 0x7F
-
-
-def _time(text: str) -> datetime | None:
-    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
-
-
-def _or_none(text: str) -> str | None:
-    return None if text in _NO_VALUE else text

@@ -1,9 +1,12 @@
 """The script of a request to SLURM: sbatch's options, the first lines, and the command that srun starts.
 
     the configured environment, modules and setup lines
-    the lines before the command
-    srun ... COMMAND
-    the lines after it
+    quantexp_launchers.slurm.job begin    check the submission, move an earlier start aside
+    srun ... quantexp_launchers.slurm.job rank   one for each rank; srun ends all tasks when one fails
+    quantexp_launchers.slurm.job end      record the end, request a requeue
+
+These are the lines of a run; a preparation has its own command instead. A script exits only with 0 or 1, because sacct
+changes codes above 127.
 
 Everything imports quantexp from the source snapshot taken at submission. submitit writes the options of sbatch and srun
 into the script. Every value of the configuration is quoted, except `launcher.setup`, which is shell code. submitit is
@@ -19,8 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from quantexp.runs.fencing import START
 from quantexp.runs.snapshot import environment
 from quantexp.schema import ContainerRuntime, LauncherConfig
+from quantexp_launchers.slurm.job import NOTHING_TO_DO, REQUEUE
+
+#: The id of this job. The bare id of an array may also be a task's, and selects all tasks in scontrol.
+_OWN_JOB = "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 
 
 class Request(Protocol):
@@ -53,6 +61,11 @@ class Request(Protocol):
     @property
     def dependency(self) -> str | None:
         """sbatch's --dependency."""
+
+
+def run_script(request: Request) -> str:
+    """The exact script that is submitted for runs."""
+    return script(request, _command(request), _before(request), _after(request))
 
 
 def script(
@@ -101,6 +114,53 @@ def parameters(request: Request, before: Sequence[str], after: Sequence[str]) ->
         "setup": list(before),
         "teardown": list(after),
     }
+
+
+def _command(request: Request) -> str:
+    """The shell command of a rank, which srun starts."""
+    return f"{python(request)} -u -m quantexp_launchers.slurm.job rank {shlex.quote(str(request.folder))}"
+
+
+def _before(request: Request) -> list[str]:
+    """The script's lines before the ranks."""
+    return [
+        "umask 077",
+        "trap true TERM  # the lines after the ranks are run even where the scheduler ends the job",
+        *first_lines(request),
+        _OWN_JOB,
+        f'export {START}="$SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}}"',
+        f"{_job_step(request, 'begin')} && begun=0 || begun=$?",
+        f"[ $begun -ne {NOTHING_TO_DO} ] || exit 0",
+        _requeue_if("begun"),
+        "[ $begun -eq 0 ] || exit 1",
+    ]
+
+
+def _after(request: Request) -> list[str]:
+    """The script's lines after the ranks."""
+    return [
+        "code=$?",
+        "trap '' TERM  # nor are the commands of these lines ended",
+        # Without `timeout`, which the signal would end: `job end` itself limits the time to wait for scontrol.
+        f"{_job_step(request, 'end')} $code < <(scontrol show job --oneliner $job) && code=0 || code=$?",
+        _requeue_if("code"),
+        "[ $code -eq 0 ] || exit 1",
+        "exit 0",
+    ]
+
+
+def _requeue_if(variable: str) -> str:
+    return f"[ ${variable} -ne {REQUEUE} ] || scontrol requeue $job"
+
+
+def _job_step(request: Request, verb: str) -> str:
+    words = ["-m", "quantexp_launchers.slurm.job", verb, str(request.folder)]
+    command = python(request)
+    if arguments := pyxis(request):
+        command = (
+            f"{shlex.join(['srun', '--ntasks=1', '--nodes=1', '--overlap', *arguments])} {command}"
+        )
+    return f"{command} {shlex.join(words)}"
 
 
 def first_lines(request: Request) -> list[str]:

@@ -39,8 +39,11 @@ from quantexp_launchers.slurm.batch import (
     batches,
     dependency,
 )
+from quantexp_launchers.slurm.check import check_script
 from quantexp_launchers.slurm.clients import ClientError, run_client
-from quantexp_launchers.slurm.sbatch import check, require_slurm, submit
+from quantexp_launchers.slurm.scheduler import require_slurm, submit_script
+from quantexp_launchers.slurm.script import run_script
+from quantexp_launchers.slurm.states import ids_of_tasks
 from quantexp_launchers.slurm.submitted import print_submitted
 
 #: Seconds to wait for other submitters of the same runs.
@@ -122,7 +125,7 @@ def send(
     root = _common_root([experiment for experiment, _ in points])
     check_root(root, [experiment.launcher for experiment, _ in points])
     for batch in batches(root, "quantexp", [Ready(e, stage, root) for e, stage in points], root):
-        if (notice := check(batch)) is not None:
+        if (notice := check_batch(batch)) is not None:
             console.print(notice, soft_wrap=True, markup=False)
     with contextlib.ExitStack() as locks:
         folders = _open_runs(points, locks)
@@ -154,6 +157,21 @@ def _sent(
         )
         for (experiment, _), folder in zip(points, folders, strict=True)
     ]
+
+
+def check_batch(batch: Batch) -> str | None:
+    """`check_script` of a batch."""
+    return check_script(run_script(batch), batch.launcher)
+
+
+def submit_batch(batch: Batch) -> list[str]:
+    """Submit the batch and return the job id of each run: 123_0, 123_1, ..., or 123 for a single run.
+
+    Raises:
+        RunError: as `submit_script`.
+    """
+    job_id = submit_script(run_script(batch), Submission(batch.folder).script, batch.launcher)
+    return ids_of_tasks(job_id, batch.num_tasks)
 
 
 def planned(experiment: Experiment, run: Path) -> Batch:
@@ -226,7 +244,7 @@ def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened
             after = dependency(batch, arrays, filter(None, elsewhere))
             batch = dataclasses.replace(batch, dependency=after, umask=current_umask())
             _announce(batch)
-            arrays.append(Array(batch, tuple(submit(batch))))
+            arrays.append(Array(batch, tuple(submit_batch(batch))))
     except BaseException as error:
         _withdraw(to_send, str(error) or type(error).__name__)
         raise

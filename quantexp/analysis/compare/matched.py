@@ -40,6 +40,7 @@ _DECIDES = {
     "device_class": (INITIALISATION, ARITHMETIC),
     "products": (ARITHMETIC,),
     "data_parallel": (ARITHMETIC,),
+    "layout": (ARITHMETIC,),
     "numerics": (ARITHMETIC,),
     "packages": (ARITHMETIC,),
 }

@@ -22,7 +22,7 @@ NUMBERS = ("layer", "rank", "iteration")
 USAGE = (
     "quantexp draw [--layer 0,4-7] [--rank N] [--iteration N] [--type mxfp8,attention] [--operation forward]\n"
     "                     [--tensor 'grad_*'] [--module fc1] [--only CHAPTER,..] [--formats png,pdf] [--jobs N]\n"
-    "                     [--force] DIR... [out=FOLDER] [paths.root=FOLDER]"
+    "                     [--force] DIR... [out=FOLDER] [paths.root=FOLDER] [launcher=slurm launcher.key=value ...]"
 )
 
 _ABOUT = {

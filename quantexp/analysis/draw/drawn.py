@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from quantexp.analysis.draw.work import Done
+from quantexp.analysis.tensors.stamp import stamp_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.reading.json_files import json_lines
 from quantexp.runs.status import write_whole
@@ -98,8 +98,7 @@ class Drawn:
         Raises:
             OSError: the folder cannot be written.
         """
-        name = f"{name}/"  # no tensor has such a name
-        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+        name, key = _whole_name(name), _key(inputs)
         if (line := self.find(name, key)) is not None:
             return len(line.files)
         files = [str(path.relative_to(self.out)) for path in draw()]
@@ -107,11 +106,24 @@ class Drawn:
             self.add(name, key, files)
         return len(files)
 
+    def has(self, name: str, inputs: Any) -> bool:
+        """Whether a picture or chapter is drawn, with unchanged inputs."""
+        return self.find(_whole_name(name), _key(inputs)) is not None
+
     def _compact(self) -> None:
         """Remove replaced and torn lines."""
         self.out.mkdir(parents=True, exist_ok=True)
         write_whole(self._file, "".join(_text(n, line) for n, line in self._lines.items()))
         self._is_compact = True
+
+
+def _whole_name(name: str) -> str:
+    """The name of the line of a picture or chapter; no tensor has such a name."""
+    return f"{name}/"
+
+
+def _key(inputs: Any) -> str:
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def key_of(entry: CapturedTensor) -> list[Any]:
@@ -121,11 +133,7 @@ def key_of(entry: CapturedTensor) -> list[Any]:
         CaptureError: the entry has no file, or one outside its folder.
         OSError: the file is not there.
     """
-    stat = os.stat(entry.path)  # noqa: PTH116
-    metadata = entry.metadata
-    offsets = metadata.get("offsets")
-    place = [metadata.get("key"), list(offsets) if offsets else None, metadata.get("hash")]
-    return [VERSION, stat.st_size, stat.st_mtime_ns, *place]
+    return [VERSION, *stamp_of(entry)]
 
 
 def _text(name: str, line: Line) -> str:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quantexp.analysis.chapter import Source
 from quantexp.analysis.draw.arguments import NUMBERS, numbers, require_folders
 from quantexp.analysis.requantise.source import foreign_files
 from quantexp.analysis.tensors.run_record import RunNames, read_names
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
-from quantexp.capture.store.manifest import MANIFEST
+from quantexp.capture.store.manifest import MANIFEST, ManifestLine
 from quantexp.capture.store.values import metadata_in
 from quantexp.errors import CaptureError, ConfigError, UnreadableError
 from quantexp.folders import user_path
@@ -249,4 +249,5 @@ def _with(entry: CapturedTensor, name: str, say: Callable[[str], None]) -> Captu
         value = int(str(value)) if str(value).isdecimal() else None
     if not isinstance(value, int | str):
         return entry
-    return CapturedTensor.of(entry.folder, {**entry.metadata, name: value})
+    metadata = cast(ManifestLine, {**entry.metadata, name: value})
+    return replace(entry, metadata=metadata)

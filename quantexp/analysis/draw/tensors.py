@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from quantexp.analysis.chapter import Problems, Source, place_of, progress_bar
-from quantexp.analysis.draw.drawn import Drawn, key_of
+from quantexp.analysis.draw.drawn import Line, key_of
 from quantexp.analysis.draw.statistics_only import statistics_key, statistics_name
 from quantexp.analysis.draw.tables import Row
 from quantexp.analysis.draw.work import Done, Task, do
@@ -31,46 +32,76 @@ class Piece:
     key: list[Any]
     #: The folders of its figures.
     folders: tuple[str, ...] = FIGURES
+    #: Its number among all tensors of the sources, from 0.
+    index: int = 0
+
+
+class Finished(Protocol):
+    """What an earlier draw has finished: `Drawn`, or a part of it."""
+
+    #: The output folder.
+    out: Path
+
+    def find(self, name: str, key: Any, files: Iterable[str]) -> Line | None:
+        """The line of a tensor if its inputs are unchanged and these files exist."""
+
+    def add(self, name: str, key: Any, files: Iterable[str], done: Done) -> None:
+        """Record a finished tensor."""
+
+
+def tensors_of(sources: Sequence[Source]) -> list[tuple[Source, CapturedTensor]]:
+    """Of each source every stored tensor, then tensors with statistics only."""
+    return [
+        (source, entry)
+        for source in sources
+        for entry in (*source.entries, *source.capture.described())
+    ]
 
 
 def pieces_of(
-    sources: Sequence[Source], problems: Problems, *, every_iteration: bool = False
+    sources: Sequence[Source],
+    problems: Problems,
+    *,
+    every_iteration: bool = False,
+    among: Container[int] | None = None,
 ) -> Iterator[Piece]:
-    """Every stored tensor, then tensors with statistics only; reports missing files.
+    """`tensors_of`, or those `among` them; reports missing files.
 
     Of statistics the last iteration has figures, or every one: a whole run is captured so, and a figure of each of its
     tensors would take hours.
     """
-    for source in sources:
-        for entry in source.entries:
-            try:
-                name, key = entry.name, key_of(entry)
-            except (CaptureError, FileNotFoundError):
-                problems.add(place_of(entry), "is missing although it is listed; capture again")
-                continue
-            whole = name if len(sources) == 1 else f"{source.label}/{name}"
-            yield Piece(source.label, entry, whole, key)
-        yield from _statistics_pieces(source, len(sources) > 1, every_iteration)
+    lasts = {source.label: _last_iteration(source) for source in sources}
+    for index, (source, entry) in enumerate(tensors_of(sources)):
+        if among is not None and index not in among:
+            continue
+        prefix = "" if len(sources) == 1 else f"{source.label}/"
+        if not entry.metadata.get("file"):
+            is_drawn = every_iteration or _iteration(entry) == lasts[source.label]
+            folders = (DISTRIBUTIONS,) if is_drawn else ()
+            name, key = statistics_name(entry.metadata), statistics_key(entry.metadata)
+            yield Piece(source.label, entry, prefix + name, key, folders, index)
+            continue
+        try:
+            name, key = entry.name, key_of(entry)
+        except (CaptureError, FileNotFoundError):
+            problems.add(place_of(entry), "is missing although it is listed; capture again")
+            continue
+        yield Piece(source.label, entry, prefix + name, key, index=index)
 
 
-def _statistics_pieces(
-    source: Source, is_one_of_many: bool, every_iteration: bool
-) -> Iterator[Piece]:
-    entries = source.capture.described()
-    last = max((entry.metadata.get("iteration") or 0 for entry in entries), default=0)
-    for entry in entries:
-        is_drawn = every_iteration or (entry.metadata.get("iteration") or 0) == last
-        name = statistics_name(entry.metadata)
-        whole = f"{source.label}/{name}" if is_one_of_many else name
-        folders = (DISTRIBUTIONS,) if is_drawn else ()
-        yield Piece(source.label, entry, whole, statistics_key(entry.metadata), folders)
+def _iteration(entry: CapturedTensor) -> int:
+    return int(entry.metadata.get("iteration") or 0)
+
+
+def _last_iteration(source: Source) -> int:
+    return max(map(_iteration, source.capture.described()), default=0)
 
 
 def draw_tensors(
     pieces: Sequence[Piece],
     figures: Sequence[str],
     formats: tuple[str, ...],
-    drawn: Drawn,
+    drawn: Finished,
     pool: Pool,
     problems: Problems,
     console: Console,
@@ -83,7 +114,7 @@ def draw_tensors(
     rows: dict[int, Row] = {}
     missing: list[tuple[int, Task]] = []
     for place, piece in enumerate(pieces):
-        line = drawn.find(piece.name, piece.key, _files(piece, figures, formats))
+        line = drawn.find(piece.name, piece.key, files_of(piece, figures, formats))
         if line is None or line.done is None:
             kept = (folder for folder in figures if folder in piece.folders)
             stems = {folder: drawn.out / folder / piece.name for folder in kept}
@@ -98,13 +129,13 @@ def draw_tensors(
             advance()
             piece = pieces[place]
             if isinstance(outcome, Done):
-                drawn.add(piece.name, piece.key, _files(piece, figures, formats), outcome)
+                drawn.add(piece.name, piece.key, files_of(piece, figures, formats), outcome)
                 rows[place] = Row(piece.source, piece.entry, outcome)
             elif isinstance(outcome, OSError):
                 raise outcome
             else:
                 problems.add(place_of(task.entry), str(outcome))
-    num_figures = sum(len(_files(pieces[place], figures, formats)) for place in rows)
+    num_figures = sum(len(files_of(pieces[place], figures, formats)) for place in rows)
     return [rows[place] for place in sorted(rows)], num_known, num_figures
 
 
@@ -141,6 +172,7 @@ def _done(task: Task) -> _Outcome:
         return error
 
 
-def _files(piece: Piece, figures: Sequence[str], formats: Sequence[str]) -> list[str]:
+def files_of(piece: Piece, figures: Sequence[str], formats: Sequence[str]) -> list[str]:
+    """The figures of a tensor, relative to the output folder."""
     kept = [folder for folder in figures if folder in piece.folders]
     return [f"{folder}/{piece.name}.{kind}" for folder in kept for kind in formats]

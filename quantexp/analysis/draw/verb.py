@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -28,7 +29,7 @@ from quantexp.analysis.draw.arguments import Request
 from quantexp.analysis.draw.drawn import VERSION, Drawn
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
 from quantexp.analysis.draw.tables import write_tables
-from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
+from quantexp.analysis.draw.tensors import Piece, draw_tensors, files_of, pieces_of
 from quantexp.analysis.pool import Pool
 from quantexp.analysis.tree import CHAPTER_FOLDERS, FIGURES, FILTERED, PARTS, QUICK, STATISTICS
 from quantexp.capture.lines import lists_of
@@ -38,6 +39,9 @@ from quantexp.folders import short_path
 from quantexp.processes.cores import allowed_cores
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.console import error_console
+
+if TYPE_CHECKING:
+    from quantexp.analysis.draw.kept import Kept
 
 
 @dataclass(frozen=True)
@@ -60,16 +64,27 @@ class Outcome:
         tensors = f"{self.num_tensors} tensors{known}, " if self.num_tensors else ""
         return f"{tensors}{self.num_files} files in {short_path(self.out)}"
 
+    def exit_code(self, complain: Callable[[str], None]) -> int:
+        """0, or 1 with a message about the number of unusable files."""
+        if problems := len(self.problems):
+            several = problems > 1
+            complain(
+                f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
+            )
+        return 1 if problems else 0
 
-def draw(request: Request, console: Console, complain: Callable[[str], None]) -> Outcome:
-    """Draw the request; reports each unusable file.
+
+def draw(
+    request: Request, console: Console, complain: Callable[[str], None], kept: Kept | None = None
+) -> Outcome:
+    """Draw the request; reports each unusable file. `kept` is what jobs have done of it.
 
     Raises:
         CaptureError: nothing to draw, filters that leave nothing, or a folder that cannot be written.
         ConfigError: an unknown part, or a filter's value that no tensor has.
         RunError: a run's configuration or a sweep's list that cannot be read.
     """
-    wanted = _wanted(request)
+    wanted = wanted_parts(request)
     sources = open_sources(
         request.folders,
         request.filters,
@@ -84,8 +99,9 @@ def draw(request: Request, console: Console, complain: Callable[[str], None]) ->
             problems.add(words, words)
         _say_what_is_missing(source, console)
     jobs = request.jobs or len(allowed_cores())
-    with contextlib.closing(Pool(jobs)) as pool, _writing(out):
-        return _drawn(request, wanted, sources, out, pool, problems, console)
+    pool = Pool(jobs) if kept is None else kept.pool(jobs)
+    with contextlib.closing(pool), _writing(out):
+        return _drawn(request, wanted, sources, out, pool, problems, console, kept)
 
 
 def draw_run(run: RunDir) -> Outcome:
@@ -95,7 +111,12 @@ def draw_run(run: RunDir) -> Outcome:
     return draw(request, log, lambda line: log.print(line, soft_wrap=True, markup=False))
 
 
-def _wanted(request: Request) -> tuple[str, ...]:
+def wanted_parts(request: Request) -> tuple[str, ...]:
+    """The requested parts of the tree.
+
+    Raises:
+        ConfigError: an unknown part.
+    """
     if request.only is None:
         return PARTS
     unknown = [name for name in request.only if name not in PARTS]
@@ -104,6 +125,46 @@ def _wanted(request: Request) -> tuple[str, ...]:
             f"--only must be of {', '.join(PARTS)}, got {', '.join(unknown) or 'nothing'}"
         )
     return request.only
+
+
+def figures_of(wanted: Sequence[str]) -> list[str]:
+    """The requested folders with a figure for each tensor."""
+    return [folder for folder in FIGURES if folder in wanted]
+
+
+def is_each_iteration(request: Request) -> bool:
+    """Whether statistics of every iteration have figures, rather than those of the last."""
+    return "iteration" in request.filters
+
+
+def quick_name(request: Request, source: Source, sources: Sequence[Source]) -> str:
+    """The name of a source's quick analysis in the output folder."""
+    some = FILTERED if request.filters else ""
+    return f"{QUICK}{some}" if len(sources) == 1 else f"{QUICK}/{source.label}{some}"
+
+
+def is_whole(request: Request, sources: Sequence[Source]) -> bool:
+    """Whether an earlier draw has finished all tensors and chapters; it may lack pictures of whole sources."""
+    assert request.out is not None
+    wanted, drawn = wanted_parts(request), Drawn(request.out, force=request.force)
+    problems = Problems(lambda words: None)
+    pieces = list(pieces_of(sources, problems, every_iteration=is_each_iteration(request)))
+    inputs, figures = _inputs(request, sources, pieces), figures_of(wanted)
+    tensors = [] if set(wanted).isdisjoint((*FIGURES, STATISTICS)) else pieces
+    return all(drawn.has(folder, inputs) for folder in CHAPTER_FOLDERS if folder in wanted) and all(
+        drawn.find(p.name, p.key, files_of(p, figures, request.formats)) for p in tensors
+    )
+
+
+def _inputs(request: Request, sources: Sequence[Source], pieces: Sequence[Piece]) -> list[Any]:
+    """What a chapter depends on; its first part alone is what a picture does."""
+    statistics = [
+        _size_and_time(file)
+        for source in sources
+        for file in lists_of(source.capture.folder, manifest.STATISTICS)
+    ]
+    about = [VERSION, request.formats, [[piece.name, piece.key] for piece in pieces], statistics]
+    return [about, [sorted(request.filters.items()), [source.label for source in sources]]]
 
 
 def _say_what_is_missing(source: Source, console: Console) -> None:
@@ -127,39 +188,32 @@ def _drawn(
     pool: Pool,
     problems: Problems,
     console: Console,
+    kept: Kept | None,
 ) -> Outcome:
-    pieces = list(
-        pieces_of(sources, problems, every_iteration=bool(request.filters.keys() & {"iteration"}))
-    )
-    statistics = [
-        _size_and_time(file)
-        for source in sources
-        for file in lists_of(source.capture.folder, manifest.STATISTICS)
-    ]
-    about = [VERSION, request.formats, [[piece.name, piece.key] for piece in pieces], statistics]
+    each = is_each_iteration(request)
+    pieces = list(pieces_of(sources, problems, every_iteration=each))
+    about, chosen = _inputs(request, sources, pieces)
     drawn = Drawn(out, force=request.force)
     num_files = num_tensors = num_known = 0
-    chosen = [sorted(request.filters.items()), [source.label for source in sources]]
     if QUICK in wanted:
         from quantexp.analysis.quick.picture import save_quick_analysis
 
-        some = FILTERED if request.filters else ""
-        quick = f"{QUICK}{some}"
-        for source in sources:
-            name = quick if len(sources) == 1 else f"{QUICK}/{source.label}{some}"
+        keeps = [out / f"{quick_name(request, source, sources)}.json" for source in sources]
+        for source, keep in zip(sources, keeps, strict=True):
             loss = None if source.run is None else _size_and_time(source.run.metrics)
-            keep = out / f"{name}.json"
-            make = partial(
-                save_quick_analysis, source, out / name, keep, request.formats, force=request.force
-            )
-            num_files += drawn.once(name, [about, chosen, loss], make)
+            stem = keep.with_suffix("")
+            force = request.force and not (kept is not None and kept.quick(source.label))
+            make = partial(save_quick_analysis, source, stem, keep, request.formats, force=force)
+            num_files += drawn.once(str(stem.relative_to(out)), [about, chosen, loss], make)
         if len(sources) > 1:
+            quick = f"{QUICK}{FILTERED if request.filters else ''}"
             losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
-            keeps = [out / QUICK / f"{s.label}{some}.json" for s in sources]
             make = partial(_save_overview, sources, keeps, out / quick, request.formats)
             num_files += drawn.once(quick, [about, chosen, losses], make)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
-        figures = [folder for folder in FIGURES if folder in wanted]
+        figures = figures_of(wanted)
+        if kept is not None:
+            kept.give(pieces, figures, request.formats, drawn)
         rows, num_known, num_drawn = draw_tensors(
             pieces, figures, request.formats, drawn, pool, problems, console
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from quantexp.analysis.numerics.gather import Run, gather
 from quantexp.analysis.numerics.heat import draw_heat
 from quantexp.analysis.numerics.series import Measure, Member, Scale, slug
 from quantexp.analysis.tensors.place import Place
+from quantexp.capture.reader import CapturedTensor
 
 DRIFT = Measure("drift", "difference, of the reference's norm", Scale.PERCENT)
 
@@ -38,18 +39,27 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
     return written
 
 
+def reference_of(sources: Sequence[Source]) -> Source:
+    """The source that the others are compared with: the first in bf16, or the first of all."""
+    return next((s for s in sources if s.scheme == "bf16"), sources[0])
+
+
+def look_from(reference: Source) -> Callable[[CapturedTensor], float | None]:
+    """The look at each stored tensor of another source."""
+    return partial(drift_from, reference=str(reference.capture.folder))
+
+
 def _draw_drift(sources: Sequence[Source], runs: Sequence[Run], desk: Desk) -> list[Path]:
-    """Compare every run with the first in bf16, or with the first of all."""
-    reference = next((s for s in sources if s.scheme == "bf16"), sources[0])
+    """Compare every run with the reference."""
+    reference = reference_of(sources)
     names = labels_of(runs)
     written: list[Path] = []
     for source in sources:
         if source is reference or source.label not in names:
             continue
-        look = partial(drift_from, reference=str(reference.capture.folder))
         members = [
             Member(place, place.tensor, value)
-            for entry, value in desk.each(look, source.entries)
+            for entry, value in desk.each(look_from(reference), source.entries)
             for place in [Place.of(entry.metadata)]
             if value is not None and not place.is_scale
         ]

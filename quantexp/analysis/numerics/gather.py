@@ -6,7 +6,7 @@ only statistics were captured are taken from there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,11 +46,14 @@ def gather(sources: Sequence[Source], desk: Desk) -> Sequence[Run]:
     return _Last.runs
 
 
-def _run(source: Source, desk: Desk) -> Run:
-    stored = source.entries
+def look_of(source: Source) -> Callable[[CapturedTensor], Measured]:
+    """The look at each stored tensor of a source."""
     formats = () if any(map(is_quantised, source.capture)) else USUAL_FORMATS
-    look = partial(measure, request=Request(formats))
-    measured = [one for _, one in desk.each(look, stored)]
+    return partial(measure, request=Request(formats))
+
+
+def _run(source: Source, desk: Desk) -> Run:
+    measured = [one for _, one in desk.each(look_of(source), source.entries)]
     bare = [of_statistics(entry.metadata) for entry in source.capture.described()]
     return Run(source.label, source.scheme, tuple(measured + bare))
 

@@ -97,7 +97,7 @@ def tensor_json(one: Measured) -> dict[str, Any]:
 
 
 def measured_of_json(content: Mapping[str, Any]) -> Measured:
-    """The inverse of `tensor_json`, without channels and heads."""
+    """The inverse of `tensor_json`."""
     place = Place(**{f.name: content[f.name] for f in fields(Place)})
     numbers: dict[str, Any] = {name: _number(content[name]) for name in _TENSOR[5:]}
     return Measured(
@@ -109,8 +109,23 @@ def measured_of_json(content: Mapping[str, Any]) -> Measured:
         content["nonfinite"],
         **numbers,
         log2_magnitude=content["log2_magnitude"],
+        channels=_outliers_of_json(content["channels"]),
+        heads=_outliers_of_json(content["heads"]),
         operands=tuple(map(_operand_of_json, content["operands"])),
         notes=tuple(content["notes"]),
+    )
+
+
+def _outliers_of_json(content: Mapping[str, Any] | None) -> Outliers | None:
+    if content is None:
+        return None
+    lists = {name: tuple(map(_number, content[name])) for name in ("profile", "ratios")}
+    return Outliers(
+        content["num_groups"],
+        _number(content["amax_ratio"]),
+        content["largest"],
+        _number(content["top_energy_share"]),
+        **lists,
     )
 
 

@@ -98,7 +98,8 @@ def first_look(capture: Capture, keep: Path | None = None, *, force: bool = Fals
     own threads would wait for each other at every one of many short operations.
     """
     entries, iterations = _with_room(capture)
-    files = dict.fromkeys(str(e.metadata["file"]) for e in entries if e.metadata.get("file"))
+    stored = (each.metadata for entry in entries for each in entry.stored)
+    files = dict.fromkeys(str(line["file"]) for line in stored if line.get("file"))
     stamp = {
         "lists": _stamps(capture.folder),
         "entries": _digest(entries),
@@ -174,7 +175,11 @@ def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
 
 
 def _why_unreadable(entry: CapturedTensor) -> str:
-    """Whether the file is corrupt, missing, or named by the manifest at a place that is not read."""
+    """Whether the file is corrupt, missing, or named by the manifest at a place that is not read; or lacks parts."""
+    try:
+        entry.require_complete()
+    except CaptureError:
+        return "incomplete"
     try:
         path = entry.path
     except CaptureError:

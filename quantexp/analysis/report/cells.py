@@ -21,7 +21,7 @@ from quantexp.analysis.report.judged import Judge
 from quantexp.analysis.report.slots import BACKWARD, FORWARD, SlotCell, State, place_of_slot
 from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
 from quantexp.capture.lines import IterationIndex, unlisted
-from quantexp.capture.reader import CapturedTensor, open_capture
+from quantexp.capture.reader import CapturedTensor, open_capture, together
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.errors import CaptureError
 from quantexp.runs.paths import RunDir
@@ -250,6 +250,6 @@ def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
     shown = milestones(numbers, count) if count > 1 else [numbers[0]]
     of_values, of_statistics = listed.read(shown), described.read(shown)
     lines = [*of_values, *unlisted(of_statistics, of_values)]
-    entries = [CapturedTensor.of(folder, line) for line in lines]
     damage = [str(error) for error in (*listed.damage, *described.damage)]
+    entries = together((CapturedTensor.of(folder, line) for line in lines), damage)
     return Lines(entries, shown, list(numbers), listed.is_cut or described.is_cut, damage)

@@ -17,7 +17,7 @@ SQNR_DB = 25.0
 NUM_ELEMENTS = 1 << 16
 USAGE = (
     "quantexp requantise [--formats A,B] [--sqnr DB] [--elements N] [--out FOLDER] [--jobs N] [--json] DIR "
-    "[key=pattern ...] [paths.root=FOLDER]"
+    "[key=pattern ...] [paths.root=FOLDER] [launcher=slurm launcher.key=value ...]"
 )
 
 

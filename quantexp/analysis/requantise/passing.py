@@ -7,7 +7,7 @@ out in another way than its operand is named; the rest goes on.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -65,25 +65,14 @@ class FileScores:
     notes: list[str] = field(default_factory=list)
 
 
+#: Scores one file; see `score_file`.
+Score = Callable[[CapturedTensor, Work], FileScores]
+
+
 def operands_of(capture: Capture) -> Capture:
     """The tensors with values that are operands of a product, without repeated files."""
     chosen = [entry for entry in capture.with_values() if slots_of(entry.metadata)]
     return Capture(capture.folder, chosen)
-
-
-def passed(files: Capture, work: Work, jobs: int) -> Generator[FileScores]:
-    """The scores of every file in order, `jobs` files in parallel, each on one core.
-
-    torch's own threads would wait for each other at every one of many short operations. Closed early, it waits for what
-    has begun and drops the rest.
-    """
-    num_threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield from pool.map(lambda entry: score_file(entry, work), files)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(num_threads)
 
 
 def score_file(entry: CapturedTensor, work: Work) -> FileScores:
@@ -100,6 +89,23 @@ def score_file(entry: CapturedTensor, work: Work) -> FileScores:
     except CaptureError as error:
         file_scores.problem, file_scores.slots = str(error), []
     return file_scores
+
+
+def passed(
+    files: Capture, work: Work, jobs: int, score: Score = score_file
+) -> Generator[FileScores]:
+    """The scores of every file in order, `jobs` files in parallel, each on one core.
+
+    torch's own threads would wait for each other at every one of many short operations. Closed early, it waits for what
+    has begun and drops the rest.
+    """
+    num_threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield from pool.map(lambda entry: score(entry, work), files)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(num_threads)
 
 
 def _values(entry: CapturedTensor) -> Tensor:

@@ -15,7 +15,8 @@ _UNQUANTISED = frozenset({"bf16", "none", "None"})
 
 def foreign_files(folder_word: str, folder: Path) -> list[tuple[str, str]]:
     """The .pt files of a capture folder that are not its tensors, by its manifest or, without one, by their names."""
-    listed = {str(entry.metadata["file"]) for entry in open_capture(folder_word).with_values()}
+    files = (each for entry in open_capture(folder_word) for each in entry.stored)
+    listed = {str(entry.metadata["file"]) for entry in files if entry.metadata.get("file")}
     paths = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*.pt")))
     why = "is none of the captured tensors: neither listed nor named as one"
     return [(file, f"{folder / file} {why}") for file in paths if file not in listed]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from quantexp.analysis.requantise.files import (
     study_text,
     write_text,
 )
-from quantexp.analysis.requantise.passing import Work, operands_of, passed
+from quantexp.analysis.requantise.passing import Score, Work, operands_of, passed, score_file
 from quantexp.analysis.requantise.recommend import Choice, recommend
 from quantexp.analysis.requantise.scheme_file import NAME, scheme_path, scheme_text
 from quantexp.analysis.requantise.source import foreign_files, trajectory_note
@@ -40,6 +39,7 @@ from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
 from quantexp.folders import short_path
 from quantexp.formats import Format
+from quantexp.processes.cores import allowed_cores
 from quantexp.terminal.facts import Facts
 
 #: Maximum printed notes.
@@ -82,8 +82,19 @@ class Outcome:
         facts.add_line("train with", f"quantexp --config-dir {folder} quant={NAME} ...")
         facts.print()
 
+    def exit_code(self, complain: Callable[[str], None]) -> int:
+        """0, or 1 with a message about the number of unusable files."""
+        if problems := len(self.tally.problems):
+            complain(f"{problems} files could not be used, they are named above")
+        return 1 if problems else 0
 
-def requantise(request: Request, progress: Console, complain: Callable[[str], None]) -> Outcome:
+
+def requantise(
+    request: Request,
+    progress: Console,
+    complain: Callable[[str], None],
+    score: Score = score_file,
+) -> Outcome:
     """Score, recommend and write; reports each unusable file.
 
     Raises:
@@ -91,16 +102,16 @@ def requantise(request: Request, progress: Console, complain: Callable[[str], No
             written.
         ConfigError: an unknown format.
     """
-    formats = formats_of(None if request.formats is None else request.formats.split(","))
+    formats = _formats(request)
     capture = selected(request.folder, request.words)
     for words in capture.damage:
         complain(f"{words}: left out")
     files = _operands(capture, request)
     folder = request.output
-    tally = Tally(Work(candidates(formats), study_points(formats), request.num_elements))
+    tally = Tally(work_on(request))
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _score(files, tally, folder, request.jobs or _cores(), progress)
+        _score(files, tally, folder, request.jobs or len(allowed_cores()), progress, score)
     tally.problems += foreign_files(request.folder, capture.folder)
     tally.notes[:0] = trajectory_note(capture)
     for file, why in tally.problems:
@@ -113,6 +124,29 @@ def requantise(request: Request, progress: Console, complain: Callable[[str], No
     with _writing(folder):
         _write(tally, choices, content, folder)
     return Outcome(tally, choices, formats, folder, request.sqnr_db, content)
+
+
+def files_of(request: Request) -> Capture:
+    """The tensors that a request scores.
+
+    Raises:
+        CaptureError: nothing captured, selected, with values, or an operand.
+    """
+    return _operands(selected(request.folder, request.words), request)
+
+
+def work_on(request: Request) -> Work:
+    """What a request does with every file.
+
+    Raises:
+        ConfigError: an unknown format.
+    """
+    formats = _formats(request)
+    return Work(candidates(formats), study_points(formats), request.num_elements)
+
+
+def _formats(request: Request) -> list[Format]:
+    return formats_of(None if request.formats is None else request.formats.split(","))
 
 
 def _operands(capture: Capture, request: Request) -> Capture:
@@ -134,11 +168,13 @@ def _operands(capture: Capture, request: Request) -> Capture:
     return files
 
 
-def _score(files: Capture, tally: Tally, folder: Path, jobs: int, progress: Console) -> None:
+def _score(
+    files: Capture, tally: Tally, folder: Path, jobs: int, progress: Console, score: Score
+) -> None:
     with (
         ScoresFile(folder / "requantise.csv", tally.work.candidates) as rows,
         _progress(len(files), progress) as advance,
-        contextlib.closing(passed(files, tally.work, jobs)) as every,
+        contextlib.closing(passed(files, tally.work, jobs, score)) as every,
     ):
         for scores in every:
             tally.add(scores)
@@ -181,7 +217,3 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _extent(num_elements: int) -> str:
     return f"{num_elements} elements of each operand at most" if num_elements else "all elements"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -32,6 +32,7 @@ class Place:
     iteration: int = 0
     #: None if the tensor belongs to no single micro-batch.
     micro_batch: int | None = None
+    #: The rank; in a model-parallel layout, where several ranks hold a tensor, `data_rank`.
     rank: int = 0
 
     @classmethod
@@ -42,6 +43,8 @@ class Place:
             for field in fields(cls)
             if (value := metadata.get(field.name)) is not None
         }
+        if (data_rank := metadata.get("data_rank")) is not None:
+            known["rank"] = data_rank
         return cls(**{"module": metadata.get("layer_type") or "", **known})
 
     @property

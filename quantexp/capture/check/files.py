@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantexp.capture.captured import whole_tensors
 from quantexp.capture.check.problem import Listed, Problem
 from quantexp.capture.lines import lists_of
 from quantexp.capture.reader import Capture, CapturedTensor
@@ -102,7 +103,7 @@ def check_report(
         CapturedTensor.of(folder, line.content) for line in manifest if "tensor" in line.content
     ]
     try:
-        counts = json.loads(json.dumps(summary(Capture(folder, entries))))
+        counts = json.loads(json.dumps(summary(Capture(folder, whole_tensors(entries)))))
     except (TypeError, ValueError, AttributeError):
         yield Problem(REPORT, "the lines of the manifest cannot be counted")
         return content

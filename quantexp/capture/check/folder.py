@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quantexp.capture.check import files, lists
+from quantexp.capture.check.parts import check_parts
 from quantexp.capture.check.problem import Checked, Listed, Problem
 from quantexp.capture.check.tensors import check_reference, check_values
 from quantexp.capture.reader import Capture, CapturedTensor, capture_folder, old_collection
@@ -76,6 +77,7 @@ def check(
         is_intact, differences = check_values(entry, headers)
         results[is_intact] += 1
         problems += map(line.problem, differences)
+    problems += check_parts(folder, manifest, is_live=is_live)
     problems += files.check_shards(headers, manifest)
     if num_lines + num_more:
         problems += files.check_files(folder, paths, manifest, is_live=is_live)

@@ -27,8 +27,7 @@ from quantexp.capture.check.lists import NAME, different_keys
 from quantexp.capture.names import TensorName
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.summary import statistics
-from quantexp.capture.store.content import has_hash
-from quantexp.capture.store.values import PLACE, values_and_metadata_in
+from quantexp.capture.store.values import PLACE, has_hash, values_and_metadata_in
 from quantexp.errors import CaptureError
 from quantexp.model.safetensors import DTYPES, dtype_name
 from quantexp.model.safetensors_header import Entry

@@ -75,7 +75,8 @@ class OperandRecorder:
         dim = operand.dim(x.ndim)
         operand_scales = scales(x, operand.spec, dim)
         taken = recorder.take(module, operand.operation, operand.tensor)
-        sample = sample_of(tuple(x.shape), operand.source, taken.sample_of, taken.sample_count)
+        part = recorder.holder.part(module.name, operand.source, tuple(x.shape))
+        sample = sample_of(part.whole, operand.source, taken.sample_of, taken.sample_count)
         about = {"slot": operand.key, "source": operand.source, "dim": dim}
 
         def named(tensor: str) -> TensorName:
@@ -85,7 +86,7 @@ class OperandRecorder:
 
         name = named(operand.tensor)
         more = {**about, "values": "after", "tensor_scale": _of_tensor(operand_scales)}
-        recorder.keep(name, precision, values, recorder.summary(values), taken, sample, more)
+        recorder.keep(name, precision, values, recorder.summary(values), taken, part, sample, more)
         codes = _of_blocks(operand_scales)
         if codes is None:
             return
@@ -93,8 +94,11 @@ class OperandRecorder:
         name = named(operand.tensor + SCALE)
         more = {**about, "values": "scale", "tensor_scale": None}
         summary = summarise(scale_values(codes, None, operand.spec.fmt))
-        sample = scale_sample(sample, tuple(x.shape), dim, operand.block)
-        recorder.keep(name, precision, codes, summary, taken, sample, more)
+        if sample is not None and sample["axis"] == dim and not part.has_blocks(dim, operand.block):
+            sample = None  # the sample's blocks are none of this rank's
+        sample = scale_sample(sample, part.whole, dim, operand.block)
+        part = part.in_blocks(dim, operand.block)
+        recorder.keep(name, precision, codes, summary, taken, part, sample, more)
 
 
 def _of_tensor(scales_: Scales) -> Tensor | None:

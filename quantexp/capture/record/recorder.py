@@ -1,9 +1,8 @@
 """Records tensors from the modules' hooks: the selected iterations, micro-batches and tensors, each once.
 
 A recomputed forward pass calls the hooks a second time inside the backward pass; these calls are ignored. A weight is
-stored once in an iteration; the backward's line refers to the forward's file. If several ranks share a batch, rank 0
-keeps the tensors that are equal on all of them (weights, reduced gradients), and the counters of their files
-interleave.
+stored once in an iteration; the backward's line refers to the forward's file. Of several ranks the first one that holds
+a tensor keeps it, and of a divided tensor each rank its part (`quantexp.capture.division`); their counters interleave.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -20,19 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture.division import Holder
 from quantexp.capture.names import TensorName, quant_type
 from quantexp.capture.operands import is_replaced
+from quantexp.capture.parts import Part
 from quantexp.capture.select.choice import takes_micro_batch
 from quantexp.capture.select.rules import Take, take
 from quantexp.capture.select.sample import sample_of
 from quantexp.capture.statistics.fidelity import Chosen, chosen_for
 from quantexp.capture.statistics.summary import Summary, summarise
 from quantexp.capture.store.deferred import Deferred, deferred
-from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.folder import CaptureStore, Stored
 from quantexp.capture.store.metadata import BEFORE, About, Describer
-from quantexp.capture.store.writers import Stored
 from quantexp.errors import CaptureError
 from quantexp.formats.torch_internals import in_backward, without_torch_function
+from quantexp.model.layout import Layout
 from quantexp.quant.hooks import FORWARD, TensorHook
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.schema import CaptureConfig, CaptureLevel
@@ -41,8 +42,6 @@ LOG = logging.getLogger(__name__)
 
 #: Minimum seconds between two progress reports.
 _REPORT_S = 0.05
-#: Tensors that are equal on every rank that shares a batch.
-ALIKE = frozenset({"weight", "main_grad"})
 
 
 def start_timestamp() -> str:
@@ -72,7 +71,7 @@ class _Weight:
 
     iteration: int
     stored: Stored | None = None
-    statistics: Summary | Deferred | None = None
+    about: About | None = None
 
 
 class Recorder:
@@ -88,8 +87,12 @@ class Recorder:
         timestamp: str | None = None,
         iterations: Collection[int] = (1,),
         num_layers: int = 1,
+        holder: Holder | None = None,
     ) -> None:
+        """`holder` says which parts of tensors this rank holds; None means whole ones, of its own micro-batches."""
         self.config, self.store, self.rank = config, store, rank
+        layout = Layout(data=world_size)
+        self.holder = holder or Holder(layout, layout.place(rank), num_query_groups=1)
         self.iterations, self._num_layers = iterations, num_layers
         self.on_progress = on_progress
         self.tensors = 0
@@ -239,14 +242,12 @@ class Recorder:
     def wants(
         self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
     ) -> bool:
-        """Whether the current tensor is selected; `alike` is whether all ranks have it, None goes by its name."""
-        if alike is None:
-            alike = tensor_name in ALIKE
+        """Whether the current tensor is selected and this rank stores it; `alike` is as for `Holder.stores`."""
         return (
             self._is_captured
             and not self.stopped
             and self.take(module, operation, tensor_name).level is not CaptureLevel.off
-            and (self.rank == 0 or not alike)
+            and self.holder.stores(module.name, tensor_name, alike)
         )
 
     def take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
@@ -256,14 +257,12 @@ class Recorder:
             self._takes[key] = take(self.config, self._num_layers, *key)
         return self._takes[key]
 
-    def _keep(
-        self, name: TensorName, tensor: Tensor, precision: ModulePrecision
-    ) -> Summary | Deferred:
+    def _keep(self, name: TensorName, tensor: Tensor, precision: ModulePrecision) -> About:
         summary = self.summary(tensor, self._chosen(name.tensor), name.tensor)
-        part = self.take(precision.module, name.operation, name.tensor)
-        sample = sample_of(tuple(tensor.shape), name.tensor, part.sample_of, part.sample_count)
-        self.keep(name, precision, tensor, summary, part, sample)
-        return summary
+        taken = self.take(precision.module, name.operation, name.tensor)
+        part = self.holder.part(name.module, name.tensor, tuple(tensor.shape))
+        sample = sample_of(part.whole, name.tensor, taken.sample_of, taken.sample_count)
+        return self.keep(name, precision, tensor, summary, taken, part, sample)
 
     def keep(
         self,
@@ -271,25 +270,30 @@ class Recorder:
         precision: ModulePrecision,
         tensor: Tensor,
         statistics: Summary | Deferred,
-        part: Take,
+        taken: Take,
+        part: Part,
         sample: dict[str, Any] | None,
         more: Mapping[str, object] = BEFORE,
-    ) -> None:
-        """Record a tensor's statistics and, if selected, its values or a sample of them.
+    ) -> About:
+        """Record a tensor's statistics and, if selected, its values or a sample of them; returns its metadata.
 
-        `more` is additional metadata that says which values these are.
+        `part` is the tensor's place in the whole one, which `sample` refers to; `more` is additional metadata that says
+        which values these are.
         """
         self._last_stored = None
-        is_stored = part.level is CaptureLevel.tensors
+        is_stored = taken.level is CaptureLevel.tensors
         if is_stored and sample is not None:
-            index = torch.tensor(sample["indices"], device=tensor.device)
+            positions = part.positions(sample["axis"], sample["indices"])
+            index = torch.tensor(positions, dtype=torch.int64, device=tensor.device)
             tensor = tensor.detach().index_select(sample["axis"], index)
-            more = {**more, "sample": sample}
+            more, part = {**more, "sample": sample}, part.sampled(sample)
+        more = {**more, **self.holder.metadata(name.module, part)}
         about = self._describer.about(name, precision, tensor, statistics, more)
         if is_stored:
             self._store(name, tensor, about)
         self.store.add_statistics(about)
         self._progress(name)
+        return about
 
     def _store(self, name: TensorName, tensor: Tensor, about: About) -> None:
         """Store the values; over the budget, only a manifest line with the reason."""
@@ -311,12 +315,12 @@ class Recorder:
             return
         forward = self._weights.get((module, FORWARD), _Weight(-1))
         if name.operation == FORWARD or forward.iteration != self.iteration:
-            summary = self._keep(name, tensor, precision)
-            self._weights[key] = _Weight(self.iteration, self._last_stored, summary)
+            about = self._keep(name, tensor, precision)
+            self._weights[key] = _Weight(self.iteration, self._last_stored, about)
             return
         if forward.stored is not None:
-            assert forward.statistics is not None
-            about = self._describer.about(name, precision, tensor, forward.statistics, BEFORE)
+            assert forward.about is not None
+            about = forward.about.with_more(operation=name.operation, phase=name.phase)
             self.store.refer(forward.stored, about)
         self._weights[key] = forward
 
@@ -328,18 +332,13 @@ class Recorder:
 
     def _report(self) -> None:
         self._reported_s = time.perf_counter()
-        queue, name = self.store.queue, self._latest
+        store, name = self.store, self._latest
         current = "" if name is None else f"{name.layer_idx} {name.operation} {name.tensor}"
+        progress = Progress(self.tensors, store.num_bytes, current, self.stopped)
+        queue_bytes, waited_s = store.queue.num_bytes, store.queue.waited_s
+        rate = store.bytes_per_s
         self.on_progress(
-            Progress(
-                self.tensors,
-                self.store.num_bytes,
-                current,
-                self.stopped,
-                queue.num_bytes,
-                self.store.bytes_per_s,
-                queue.waited_s,
-            )
+            replace(progress, queue_bytes=queue_bytes, bytes_per_s=rate, waited_s=waited_s)
         )
 
     def _chosen(self, tensor_name: str) -> Chosen | None:

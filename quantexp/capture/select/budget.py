@@ -9,14 +9,19 @@ from __future__ import annotations
 import shutil
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
-from quantexp.capture.select.choice import expected_alike, takes_micro_batch
+from quantexp.capture.division import WEIGHT_LIKE, Holder
+from quantexp.capture.operands import source_of
+from quantexp.capture.select.choice import Expected, expected_alike, takes_micro_batch
 from quantexp.capture.select.rules import captured_iterations
 from quantexp.errors import CaptureError
 from quantexp.folders import user_path
+from quantexp.model.decoder import is_routed
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.quant.precision import PrecisionMap, changes, declared_maps
 from quantexp.schema import CaptureLevel, Experiment
@@ -45,29 +50,81 @@ def price(experiment: Experiment, maps: Sequence[PrecisionMap] | None = None) ->
     """The size of an experiment's capture, from its configuration alone; `maps` are its `declared_maps`."""
     if maps is None:
         maps = declared_maps(experiment.model, experiment.quant)
-    ranks = experiment.launcher.num_processes
     tensors = num_bytes = statistics = 0
     for declared, iterations in _captured_maps(experiment, maps):
-        iteration_price = price_of_iteration(experiment, declared, ranks)
+        iteration_price = price_of_iteration(experiment, declared)
         tensors += iterations * iteration_price.tensors
         num_bytes += iterations * iteration_price.num_bytes
         statistics += iterations * iteration_price.statistics
     return Price(tensors, num_bytes, statistics)
 
 
-def price_of_iteration(experiment: Experiment, declared: PrecisionMap, num_processes: int) -> Price:
-    """The captures of all processes in an iteration under a precision map; one process captures the weights."""
-    indices = range(num_micro_batches_each(experiment))
-    per_iteration = sum(takes_micro_batch(experiment.capture, i) for i in indices) * num_processes
+def price_of_iteration(experiment: Experiment, declared: PrecisionMap) -> Price:
+    """The captures of all processes in an iteration under a precision map; of ranks that hold a tensor alike, one."""
+    holder, per_iteration = Holder.of(experiment, 0), _micro_batches(experiment)
     tensors = num_bytes = statistics = 0
     for alike, group in expected_alike(experiment, declared):
         for expected in group:
-            times = alike if expected.once else alike * per_iteration
+            copies = _copies(expected, holder, per_iteration)
             is_file = expected.take.level is CaptureLevel.tensors and not expected.shared
-            tensors += times * is_file
-            num_bytes += times * expected.num_bytes
-            statistics += times * (not expected.shared)
+            tensors += alike * copies.parts * is_file
+            num_bytes += alike * copies.bytes_times * _whole_bytes(expected, holder)
+            statistics += alike * copies.parts * (not expected.shared)
     return Price(tensors, num_bytes, statistics)
+
+
+def rank_bytes_of_iteration(experiment: Experiment, declared: PrecisionMap) -> int:
+    """The bytes that the first rank captures in an iteration, with layers and experts spread evenly over ranks."""
+    holder, per_iteration = Holder.of(experiment, 0), _micro_batches(experiment)
+    layout, num_bytes = holder.layout, 0
+    for alike, group in expected_alike(experiment, declared):
+        for expected in group:
+            module = expected.module.name
+            times = alike if expected.once else alike * per_iteration
+            divided = layout.pipeline * (layout.expert if is_routed(module) else 1)
+            for split in holder.splits(module, expected.tensor):
+                divided *= split.size if split.axis is not None else 1
+            num_bytes += -(-times * expected.num_bytes // divided)
+    return num_bytes
+
+
+class _Copies(NamedTuple):
+    """How often the ranks store a tensor in an iteration: in how many parts, and how often its bytes."""
+
+    parts: int
+    bytes_times: int
+
+
+def _copies(expected: Expected, holder: Holder, per_iteration: int) -> _Copies:
+    module, layout = expected.module.name, holder.layout
+    splits = holder.splits(module, expected.tensor)
+    num_parts = prod(split.size for split in splits if not split.is_alike)
+    num_summands = prod(split.size for split in splits if split.is_sum)
+    if expected.once:
+        return _Copies(num_parts, num_summands)
+    groups = layout.expert_data if is_routed(module) else layout.data
+    # The tokens of all micro-batches are spread over the groups of ranks; each group has a weight gradient.
+    times = groups if source_of(expected.tensor) in WEIGHT_LIKE else layout.data
+    return _Copies(per_iteration * groups * num_parts, per_iteration * times * num_summands)
+
+
+def _whole_bytes(expected: Expected, holder: Holder) -> int:
+    """The bytes of all parts of a tensor; more than those of the whole where parts have their own short last blocks."""
+    if expected.scales_of is None or expected.num_bytes == 0:
+        return expected.num_bytes
+    operand, shape = expected.quantised, expected.scales_of
+    assert operand is not None
+    assert operand.block is not None
+    module = expected.module.name
+    part = holder.part(module, expected.tensor, holder.local_shape(module, expected.tensor, shape))
+    whole = part.in_blocks(operand.dim(len(shape)), operand.block).whole
+    return replace(expected, shape=whole).num_bytes
+
+
+def _micro_batches(experiment: Experiment) -> int:
+    """The captured micro-batches of one data-parallel rank in an iteration."""
+    indices = range(num_micro_batches_each(experiment))
+    return sum(takes_micro_batch(experiment.capture, index) for index in indices)
 
 
 def _captured_maps(

@@ -1,13 +1,14 @@
-"""The capture folder: values as files or in shards, `manifest.jsonl` with a line for each tensor, `statistics.jsonl`.
+"""Writes the capture folder: values in files of their own or in shards, and a line for each tensor in its lists.
 
-Tensors are copied to host memory when they are recorded, and written in the background, in order. The lines of a batch
-are appended in one write after its values are written, so everything that the manifest names is complete even if the
-process is killed at any moment: the kernel keeps completed writes. There is no fsync: a power failure may lose the last
-seconds, which the hashes detect. Ranks other than 0 write their own lists, which `finish_capture` joins at the end.
+    <quant_type>/<name>.pt            {"tensor": ..., "metadata": {...}}, written by `torch.save`
+    shards/rank0-00001.safetensors    a batch; a tensor's key is the name of its `.pt` file without the suffix
+    manifest.jsonl, statistics.jsonl  a line for each tensor; ranks other than 0 write their own lists
 
-A copy does not block the training step. From a GPU it goes to pinned memory on a side stream: training continues, a
-reader of the values waits only for the copy, and the tensor's memory is not reused before it ends. On a CPU the memory
-of earlier copies is used again: fresh memory takes several times as long as filling it.
+Tensors are copied to host memory when they are recorded, and written in the background, in order. A file is written
+under a temporary name and renamed, so a file with its final name is complete. The lines of a batch are appended in one
+write after its values are written, so everything that the manifest names is complete even if the process is killed at
+any moment: the kernel keeps completed writes. There is no fsync: a power failure may lose the last seconds, which the
+hashes detect. `finish_capture` joins the lists at the end.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantexp.capture.store.content import content_hash
 from quantexp.capture.store.deferred import Deferred, count_all
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.capture.store.metadata import About
-from quantexp.capture.store.queue import WorkQueue
-from quantexp.capture.store.writers import PtFiles, ShardFiles, Stored, Values
+from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy
+from quantexp.capture.store.values import content_hash
 from quantexp.errors import CaptureError
+from quantexp.folders import written_beside
+from quantexp.model.safetensors import write_safetensors
 from quantexp.schema import StoreKind
 
 #: The largest fraction of the queue that a batch takes, inverse.
@@ -41,6 +43,29 @@ _SHARE = 8
 CHANGED = "it was changed in place before it was counted"
 #: The default limit of pending bytes.
 QUEUE_BYTES = 1 << 30
+#: The folder of the shards in the capture folder.
+SHARDS = "shards"
+
+
+@dataclass
+class Stored:
+    """Values in the capture folder; their location and hash are known once they are written."""
+
+    num_bytes: int
+    #: `file`, and in a shard `key` and `offsets`.
+    place: dict[str, Any] = field(default_factory=dict)
+    hash: str | None = None
+
+
+@dataclass(frozen=True)
+class Values:
+    """A contiguous CPU tensor to be written."""
+
+    #: The name of its `.pt` file relative to the folder.
+    name: str
+    tensor: Tensor
+    metadata: Mapping[str, Any]
+    stored: Stored
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,65 @@ class _Line:
     #: The name and a copy of values that are not written yet.
     name: str = ""
     copied: Callable[[], Tensor] | None = None
+
+
+class PtFiles:
+    """Writes each tensor into its own file."""
+
+    #: Maximum lines and bytes of a batch. Batches exist because each step of the background thread takes the GIL from
+    #: training.
+    batch_lines, batch_bytes = 64, 1 << 24
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, batch: Sequence[Values]) -> None:
+        """Write values and set their places.
+
+        Raises:
+            OSError, RuntimeError: a file cannot be written and does not exist; values with a place are written.
+        """
+        for values in batch:
+            path = self.folder / values.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written_beside(path) as part:
+                torch.save({"tensor": values.tensor, "metadata": values.metadata}, part)
+            values.stored.place = {"file": values.name}
+
+
+class ShardFiles:
+    """Writes one rank's tensors into shards."""
+
+    #: A batch with so many lines or bytes is written.
+    batch_lines, batch_bytes = 1 << 12, 1 << 28
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+
+    def write(self, batch: Sequence[Values]) -> None:
+        """Write values into a new shard, and set their places.
+
+        Raises:
+            OSError: the shard cannot be written and does not exist.
+        """
+        if not batch:
+            return
+        path = self._next()
+        tensors = {values.name.removesuffix(".pt"): values.tensor for values in batch}
+        offsets = write_safetensors(path, tensors, {"format": "pt"})
+        for key, values in zip(tensors, batch, strict=True):
+            file = str(path.relative_to(self.folder))
+            values.stored.place = {"file": file, "key": key, "offsets": offsets[key]}
+
+    def _next(self) -> Path:
+        """The first name that no earlier shard has."""
+        folder = self.folder / SHARDS
+        folder.mkdir(parents=True, exist_ok=True)
+        pattern = re.compile(rf"rank{self.rank}-(\d+)\.safetensors")
+        numbers = [
+            int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))
+        ]
+        return folder / f"rank{self.rank}-{max(numbers, default=0) + 1:05d}.safetensors"
 
 
 class CaptureStore:
@@ -249,75 +333,3 @@ def _cannot_write(path: Path, error: Exception, needed_bytes: int = 0) -> Captur
 
 def _free_bytes(path: Path) -> int:
     return shutil.disk_usage(path.parent).free
-
-
-class HostMemory:
-    """Memory for copies on a CPU: at most `most_bytes` in use and free, unless more is in use."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        #: Bytes in use and free.
-        self.num_bytes = 0
-        self._free: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = {}
-        self._lock = threading.Lock()
-
-    def take(self, like: Tensor) -> Tensor:
-        """A contiguous tensor of this dtype and shape, not initialised."""
-        with self._lock:
-            if same := self._free.get((like.dtype, like.shape)):
-                return same.pop()
-            self.num_bytes += like.nbytes
-            self._shrink()
-        return torch.empty(like.shape, dtype=like.dtype)
-
-    def give_back(self, memory: Tensor) -> None:
-        """Return a tensor that is no longer used; memory of a GPU's copy is torch's own."""
-        if not memory.is_pinned():
-            with self._lock:
-                self._free.setdefault((memory.dtype, memory.shape), []).append(memory)
-                self._shrink()
-
-    def let_go(self) -> None:
-        """Free all memory, as soon as it is given back."""
-        with self._lock:
-            self.most_bytes = 0
-            self._shrink()
-
-    def _shrink(self) -> None:
-        while self.num_bytes > self.most_bytes and self._free:
-            key, same = next(iter(self._free.items()))
-            if same:
-                self.num_bytes -= same.pop().nbytes
-            else:
-                del self._free[key]
-
-
-def host_copy(x: Tensor, memory: HostMemory) -> Callable[[], Tensor]:
-    """Start a copy; the function waits for it and returns the contiguous host tensor."""
-    x = x.detach()
-    if x.device.type == "cuda":
-        return _from_gpu(x)
-    copied = memory.take(x).copy_(x)
-    return lambda: copied
-
-
-def _from_gpu(x: Tensor) -> Callable[[], Tensor]:
-    side = _side_stream(x.device)
-    side.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(side):
-        host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-        host.copy_(x, non_blocking=True)
-        x.record_stream(side)
-        copied_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied_event.record(side)
-
-    def wait() -> Tensor:
-        copied_event.synchronize()
-        return host
-
-    return wait
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, Required, TypedDict, cast
 
 import xxhash
 
@@ -64,6 +64,21 @@ class Statistics(TypedDict, total=False):
     fidelity: dict[str, str | float | bool | list[Any] | dict[str, Any] | None] | None
 
 
+class Cut(TypedDict):
+    """The ranges [start, stop) of a part of a tensor along an axis."""
+
+    axis: Count
+    ranges: list[list[Count]]
+
+
+class ShardRecord(TypedDict, total=False):
+    """The part of a whole tensor (`quantexp.capture.parts`)."""
+
+    whole: Required[list[Count]]
+    cuts: Required[list[Cut]]
+    partial: Annotated[int, Rule("a whole number from 2", lambda n: 2 <= n < 1 << 31)]
+
+
 class ManifestLine(TypedDict, total=False):
     """A line of the manifest, or of the statistics; a tensor of an old collection has fewer keys."""
 
@@ -79,6 +94,9 @@ class ManifestLine(TypedDict, total=False):
     #: None for a tensor of the whole iteration.
     micro_batch: Count | None
     rank: Count
+    #: In a model-parallel layout: which of the ranks with the same part of the model, and the part of the tensor.
+    data_rank: Count
+    shard: Annotated[dict[str, Any], Like(ShardRecord)]
     loss_scale: float | None
     shape: Annotated[list[int], Like(list[Count] | None)]
     dtype: str

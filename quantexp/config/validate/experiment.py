@@ -8,9 +8,11 @@ from quantexp.config.evaluation import check_evaluation
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.launcher import validate_launcher
 from quantexp.config.validate.model import validate_model
+from quantexp.config.validate.parallel import validate_parallel
 from quantexp.config.validate.tracking import validate_tracking
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import check_checkpoint, check_start
+from quantexp.quant.alignment import check_alignment
 from quantexp.quant.attention.fusable import require_fused_attention
 from quantexp.quant.precision import (
     changes,
@@ -43,6 +45,7 @@ def validate(experiment: Experiment) -> None:
     validate_model(experiment.model)
     check_limits("training", experiment.training)
     _training(experiment.training)
+    validate_parallel(experiment)
     check_start(experiment)
     check_evaluation(experiment)
     check_checkpoint(experiment.checkpoint, experiment.training.iterations)
@@ -53,6 +56,7 @@ def validate(experiment: Experiment) -> None:
     _fits(experiment)
     check_limits("quant", experiment.quant)
     _scheme(experiment)
+    check_alignment(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
     check_limits("analysis", experiment.analysis)

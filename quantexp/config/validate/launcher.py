@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from quantexp.errors import ConfigError
+from quantexp.model.layout import Layout
 from quantexp.schema import Experiment, JobConfig, LauncherConfig, SlurmConfig
 from quantexp.schema.launcher import SLURM
 from quantexp.schema.limits import check_limits
@@ -29,12 +30,13 @@ def validate_launcher(experiment: Experiment) -> None:
 
 
 def _share_of_batch(experiment: Experiment) -> None:
-    launcher, training = experiment.launcher, experiment.training
-    together = training.micro_batch_size * launcher.num_processes
+    layout, training = Layout.of(experiment), experiment.training
+    together = training.micro_batch_size * layout.micro_batches_together
     if training.global_batch_size % together:
         raise ConfigError(
-            "training.global_batch_size must be a multiple of training.micro_batch_size x launcher.num_processes = "
-            f"{training.micro_batch_size} x {launcher.num_processes} = {together}, got {training.global_batch_size}"
+            f"training.global_batch_size must be a multiple of training.micro_batch_size x "
+            f"{layout.micro_batches_in_words} = {training.micro_batch_size} x {layout.micro_batches_together} = "
+            f"{together}, got {training.global_batch_size}"
         )
 
 

@@ -7,10 +7,8 @@ Its name, the input and the range of the shard, is the done-marker: a shard whos
 from __future__ import annotations
 
 import json
-import os
-import platform
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from quantexp.data.prepare.shards import Shard
 from quantexp.data.prepare.work import PARTS, Filters, Tally, work
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
+from quantexp.runs.work_folder import resumable, whole
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,8 @@ def make_output(shard: Shard, path: Path, tokenizer: Tokenizer, filters: Filters
         for part, piece in zip(PARTS, pieces, strict=True)
         for name, array in vars(piece).items()
     }
-    # A name of its own: the scheduler may start a task again while the lost node still works on the same shard.
-    temporary = path.with_suffix(f".{platform.node()}-{os.getpid()}.unfinished")
-    with writing(path.parents[1]):
-        with temporary.open("wb") as stream:
-            np.savez(stream, **arrays)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+    with writing(path.parents[1]), whole(path) as stream:
+        np.savez(stream, **arrays)
     return Summary(tally, rows)
 
 
@@ -109,17 +102,10 @@ def write_rejected(path: Path, outputs: Iterable[Path]) -> None:
                 stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> AbstractContextManager[None]:
     """Converts an OSError of a write into a message for the user.
 
     Raises:
         DataError: a write failed.
     """
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {error.strerror}; free space or fix permissions, then run the same "
-            "command again: it resumes where it stopped"
-        ) from error
+    return resumable(path, DataError)

@@ -19,12 +19,7 @@ from quantexp.data.prepare.finish import finish, publish
 from quantexp.data.prepare.job import Job
 from quantexp.data.prepare.make import make_outputs
 from quantexp.data.prepare.outputs import Outputs, read_arrays, write_rejected, writing
-from quantexp.data.prepare.partial import (
-    PartialFolder,
-    partial_folder,
-    shared_user,
-    sole_user,
-)
+from quantexp.data.prepare.partial import PartialFolder, partial_folder
 from quantexp.data.prepared import Card, card_path, read_card
 from quantexp.errors import DataError
 
@@ -54,7 +49,7 @@ def prepare(
     folder = partial_folder(job)
     if (existing := existing_result(job, force=force)) is not None:
         return existing
-    with sole_user(folder, patience_s):
+    with folder.alone(patience_s):
         if not folder.is_complete():
             with writing(folder.root):
                 folder.begin()
@@ -81,7 +76,7 @@ def make_part(job: Job, among: Sequence[int], console: Console, patience_s: floa
     if card is not None and card.job == job.hash:
         console.print(f"{job.prefix} is prepared already", soft_wrap=True, markup=False)
         return
-    with shared_user(folder, patience_s):
+    with folder.shared(patience_s):
         if folder.is_complete():
             return
         tally = make_outputs(job, folder, console, among).tally

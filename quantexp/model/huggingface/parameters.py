@@ -31,8 +31,14 @@ class Parameter:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape in Megatron."""
-        rows = sum(part.count for part in self.parts) + self.padding
+        rows = sum(part.count for part in self.rows)
         return (rows,) if self.width is None else (rows, self.width)
+
+    @property
+    def rows(self) -> tuple[Rows, ...]:
+        """The sources of all rows; the padding is a tensor by itself, with the parameter's name."""
+        padding = (Rows(self.name, 0, self.padding),) if self.padding else ()
+        return (*self.parts, *padding)
 
 
 def whole(name: str, tensor: str, rows: int, width: int) -> Parameter:

@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,11 +141,13 @@ def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:
         yield stored.start + piece * (size - _PIECE_BYTES) // (_PIECES - 1), _PIECE_BYTES
 
 
-def read_rows(stored: Stored, first: int, count: int) -> Tensor:
-    """Rows of a tensor as stored.
+def read_rows(
+    stored: Stored, first: int, count: int, columns: tuple[int, int] | None = None
+) -> Tensor:
+    """Rows of a tensor as stored, or their elements in the range [start, stop) of columns.
 
-    They are read, not mapped: a file that is cut meanwhile is an error here, where touching its pages would kill the
-    process.
+    Nothing else is read. The values are read, not mapped: a file that is cut meanwhile is an error here, where touching
+    its pages would kill the process.
 
     Raises:
         DataError: the file ends before the rows do, or cannot be read.
@@ -153,15 +156,24 @@ def read_rows(stored: Stored, first: int, count: int) -> Tensor:
 
     name, size = DTYPES[stored.dtype]
     width = math.prod(stored.shape[1:])
-    raw = torch.empty(count * width * size, dtype=torch.uint8)
-    rest = content_of(raw)
+    start, stop = columns or (0, width)
+    raw = torch.empty(count * (stop - start) * size, dtype=torch.uint8)
+    begin = stored.start + (first * width + start) * size
+    # Whole rows lie together.
+    runs, run = (1, len(raw)) if stop - start == width else (count, (stop - start) * size)
     try:
         with stored.file.open("rb", buffering=0) as stream:
-            stream.seek(stored.start + first * width * size)
-            while rest and (num_read := stream.readinto(rest)):
-                rest = rest[num_read:]
+            for index in range(runs):
+                stream.seek(begin + index * width * size)
+                _fill(stream, content_of(raw)[index * run : (index + 1) * run])
     except OSError as error:
         raise DataError(f"{stored.file} cannot be read: {error.strerror}") from error
+    shape = stored.shape[1:] if runs == 1 else (stop - start,)
+    return raw.view(getattr(torch, name)).view(count, *shape)
+
+
+def _fill(stream: FileIO, rest: memoryview) -> None:
+    while rest and (num_read := stream.readinto(rest)):
+        rest = rest[num_read:]
     if rest:
-        raise DataError(f"{stored.file} lacks {len(rest):,} bytes: it was cut while it was read")
-    return raw.view(getattr(torch, name)).view(count, *stored.shape[1:])
+        raise DataError(f"{stream.name} lacks {len(rest):,} bytes: it was cut while it was read")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -11,9 +11,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 
-#: Arguments: the iteration, whether it is the last, this rank's parts of the model, and a function that returns the
+#: Arguments: the iteration, whether it is the last, this rank's chunks of the model, and a function that returns the
 #: resume state. Every rank calls it.
-Saver = Callable[[int, bool, list[GPTModel], Callable[[], dict[str, Any]]], None]
+Saver = Callable[[int, bool, Sequence[GPTModel], Callable[[], dict[str, Any]]], None]
 
 
 class Observer(Protocol):

@@ -12,6 +12,9 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from quantexp.model.decoder import is_routed
+from quantexp.quant.precision import ModuleId
+
 T = TypeVar("T")
 
 
@@ -62,6 +65,29 @@ def mean_over_data_parallel(x: Tensor) -> Tensor:
         torch.distributed.all_reduce(x, group=parallel_state.get_data_parallel_group())
     mean: Tensor = x / size
     return mean
+
+
+def reduce_amax(module: ModuleId, amax: Tensor) -> Tensor:
+    """The maximum of an amax over the ranks that hold parts of a module's tensors."""
+    group = (
+        parallel_state.get_expert_tensor_parallel_group()
+        if is_routed(module.name)
+        else parallel_state.get_tensor_and_context_parallel_group()
+    )
+    if group.size() == 1:
+        return amax
+    whole = amax.detach().clone()
+    torch.distributed.all_reduce(whole, op=torch.distributed.ReduceOp.MAX, group=group)
+    return whole
+
+
+def merge_amaxes(amaxes: dict[str, float]) -> dict[str, float]:
+    """The largest amax of each stream over all ranks; every rank calls this."""
+    merged: dict[str, float] = {}
+    for of_rank in gather(amaxes):
+        for stream, amax in of_rank.items():
+            merged[stream] = max(amax, merged.get(stream, amax))
+    return merged
 
 
 def is_lost_peer(error: BaseException) -> bool:

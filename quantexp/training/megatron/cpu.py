@@ -115,9 +115,13 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
     from megatron.core.optimizer import clip_grads
     from megatron.core.optimizer import optimizer as megatron_optimizer
     from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.transformer.moe import token_dispatcher
 
     def no_op(*args: object, **kwargs: object) -> None:
         """A CUDA function without a counterpart on the CPU."""
+
+    def on_host(x: torch.Tensor, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return x.numpy() if as_numpy and torch.is_tensor(x) else x
 
     def get_rng_state(device: object = "cuda") -> torch.Tensor:
         return torch.get_rng_state()
@@ -136,6 +140,7 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
         (megatron_random, "_set_cuda_rng_state", _set_cpu_rng_state),
+        (token_dispatcher, "maybe_move_tensor_to_cpu", on_host),
         (torch_adam, "adam", adam_in_strips),
         (clip_grads, "multi_tensor_scale_impl", scale_each),
         (megatron_optimizer, "multi_tensor_scale_impl", scale_each),

@@ -79,7 +79,7 @@ def transformer_config(
     """Megatron's configuration of the decoder.
 
     Fusions are off: their kernels are not available everywhere, and compared runs must use the same path. Weights are
-    initialised on the CPU, so that a seed gives the same weights on every device, or not at all if they will be loaded.
+    allocated on the CPU and not initialised.
     """
     dtype = DTYPES[training.precision]
     kind = TransformerConfig if model.mla is None else MLATransformerConfig
@@ -104,7 +104,7 @@ def transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         use_cpu_initialization=True,
-        perform_initialization=model.init_from is None and training.start_from is None,
+        perform_initialization=False,  # see load_initial_weights
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -128,6 +128,9 @@ def _parallel(layout: Layout, num_layers: int) -> dict[str, object]:
         "sequence_parallel": layout.sequence,
         "pipeline_model_parallel_size": layout.pipeline,
         "virtual_pipeline_model_parallel_size": layout.chunks if layout.chunks > 1 else None,
+        # In a batch, messages of two chunks between the same two ranks are taken for one another.
+        "overlap_p2p_comm": layout.chunks > 1,
+        "batch_p2p_comm": layout.chunks == 1,
         "num_layers_in_last_pipeline_stage": None if is_even else last,
         "context_parallel_size": layout.context,
         "expert_model_parallel_size": layout.expert,
@@ -210,7 +213,7 @@ def build_model(
     training: TrainingConfig,
     layer_spec: ModuleSpec | TransformerBlockSubmodules,
 ) -> tuple[GPTModel, TransformerConfig]:
-    """The whole model in one process: `build_chunks` without a layout."""
+    """The whole model in one process, its weights uninitialised: `build_chunks` without a layout."""
     (gpt,), config = build_chunks(model, training, layer_spec)
     return gpt, config
 
@@ -223,6 +226,8 @@ def build_chunks(
     dispatcher: Dispatcher = Dispatcher.allgather,
 ) -> tuple[list[GPTModel], TransformerConfig]:
     """This rank's parts of Megatron's GPTModel, in the working dtype, on the CPU: one, or its interleaved chunks.
+
+    Their weights are uninitialised: `load_initial_weights` sets them.
 
     `layer_spec` describes every layer of the model, or all layers alike.
     """

@@ -24,7 +24,8 @@ from quantexp.schema import ModelConfig
 
 if TYPE_CHECKING:
     import torch
-    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    from quantexp.training.megatron.gathering import WholeTensors
 
 #: Maximum bytes of one file; a larger tensor gets its own file.
 SHARD_BYTES = 5_000_000_000
@@ -33,9 +34,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def save_published(
-    gpt: GPTModel,
+    whole: WholeTensors,
     model: ModelConfig,
-    dtype: torch.dtype,
     folder: Path,
     shard_bytes: int = SHARD_BYTES,
     extra: Mapping[str, Callable[[Path], object]] | None = None,
@@ -45,9 +45,8 @@ def save_published(
     After a power failure the folder is whole or not there. After an error nothing is left of it.
 
     Args:
-        gpt: built for `model`.
+        whole: the tensors of a model built for `model`; with several ranks, call inside `lead_or_serve`.
         model: its configuration.
-        dtype: the working dtype; Megatron's fp32 tensors (norms) came from it and are converted back.
         folder: must not exist.
         shard_bytes: maximum bytes of a file.
         extra: further files of the folder, each with the function that writes it.
@@ -61,7 +60,7 @@ def save_published(
         shutil.rmtree(part)
     part.mkdir(parents=True)
     try:
-        _write_all(gpt, model, dtype, part, shard_bytes, extra or {})
+        _write_all(whole, model, part, shard_bytes, extra or {})
         record_hashes(part, iteration_of(folder))
         for file in (*part.iterdir(), part):
             sync(file)
@@ -73,19 +72,17 @@ def save_published(
 
 
 def _write_all(
-    gpt: GPTModel,
+    whole: WholeTensors,
     model: ModelConfig,
-    dtype: torch.dtype,
     part: Path,
     shard_bytes: int,
     extra: Mapping[str, Callable[[Path], object]],
 ) -> None:
     from quantexp.training.megatron.finite import require_finite
-    from quantexp.training.megatron.published_weights import published_tensors
 
-    converted = ((name, t.to(dtype)) for name, t in published_tensors(gpt, model))
-    tensors = require_finite(converted, part.with_suffix(""))
-    shards = _shards(published(mapping(model)), dtype.itemsize, shard_bytes)
+    shapes, dtype = published(mapping(model)), whole.dtype
+    tensors = require_finite(((name, whole.tensor(name)) for name in shapes), part.with_suffix(""))
+    shards = _shards(shapes, dtype.itemsize, shard_bytes)
     names = _names(len(shards))
     for name, shapes in zip(names, shards, strict=True):
         _write(part / name, shapes, str(dtype).removeprefix("torch."), dtype.itemsize, tensors)

@@ -1,95 +1,89 @@
-"""Converts between published weights and the parameters of a Megatron model.
+"""Fills a rank's parts of a model: from published weights, or with random numbers.
 
-Loading fills each parameter in place, rounded to nearest in the working dtype; besides the model, memory holds one part
-of a parameter at a time. The reverse direction gathers one published tensor at a time.
+Each rank reads the rows and columns of its own parts and no others, rounded to nearest in the working dtype; besides
+the model, memory holds one block of a parameter at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
-from torch import Tensor
 
 from quantexp.config.start_point import StartPoint, start_point
+from quantexp.errors import DataError
 from quantexp.folders import user_path
 from quantexp.model.checkpoint_hashes import require_intact
 from quantexp.model.checkpoints import PADDING, STATE
+from quantexp.model.huggingface.blocks import blocks_of
 from quantexp.model.huggingface.fit import fitting_weights
-from quantexp.model.huggingface.mapping import mapping, published
-from quantexp.model.huggingface.parameters import Parameter
 from quantexp.model.huggingface.weights import Weights, open_weights, read_rows
-from quantexp.schema import Experiment, ModelConfig
+from quantexp.model.layout import Layout
+from quantexp.runs.ranks import own_rank
+from quantexp.schema import Experiment
+from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.initial_weights import draw_weights
+from quantexp.training.megatron.parameters import Part, mark_divided, parts_of
 
 
-def load_weights(gpt: GPTModel, model: ModelConfig, weights: Weights) -> None:
-    """Load matching weights into a model built for `model`; Megatron's vocabulary padding becomes zero."""
-    parameters = dict(gpt.named_parameters())
-    with torch.no_grad():
-        for parameter in mapping(model):
-            target, row = parameters.pop(parameter.name), 0
-            assert tuple(target.shape) == parameter.shape
-            for part in parameter.parts:
-                rows = read_rows(weights.tensors[part.tensor], part.first, part.count)
-                target[row : row + part.count].copy_(rows)
-                row += part.count
-            target[row:] = 0
-    assert not parameters
+def load_initial_weights(chunks: Sequence[GPTModel], experiment: Experiment) -> StartPoint | None:
+    """Fill a new model with its configured initial weights; returns the checkpoint to resume from, or None.
 
-
-def published_tensors(gpt: GPTModel, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Every published tensor of a model with its name, on the CPU and in the model's dtype; one at a time."""
-    named = {name: p.detach() for name, p in gpt.named_parameters()}
-    sources: dict[str, list[tuple[Parameter, int, int, int]]] = {}
-    parameters = mapping(model)
-    for parameter in parameters:
-        row = 0
-        for part in parameter.parts:
-            parts = sources.setdefault(part.tensor, [])
-            parts.append((parameter, row, part.first, part.count))
-            row += part.count
-    for name, shape in published(parameters).items():
-        tensor = torch.empty(shape, dtype=named[parameters[0].name].dtype)
-        for parameter, row, first, count in sources[name]:
-            rows = named[parameter.name][row : row + count]
-            tensor[first : first + count] = rows.to(tensor.dtype).cpu()
-        yield name, tensor
-
-
-def padding_rows(gpt: GPTModel, model: ModelConfig) -> dict[str, Tensor]:
-    """The padding rows of the vocabulary, by Megatron's names: they are trained, but not part of a published model."""
-    named = dict(gpt.named_parameters())
-    return {
-        each.name: named[each.name].detach()[-each.padding :].clone()
-        for each in mapping(model)
-        if each.padding
-    }
-
-
-def load_padding(gpt: GPTModel, model: ModelConfig, padding: Weights) -> None:
-    """Restore the vocabulary's padding rows, by Megatron's names; call after `load_weights`."""
-    named = dict(gpt.named_parameters())
-    with torch.no_grad():
-        for each in mapping(model):
-            if each.padding:
-                rows = read_rows(padding.tensors[each.name], 0, each.padding)
-                named[each.name][-each.padding :].copy_(rows)
-
-
-def load_initial_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | None:
-    """Load the configured initial weights, if any, into a new model; returns the checkpoint to resume from, or None.
+    Every rank calls this, inside `session` and before the model is wrapped.
 
     Raises:
         DataError: weights are missing, damaged or of another model.
     """
-    model, start = experiment.model, start_point(experiment)
+    model, layout = experiment.model, Layout.of(experiment)
+    place = layout.place(torch.distributed.get_rank())
+    parts = parts_of(chunks, model, layout, place)
+    mark_divided(parts)
+    start = start_point(experiment)
     if start is not None:
-        require_intact(start.weights, () if experiment.training.start_optimizer else (STATE,))
-        load_weights(gpt, model, fitting_weights(model, start.weights))
-        if start.padding.is_file():
-            load_padding(gpt, model, open_weights(start.padding))
+        _require_intact(start.weights, () if experiment.training.start_optimizer else (STATE,))
+        padding = open_weights(start.padding) if start.padding.is_file() else None
+        load_weights(parts, fitting_weights(model, start.weights), padding)
     elif model.init_from is not None:
-        require_intact(user_path(model.init_from), (STATE, PADDING))
-        load_weights(gpt, model, fitting_weights(model))
+        _require_intact(user_path(model.init_from), (STATE, PADDING))
+        load_weights(parts, fitting_weights(model))
+    else:
+        draw_weights(parts, model, experiment.training.seed)
     return start
+
+
+@torch.no_grad()
+def load_weights(
+    parts: Mapping[str, Part], weights: Weights, padding: Weights | None = None
+) -> None:
+    """Load matching weights into a rank's parts.
+
+    The vocabulary's padding rows, which are trained but are not part of a published model, come from `padding`, by
+    Megatron's names; without it they become zero.
+    """
+    for name, part in parts.items():
+        for block in blocks_of(part.parameter, part.shard):
+            rows = part.tensor[block.part_row : block.part_row + block.count]
+            origin = padding if block.tensor == name else weights
+            if origin is None:
+                rows.zero_()
+            else:
+                stored = origin.tensors[block.tensor]
+                rows.copy_(read_rows(stored, block.first, block.count, block.columns))
+
+
+def _require_intact(path: Path, leave_out: Collection[str]) -> None:
+    """Refuse damaged weights on all ranks; one rank of each machine reads them for it.
+
+    Raises:
+        DataError: names the first damage.
+    """
+    words = None
+    if own_rank(torch.distributed.get_world_size()).local_rank == 0:
+        try:
+            require_intact(path, leave_out)
+        except DataError as error:
+            words = str(error)
+    if damage := [each for each in gather(words) if each is not None]:
+        raise DataError(damage[0])

@@ -29,9 +29,10 @@ from torch import Tensor
 
 from quantexp.config.start_point import StartPoint
 from quantexp.errors import DataError
+from quantexp.formats.types import Scaling
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import flops_per_iteration, num_micro_batches_each
-from quantexp.quant.precision import PrecisionMap
+from quantexp.quant.precision import PrecisionMap, declared_maps, distinct_slots
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.metrics import Metrics
@@ -39,6 +40,7 @@ from quantexp.schema import AuxLoss, Experiment, Precision, Recompute
 from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import (
     mean_over_data_parallel,
+    merge_amaxes,
     sum_over_model_parallel,
     sum_over_stages,
 )
@@ -83,7 +85,7 @@ class Stepper:
         self.copies = WeightCopies()
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
-        start = load_initial_weights(self.chunks[0], experiment)
+        start = load_initial_weights(self.chunks, experiment)
         is_distributed = has_distributed_optimizer(experiment)
         self.models = _wrapped(self.chunks, config, training.precision, device, is_distributed)
         self.optimizer = get_megatron_optimizer(
@@ -96,6 +98,8 @@ class Stepper:
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         _overlap(config, self.models)
+        is_merged = self.layout.num_processes > 1 and has_delayed_scales(experiment)
+        self._merge = merge_amaxes if is_merged else None
         self.passes = Passes(self.models, training, self.layout, device)
         self.num_micro_batches = num_micro_batches_each(experiment)
         peak = peak_tflops(device_name(device), training.precision)
@@ -159,7 +163,7 @@ class Stepper:
         stepped, grad_norm = step_if_finite(self.optimizer, loss)
         if not stepped:
             self.scheduler.step(-1)  # a step that is left out does not advance the schedule
-        self.step_state.finish(keep=stepped or fp16)
+        self.step_state.finish(stepped or fp16, self._merge)
         nonfinite = None if stepped else cause(self.chunks, [float(each) for each in own_losses])
         step_time_s = time.perf_counter() - start
         return Metrics(
@@ -232,6 +236,16 @@ def has_distributed_optimizer(experiment: Experiment) -> bool:
         return training.distributed_optimizer
     needs_whole_state = experiment.checkpoint.optimizer or training.start_optimizer
     return layout.data * layout.context > 1 and not needs_whole_state
+
+
+def has_delayed_scales(experiment: Experiment) -> bool:
+    """Whether any slot has a scale that follows the amaxes of earlier iterations."""
+    return any(
+        spec.scaling is Scaling.DELAYED
+        for declared in declared_maps(experiment.model, experiment.quant)
+        for slots in distinct_slots(declared)
+        for spec in slots.values()
+    )
 
 
 def _wrapped(

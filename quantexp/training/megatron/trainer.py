@@ -16,13 +16,15 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from quantexp.config.evaluation import is_evaluated
 from quantexp.errors import RunError
 from quantexp.model.checkpoints import first_iteration
+from quantexp.model.layout import Layout
 from quantexp.model.shards import global_name
 from quantexp.quant.precision import changes, precision_map
 from quantexp.quant.step_state import StepState, use_step_state
+from quantexp.quant.whole_amax import use_reduction
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
-from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.collectives import gather, reduce_amax
 from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.finite import count_words, first_nonfinite
 from quantexp.training.megatron.model import first_layer
@@ -57,8 +59,13 @@ def train(
             weight that is not finite.
         DataError: the initial weights do not fit the model.
     """
-    training = experiment.training
-    with use_step_state(StepState(training.seed, weights_once=training.weight_cache)) as state:
+    training, layout = experiment.training, Layout.of(experiment)
+    is_divided = layout.tensor * layout.context * layout.expert_tensor > 1
+    state = StepState(training.seed, weights_once=training.weight_cache)
+    with (
+        use_step_state(state),
+        use_reduction(reduce_amax) if is_divided else contextlib.nullcontext(),
+    ):
         _train(experiment, batches, observer, device, layer_spec, state, saver, held_out)
 
 

@@ -84,6 +84,15 @@ def test_another_torch_is_named(runs: Runs) -> None:
     assert in_words(differences) == "arithmetic (packages.torch 2.9.0 against 2.13.0)"
 
 
+def test_another_layout_is_named(runs: Runs) -> None:
+    base, other = runs.add(), runs.add("linear_mxfp8")
+    content = json.loads(other.provenance.read_text())["identity"]
+    change_json(other.provenance, identity={**content, "layout": {"tensor": 2, "sequence": True}})
+    assert in_words(mismatches(read_side(other), read_side(base))) == (
+        "arithmetic (layout.tensor 2 against none, layout.sequence True against none)"
+    )
+
+
 def test_a_run_without_provenance_cannot_be_matched(runs: Runs) -> None:
     base, other = runs.add(), runs.add("linear_mxfp8")
     other.provenance.unlink()

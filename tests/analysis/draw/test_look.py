@@ -10,7 +10,7 @@ import torch
 
 from quantexp.analysis.draw.look import look_at
 from quantexp.capture.statistics.histogram import QUANTILES
-from quantexp.capture.store.content import content_hash
+from quantexp.capture.store.values import content_hash
 from quantexp.errors import CaptureError
 
 from .conftest import Look, stored

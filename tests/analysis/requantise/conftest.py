@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,20 @@ def attention(layer: int = 0) -> dict[tuple[str, str, int], Tensor]:
     return {("attention", name, layer): x for name, x in named.items()}
 
 
+def write_capture(
+    folder: Path, tensors: dict[tuple[str, str, int], Tensor], quant_type: str = "bf16"
+) -> Path:
+    """Write tensors, by module, name and layer, as the capture of a run; returns the folder."""
+    store = CaptureStore(folder)
+    for number, ((module, tensor, layer), x) in enumerate(tensors.items()):
+        metadata = metadata_of(module, tensor, layer, quant_type)
+        metadata["shape"] = list(x.shape)
+        store.add(f"{quant_type}/{number}_{module}_{tensor}.pt", x, About.of(metadata))
+    store.close()
+    return folder
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes tensors, by module, name and layer, as the capture of a run; returns its folder."""
-
-    def make(tensors: dict[tuple[str, str, int], Tensor], quant_type: str = "bf16") -> Path:
-        folder = tmp_path / "run" / "tensors"
-        store = CaptureStore(folder)
-        for number, ((module, tensor, layer), x) in enumerate(tensors.items()):
-            metadata = metadata_of(module, tensor, layer, quant_type)
-            metadata["shape"] = list(x.shape)
-            store.add(f"{quant_type}/{number}_{module}_{tensor}.pt", x, About.of(metadata))
-        store.close()
-        return folder
-
-    return make
+    """`write_capture` into a run's folder."""
+    return partial(write_capture, tmp_path / "run" / "tensors")

@@ -27,3 +27,10 @@ def test_experts_are_one_kind() -> None:
     assert place.source == "input"
     assert not place.is_scale
     assert Place.of({"tensor": "input_wgrad_scale"}).is_scale
+
+
+def test_a_tensor_of_several_ranks_has_the_place_of_its_data_parallel_rank() -> None:
+    """Its first rank depends on the stage, so runs of unlike layouts could not be compared by it."""
+    line = {"layer_type": "linear", "tensor": "input", "rank": 6}
+    assert Place.of(line | {"data_rank": 1}).rank == 1
+    assert Place.of(line).rank == 6

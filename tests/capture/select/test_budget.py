@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 from quantexp.capture.select.budget import price, require_affordable, require_affordable_together
 from quantexp.capture.select.choice import expected_alike, expected_tensors
 from quantexp.errors import CaptureError
+from quantexp.model.layout import Layout
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, ParallelConfig
+from tests.capture.layouts import of_dense, record
 
 Tiny = Callable[..., Experiment]
 
@@ -143,3 +146,43 @@ def test_modules_that_are_counted_together_give_the_same_count(
             counted[replace(tensor, module=nowhere)] += count
     one_by_one = (replace(tensor, module=nowhere) for tensor in expected_tensors(experiment))
     assert counted == Counter(one_by_one)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"tensor": 2},
+        {"tensor": 2, "sequence": False},
+        {"pipeline": 2},
+        {"context": 2},
+        {"tensor": 2, "context": 2},
+        {"tensor": 2, "pipeline": 2},
+    ],
+    ids=["TP2+SP", "TP2", "PP2", "CP2", "TP2xCP2", "TP2xPP2"],
+)
+@pytest.mark.parametrize("data", [1, 2])
+def test_the_price_is_what_all_ranks_of_a_layout_store(
+    tiny: Tiny, tmp_path: Path, parallel: dict[str, Any], data: int
+) -> None:
+    sizes = (parallel.get(key, 1) for key in ("tensor", "pipeline", "context"))
+    keys = ("attn_weights", "weight_grads", "residual")
+    words = ["training.global_batch_size=8", *(f"capture.{key}=true" for key in keys)]
+    experiment = tiny("quant=bf16", "training.micro_batch_size=2", *words)
+    launcher = replace(experiment.launcher, num_processes=data * prod(sizes))
+    experiment = replace(experiment, launcher=launcher, parallel=ParallelConfig(**parallel))
+    layout = Layout.of(experiment)
+    whole = {
+        (e.module.layer, e.module.name, e.tensor): torch.zeros(e.shape, dtype=DTYPES[e.bytes_each])
+        for e in expected_tensors(experiment)
+    }
+    record(tmp_path, layout, of_dense(whole, layout), capture=experiment.capture)
+    lines = map(json.loads, (tmp_path / "manifest.jsonl").read_text().splitlines())
+    stored = {line["key"]: line["bytes"] for line in lines}
+    statistics = (tmp_path / "statistics.jsonl").read_text().splitlines()
+    cost = price(experiment)
+    assert (cost.tensors, cost.num_bytes) == (len(stored), sum(stored.values()))
+    assert cost.statistics == len(statistics)
+
+
+#: By the bytes of an element.
+DTYPES = {2: torch.bfloat16, 4: torch.float32}

@@ -15,10 +15,9 @@ import xxhash
 
 from quantexp.capture import open_capture
 from quantexp.capture.store.deferred import Deferred, deferred
-from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.folder import CaptureStore, Values
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.capture.store.metadata import About
-from quantexp.capture.store.writers import Values
 from quantexp.schema import StoreKind
 
 #: Imports torch once, then forks writers and kills each at a random moment of its work.

@@ -22,7 +22,7 @@ from quantexp.data.prepare.inputs import Input
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.listing import Listed, read_listing, unfinished
 from quantexp.data.prepare.outputs import make_output
-from quantexp.data.prepare.partial import partial_folder, shared_user, sole_user
+from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.run import existing_result, make_part, prepare
 from quantexp.errors import DataError
 
@@ -119,12 +119,12 @@ def test_parts_share_the_folder_and_exclude_every_other_preparation(
     raw: Path, tmp_path: Path
 ) -> None:
     job = job_of(raw, tmp_path / "own")
-    with shared_user(partial_folder(job)):
+    with partial_folder(job).shared():
         part(job, [0])
         with pytest.raises(DataError, match=r"own\.partial: another process prepares there"):
             prepare(job, QUIET)
     with (
-        sole_user(partial_folder(job)),
+        partial_folder(job).alone(),
         pytest.raises(DataError, match=r"own\.partial: another process prepares there"),
     ):
         part(job, [1])

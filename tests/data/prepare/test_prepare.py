@@ -14,7 +14,7 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, Indexe
 from quantexp.data.binary import pair_paths
 from quantexp.data.prepare import job, make, shards
 from quantexp.data.prepare.outputs import make_output
-from quantexp.data.prepare.partial import PartialFolder, sole_user
+from quantexp.data.prepare.partial import PartialFolder
 from quantexp.data.prepare.work import PARTS
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
@@ -321,7 +321,7 @@ def test_another_job_does_not_continue_an_unfinished_one(
 def test_two_at_once_in_one_place_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
     with (
-        sole_user(PartialFolder(tmp_path / "own.partial", "job")),
+        PartialFolder(tmp_path / "own.partial", "job").alone(),
         pytest.raises(
             DataError, match=r"own\.partial: another process prepares there; wait for it"
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from quantexp_launchers.slurm.ends import (
     cause_printed,
     end_in_job,
     ending_job,
+    read_within,
     record_of,
     run_end,
 )
@@ -226,6 +229,24 @@ def test_run_that_may_not_be_requeued_at_all_gives_the_reason() -> None:
 
 
 # Reading the record.
+
+
+def test_output_is_read_to_its_end() -> None:
+    read, write = os.pipe()
+    os.write(write, "JobId=1 Comment=é\n".encode())
+    os.close(write)
+    assert read_within(read, 10) == "JobId=1 Comment=é\n"
+    os.close(read)
+
+
+def test_reading_stops_after_its_time_limit() -> None:
+    read, write = os.pipe()
+    os.write(write, b"JobId=1")
+    start = time.monotonic()
+    assert read_within(read, 0.2) == "JobId=1"
+    assert 0.1 < time.monotonic() - start < 5
+    os.close(read)
+    os.close(write)
 
 
 def test_record_of_an_array_s_task_is_chosen_among_all() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from quantexp_launchers.slurm.job import (
     end,
     main,
     own_task,
-    read_within,
 )
 
 from quantexp.config.compose import compose
@@ -534,27 +532,6 @@ def test_lists_of_captured_tensors_are_joined_whatever_the_end(ends: Callable[..
     names = sorted(path.name for path in run.run.tensors.iterdir())
     assert names == ["hashes.json", "manifest.jsonl"]
     assert len((run.run.tensors / "manifest.jsonl").read_text().splitlines()) == 2
-
-
-# The scheduler's output.
-
-
-def test_output_is_read_to_its_end() -> None:
-    read, write = os.pipe()
-    os.write(write, "JobId=1 Comment=é\n".encode())
-    os.close(write)
-    assert read_within(read, 10) == "JobId=1 Comment=é\n"
-    os.close(read)
-
-
-def test_reading_stops_after_its_time_limit() -> None:
-    read, write = os.pipe()
-    os.write(write, b"JobId=1")
-    start = time.monotonic()
-    assert read_within(read, 0.2) == "JobId=1"
-    assert 0.1 < time.monotonic() - start < 5
-    os.close(read)
-    os.close(write)
 
 
 def test_the_ends_of_a_job_import_no_torch() -> None:

@@ -40,10 +40,10 @@ class Slurm:
         #: Called with every batch before it is accepted.
         self.on_submit: Callable[[Batch], object] = lambda _: None
 
-    def check(self, batch: Batch) -> None:
+    def check_batch(self, batch: Batch) -> None:
         self.checked.append(batch)
 
-    def submit(self, batch: Batch) -> list[str]:
+    def submit_batch(self, batch: Batch) -> list[str]:
         self.on_submit(batch)
         self.sent.append(batch)
         number = 100 + len(self.sent)
@@ -58,7 +58,7 @@ class Slurm:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     stand_in = Slurm()
     monkeypatch.setattr(submit, "require_slurm", lambda: None)
-    for name in ("check", "submit", "run_client"):
+    for name in ("check_batch", "submit_batch", "run_client"):
         monkeypatch.setattr(submit, name, getattr(stand_in, name))
     return stand_in
 
@@ -307,7 +307,7 @@ def test_request_that_slurm_refuses_leaves_nothing(
     def refuses(batch: Batch) -> None:
         raise RunError("SLURM refuses the job: too much")
 
-    monkeypatch.setattr(submit, "check", refuses)
+    monkeypatch.setattr(submit, "check_batch", refuses)
     with pytest.raises(RunError, match="too much"):
         send([point(1)], QUIET)
     assert not (tmp_path / "runs").exists()

@@ -13,12 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.mapping import mapping
 from quantexp.quant.precision import precision_map
 from quantexp.schema import ModelConfig, QuantConfig
 from quantexp.training.megatron.model import build_model, set_precision
-from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import inject, stock_spec
 from tests.model.huggingface.published import (
@@ -30,6 +28,7 @@ from tests.model.huggingface.published import (
     training,
     write,
 )
+from tests.training.megatron.whole_models import load
 
 BOUND = 1e-4
 B, T = 2, 41
@@ -46,11 +45,10 @@ def loss(logits_BTV: Tensor, tokens: Tensor) -> Tensor:
 
 def ours(model: ModelConfig, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits and gradients, by Megatron's names, of the model as it trains."""
-    weights = fitting_weights(model)
     with session(training()):
         gpt, _ = build_model(model, training(), inject(stock_spec(model)))
         set_precision(gpt, precision_map(model, QuantConfig()))
-        load_weights(gpt, model, weights)
+        load(gpt, model)
         positions = torch.arange(T).expand(B, T)
         logits = gpt(tokens[:, :-1], positions, None)[..., : model.vocab_size]
         loss(logits, tokens).backward()

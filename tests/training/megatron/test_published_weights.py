@@ -13,13 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.safetensors import write_safetensors
 from quantexp.schema import ModelConfig, Precision
+from quantexp.training.megatron.gathering import WholeTensors
 from quantexp.training.megatron.model import DTYPES, build_model
-from quantexp.training.megatron.published_weights import load_weights, published_tensors
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 from tests.model.huggingface.memory import bytes_of_loading
@@ -32,12 +31,13 @@ from tests.model.huggingface.published import (
     training,
     write,
 )
+from tests.training.megatron.whole_models import load as load_whole
 
 
 def load(model: ModelConfig, precision: Precision, use: Callable[[Any], None]) -> None:
     with session(training(precision)):
         gpt, _ = build_model(model, training(precision), stock_spec(model))
-        load_weights(gpt, model, fitting_weights(model))
+        load_whole(gpt, model)
         use(gpt)
 
 
@@ -53,7 +53,9 @@ def test_round_trip_keeps_every_bit(family: str, precision: Precision, tmp_path:
         expected |= load_file(file)
 
     def use(gpt: Any) -> None:
-        tensors = dict(published_tensors(gpt, of_folder(tmp_path)))
+        model = of_folder(tmp_path)
+        whole = WholeTensors.of([gpt], model, dtype)
+        tensors = {name: whole.tensor(name) for name in published(mapping(model))}
         assert tensors.keys() == expected.keys()
         for name, tensor in expected.items():
             assert tensor.dtype == dtype

@@ -29,6 +29,7 @@ from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Stepper
 
 from .test_trainer import RecordingObserver, tokens
+from .whole_models import draw
 
 Tiny = Callable[..., Experiment]
 STEPS = ("training.iterations=3", "training.global_batch_size=4", "training.micro_batch_size=1")
@@ -148,6 +149,7 @@ def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
         gpt, _ = build_model(
             experiment.model, experiment.training, inject(stock_spec(experiment.model))
         )
+        draw(gpt, experiment.model)
         set_precision(gpt, precision_map(experiment.model, experiment.quant))
         share_weight_copies(gpt, copies)
         module: Any = scheme_modules(gpt)[ModuleId(0, "fc1")]

@@ -1,1 +1,0 @@
-"""`quantexp prepare launcher=slurm`: an array of tasks makes the outputs of the inputs, a last job joins them."""

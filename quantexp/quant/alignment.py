@@ -1,0 +1,162 @@
+"""Slots whose blocks fall otherwise in a layout than in one process; every other slot has the same numbers.
+
+A block, or the block of a Hadamard transform, runs along the axis that the product reduces over. Where ranks share that
+axis, a rank's shard starts within a block unless its extent is a multiple of the block:
+
+    axis           shared by                  extent of a rank's shard
+    input width    proj, fc2: tensor          input / tensor
+    output width   qkv, q-*, kv-*: tensor     output / tensor
+                   fc1: tensor                output / 2 / tensor, for gate and up each
+    tokens         linear layers: context     tokens / (2 x context): a rank has two ranges of a sequence
+    queries        attention: context         the same
+    keys, head_dim nobody: keys are gathered, heads are divided whole
+
+Routed experts are shared by `expert_tensor`. Expert parallelism itself changes no block: an expert takes the sequences
+of each source separately. Under context parallelism it receives the tokens of a part of a sequence, as many as the
+router sends, so its blocks along tokens never match. Formats with one scale a tensor have no blocks: their amax is
+reduced over the ranks. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from quantexp.errors import ConfigError
+from quantexp.formats.spec import QuantSpec
+from quantexp.formats.types import Axis
+from quantexp.model.decoder import LinearShape, in_words, is_routed, layer_modules
+from quantexp.model.layout import Layout
+from quantexp.quant.precision import PrecisionMap, Slots, declared_maps
+from quantexp.quant.sites import Slot
+from quantexp.schema import Experiment, ModelConfig, Unaligned
+
+#: The ends of the names of modules whose input ranks share; those of all others share the output.
+_BY_COLUMNS = ("proj", "fc2")
+#: Of those names, one that is no such module.
+_QUERY_PROJECTION = "q-proj"
+
+
+@dataclass(frozen=True)
+class Misalignment:
+    """Slots whose blocks fall otherwise, with their modules."""
+
+    slots: tuple[Slot, ...]
+    modules: tuple[str, ...]
+    #: Elements of a block, and of a rank's shard along the axis; None if the latter varies.
+    block: int
+    extent: int | None
+
+    def __str__(self) -> str:
+        shard = "any number" if self.extent is None else f"{self.extent:,}"
+        slots = ", ".join(map(str, self.slots))
+        return f"{slots} of {in_words(self.modules)} (blocks of {self.block}, {shard} to a rank)"
+
+
+#: A module's name, the shape of its weight, and slots that it has in some layer at some iteration.
+Kind = tuple[str, LinearShape | None, Slots]
+
+
+def kinds_of_modules(model: ModelConfig, maps: Sequence[PrecisionMap]) -> list[Kind]:
+    """Every module name with each distinct set of slots that it has in the maps."""
+    shapes = [layer_modules(model, layer) for layer in _first_layers(model)]
+    kinds: dict[tuple[str, int, bool], Kind] = {}
+    for declared in maps:
+        for module, precision in declared.items():
+            has_experts = model.moe is not None and module.layer >= model.moe.num_dense_layers
+            shape, slots = shapes[has_experts][module.name], precision.alike
+            kinds.setdefault((module.name, id(slots), has_experts), (module.name, shape, slots))
+    return list(kinds.values())
+
+
+def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> list[Misalignment]:
+    """The slots whose blocks differ from those of one process; empty if none does.
+
+    Args:
+        kinds: the modules and their slots.
+        layout: any layout.
+        num_tokens: the length of a sequence.
+    """
+    modules: dict[tuple[int, int | None, Slot], dict[str, None]] = {}
+    for name, shape, slots in kinds:
+        for slot, spec in slots.items():
+            extent = _extent(name, shape, spec, num_tokens, layout)
+            for block in _blocks(spec):
+                if extent is None or extent % block:
+                    modules.setdefault((block, extent, slot), {})[name] = None
+    alike: dict[tuple[tuple[str, ...], int, int | None], list[Slot]] = {}
+    for (block, extent, slot), names in modules.items():
+        alike.setdefault((tuple(names), block, extent), []).append(slot)
+    return [
+        Misalignment(tuple(slots), names, block, extent)
+        for (names, block, extent), slots in alike.items()
+    ]
+
+
+def unaligned_slots(experiment: Experiment) -> list[Misalignment]:
+    """The slots of an experiment whose blocks fall otherwise in its layout than in one process."""
+    layout = Layout.of(experiment)
+    if layout.is_whole:
+        return []
+    kinds = kinds_of_modules(experiment.model, declared_maps(experiment.model, experiment.quant))
+    return misalignments(kinds, layout, experiment.training.seq_length)
+
+
+def check_alignment(experiment: Experiment) -> None:
+    """Refuse a layout in which blocks of some slots fall otherwise than in one process, unless it is accepted.
+
+    Raises:
+        ConfigError: names the sizes, the slots and their modules.
+    """
+    if experiment.parallel.unaligned is Unaligned.accept:
+        return
+    if unaligned := unaligned_slots(experiment):
+        raise ConfigError(
+            f"{' and '.join(_sizes(experiment, unaligned))} must leave the blocks of every slot as in one process, got "
+            f"others in {'; '.join(map(str, unaligned))}; take a smaller size, or parallel.unaligned=accept for a run "
+            "with its own numbers"
+        )
+
+
+def _sizes(experiment: Experiment, unaligned: Sequence[Misalignment]) -> list[str]:
+    """The keys that divide the blocks, with their values."""
+    layout = Layout.of(experiment)
+    keys: dict[str, None] = {}
+    for one in unaligned:
+        if one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES):
+            keys[f"parallel.context={layout.context}"] = None
+        elif layout.expert > 1 and all(map(is_routed, one.modules)):
+            keys[f"parallel.expert_tensor={layout.expert_tensor}"] = None
+        else:
+            keys[f"parallel.tensor={layout.tensor}"] = None
+    return list(keys)
+
+
+def _first_layers(model: ModelConfig) -> tuple[int, int]:
+    """A dense layer and one with experts, if the model has both; otherwise the same layer twice."""
+    moe = model.moe
+    return 0, 0 if moe is None else min(moe.num_dense_layers, model.num_layers - 1)
+
+
+def _blocks(spec: QuantSpec) -> Iterator[int]:
+    if spec.fmt.block is not None:
+        yield spec.block
+    if spec.is_transformed and spec.hadamard_block != spec.block:
+        yield spec.hadamard_block
+
+
+def _extent(
+    name: str, shape: LinearShape | None, spec: QuantSpec, tokens: int, layout: Layout
+) -> int | None:
+    """Elements of a rank's shard along the axis of the blocks; 0 where it has the whole axis, None where it varies."""
+    ranks = layout.expert_tensor if is_routed(name) else layout.tensor
+    is_column_wise = name.endswith(_BY_COLUMNS) and name != _QUERY_PROJECTION
+    match spec.axis:
+        case Axis.INPUT_WIDTH if shape is not None and is_column_wise and ranks > 1:
+            return shape.input_width // ranks
+        case Axis.OUTPUT_WIDTH if shape is not None and not is_column_wise and ranks > 1:
+            halves = 2 if name.endswith("fc1") else 1
+            return shape.output_width // halves // ranks
+        case Axis.TOKENS | Axis.QUERIES if layout.context > 1:
+            return None if is_routed(name) else tokens // (2 * layout.context)
+    return 0

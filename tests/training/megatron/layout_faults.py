@@ -1,0 +1,115 @@
+"""Faults of layouts, each planted in every rank; `test_layouts` shows that it notices them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+
+def _replaced(target: str, value: Any) -> contextlib.AbstractContextManager[Any]:
+    return mock.patch(target, value)
+
+
+@contextlib.contextmanager
+def amax_of_own_part() -> Iterator[None]:
+    """A tensor's scale follows each rank's own part."""
+    with _replaced(
+        "quantexp.training.megatron.trainer.reduce_amax", lambda module, amax: amax.clone()
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def rows_without_source() -> Iterator[None]:
+    """An expert's rows are numbered by their column alone, so that micro-batches of several ranks are mixed."""
+    from quantexp.quant.rows import Rows
+
+    plain = Rows.__init__
+
+    def mixed(self: Rows, sequence: Tensor, num_sequences: int, *args: Any, **kwargs: Any) -> None:
+        plain(self, torch.zeros_like(sequence), 1)
+
+    with mock.patch.object(Rows, "__init__", mixed):
+        yield
+
+
+@contextlib.contextmanager
+def rotary_gradient_in_parts() -> Iterator[None]:
+    """Latent attention as Megatron has it: the gradient of the rotary key is each rank's own part."""
+    from quantexp.training.megatron.latent import SchemeMLASelfAttention
+
+    with mock.patch.object(SchemeMLASelfAttention, "_complete", lambda self, m, a, output: output):
+        yield
+
+
+@contextlib.contextmanager
+def context_in_plain_order() -> Iterator[None]:
+    """Ranks of a context-parallel group take neighbouring chunks of a sequence."""
+
+    def plain(x: Tensor, rank: int, num_ranks: int) -> Tensor:
+        return x.chunk(num_ranks, dim=-1)[rank]
+
+    with _replaced("quantexp.training.megatron.context_batch.zigzag", plain):
+        yield
+
+
+@contextlib.contextmanager
+def latest_micro_batch_in_backward() -> Iterator[None]:
+    """A pipeline's backward pass draws the random numbers of the latest forward pass."""
+    from quantexp.training.megatron.passes import _BeginBackward
+
+    with mock.patch.object(_BeginBackward, "apply", lambda x, begin: x):
+        yield
+
+
+@contextlib.contextmanager
+def experts_drawn_by_local_name() -> Iterator[None]:
+    """Every rank's first expert has the same initial weights."""
+    from quantexp.quant.step_state import seed_of as plain
+
+    def local(seed: int, name: str) -> int:
+        for expert in range(64):
+            name = name.replace(f"local_experts.{expert}.", f"local_experts.{expert % 2}.")
+        return plain(seed, name)
+
+    with _replaced("quantexp.training.megatron.initial_weights.seed_of", local):
+        yield
+
+
+@contextlib.contextmanager
+def parameters_not_marked_as_divided() -> Iterator[None]:
+    """Megatron counts a divided parameter on one rank of its group alone."""
+    with _replaced("quantexp.training.megatron.published_weights.mark_divided", lambda parts: None):
+        yield
+
+
+@contextlib.contextmanager
+def norm_in_float32() -> Iterator[None]:
+    """Megatron's own norm of the gradient."""
+
+    @contextlib.contextmanager
+    def nothing() -> Iterator[None]:
+        yield
+
+    with _replaced("quantexp.training.megatron.session.same_norm_in_every_layout", nothing):
+        yield
+
+
+@contextlib.contextmanager
+def norm_weights_not_reduced() -> Iterator[None]:
+    """Gradients of norms under sequence parallelism stay those of a rank's own tokens."""
+    from quantexp.training.megatron.norm import MarkedRMSNorm
+
+    plain = MarkedRMSNorm.__init__
+
+    def unmarked(self: MarkedRMSNorm, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        self.weight.sequence_parallel = False  # type: ignore[attr-defined]
+
+    with mock.patch.object(MarkedRMSNorm, "__init__", unmarked):
+        yield

@@ -1,0 +1,124 @@
+"""Initial weights: Megatron's distributions and attributes, each parameter from a generator of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quantexp.config.compose import compose
+from quantexp.model.huggingface.mapping import mapping
+from quantexp.quant.step_state import seed_of
+from quantexp.schema import Experiment
+from quantexp.training.megatron import model as model_module
+from quantexp.training.megatron.model import build_model
+from quantexp.training.megatron.parameters import mark_divided
+from quantexp.training.megatron.session import session
+from quantexp.training.megatron.specs import stock_spec
+
+from .whole_models import draw, parts
+
+Tiny = Callable[..., Experiment]
+ATTRIBUTES = ("tensor_model_parallel", "partition_dim", "partition_stride")
+
+
+@pytest.fixture(params=["llama32-1b", "deepseek2_lite"])
+def experiment(
+    request: pytest.FixtureRequest, tiny: Tiny, tiny_models: dict[str, list[str]]
+) -> Experiment:
+    more = ["model.mla.q_lora_rank=24"] if request.param == "deepseek2_lite" else []
+    return tiny(*tiny_models[request.param], *more, "training.precision=fp32")
+
+
+def build(experiment: Experiment) -> Any:
+    return build_model(experiment.model, experiment.training, stock_spec(experiment.model))[0]
+
+
+def megatrons(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model with the weights that Megatron gives it."""
+    ours = model_module.transformer_config
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            model_module,
+            "transformer_config",
+            lambda *args: dataclasses.replace(ours(*args), perform_initialization=True),
+        )
+        return build(experiment)
+
+
+def test_weights_have_megatrons_distributions(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standard deviation of n draws is off by 1 / sqrt(2 n) of itself, the mean by std / sqrt(n), typically.
+
+    The limits are 5 times that, of two samples for the deviation. The smallest matrix, a router, has 512 elements, so
+    the limit is 22%; with 2 layers a wrong choice of the deviation is off by a factor of 2.
+    """
+    with session(experiment.training):
+        theirs = dict(megatrons(experiment, monkeypatch).named_parameters())
+        ours = dict(draw(build(experiment), experiment.model).named_parameters())
+    assert theirs.keys() == ours.keys()
+    for name, tensor in ours.items():
+        if tensor.dim() == 1:
+            assert torch.equal(tensor, theirs[name]), name
+            continue
+        n, std = tensor.numel(), float(theirs[name].detach().std())
+        assert abs(float(tensor.detach().std()) / std - 1) < 5 * n**-0.5, name
+        assert abs(float(tensor.detach().mean())) < 5 * std * n**-0.5, name
+
+
+def test_divided_parameters_have_megatrons_attributes(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attributes(gpt: Any) -> dict[str, list[object]]:
+        named = gpt.named_parameters()
+        return {name: [getattr(p, a, None) for a in ATTRIBUTES] for name, p in named}
+
+    with session(experiment.training):
+        theirs, ours = megatrons(experiment, monkeypatch), build(experiment)
+        mark_divided(parts(ours, experiment.model))
+    assert attributes(ours) == attributes(theirs)
+
+
+def test_each_parameter_follows_from_the_seed_and_its_name(experiment: Experiment) -> None:
+    with session(experiment.training):
+        weights = dict(draw(build(experiment), experiment.model, 7).named_parameters())
+    name = "decoder.layers.1.self_attention.linear_proj.weight"
+    seed = int(hashlib.sha256(f"7 {name}".encode()).hexdigest()[:16], 16)
+    generator = torch.Generator().manual_seed(seed)
+    std = experiment.model.init_std / 2  # sqrt(2 * 2 layers)
+    expected = torch.empty(weights[name].shape).normal_(0, std, generator=generator)
+    assert torch.equal(weights[name], expected)
+
+
+def test_another_seed_gives_other_weights_and_16_bits_are_rounded_to_the_nearest(
+    tiny: Tiny,
+) -> None:
+    fp32, bf16 = tiny("training.precision=fp32"), tiny("training.precision=bf16")
+    with session(fp32.training):
+        first, second = (
+            dict(draw(build(fp32), fp32.model, seed).named_parameters()) for seed in (1, 2)
+        )
+        rounded = dict(draw(build(bf16), bf16.model, 1).named_parameters())
+    for name, tensor in first.items():
+        assert torch.equal(rounded[name], tensor.to(rounded[name].dtype)), name
+        assert tensor.dim() == 1 or not torch.equal(tensor, second[name]), name
+
+
+@pytest.mark.parametrize("name", ["llama31-8b", "deepseek2_lite"])
+def test_no_two_parameters_of_a_shipped_model_begin_with_the_same_numbers(name: str) -> None:
+    """torch's generator takes 32 bits of a seed, so names alone do not exclude it."""
+    experiment = compose([f"model={name}"], None, {})
+    seeds = [seed_of(experiment.training.seed, p.name) for p in mapping(experiment.model)]
+    assert len({seed % 2**32 for seed in seeds}) == len(seeds)
+
+
+def test_model_that_megatron_builds_is_not_initialised_by_it(tiny: Tiny) -> None:
+    """Otherwise building would draw every weight twice."""
+    experiment = tiny()
+    config = model_module.transformer_config(experiment.model, experiment.training)
+    assert not config.perform_initialization
