@@ -143,6 +143,12 @@ class SlotCalls:
     parts: Parts = field(default_factory=Parts)
 
 
+def worst(findings: Sequence[Finding]) -> Finding:
+    """The result for an operand of several tensors, none of which may be a mismatch: one that engaged suffices."""
+    order = (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE)
+    return min(findings, key=lambda finding: order.index(finding.status))
+
+
 def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
     """The status of a slot from all its calls: one mismatch decides; otherwise one engaged call suffices."""
     if slot is None:

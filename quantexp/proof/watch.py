@@ -24,7 +24,7 @@ from quantexp.model.decoder import is_routed
 from quantexp.proof.grids import Finding, Status
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
-from quantexp.proof.verdict import CUT_SHORT, Observed, Parts, SlotCalls, judge
+from quantexp.proof.verdict import CUT_SHORT, Observed, Parts, SlotCalls, judge, worst
 from quantexp.quant.precision import Entry, PrecisionMap
 from quantexp.quant.product_context import (
     UNTRACKED,
@@ -34,8 +34,10 @@ from quantexp.quant.product_context import (
     current_product,
     watch_products,
 )
+from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Operand, Product, operands_of
 from quantexp.quant.slots import WORKING
+from quantexp.quant.source_scales import has_source_scales
 from quantexp.quant.whole_amax import is_reduced, own_amax, reduced, whole_amax
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
@@ -64,6 +66,8 @@ _FUSED_ARGUMENTS = {
     Operand.V: "value",
     Operand.DO: "grad_out",
 }
+#: Operands of a linear layer that have a value for each token.
+_OF_TOKENS = (Operand.X, Operand.G)
 #: The result for tensors that only exist inside a fused kernel.
 IN_KERNEL = Finding(Status.INCONCLUSIVE, "within the fused kernel, in high precision")
 
@@ -191,18 +195,31 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             x = x.detach() if context.widened_from is None else narrowed(x, context.widened_from)
             call = _Call(x, source, dim, context.sequences, part, amax)
-            self._judge_operand(entry, call, recomputed)
+            if slot.operand in _OF_TOKENS and has_source_scales(context.rows, entry.spec):
+                assert context.rows is not None
+                self._judge_sources(entry, call, context.rows, recomputed)
+            else:
+                self._judge_operand(entry, call, recomputed)
+
+    def _judge_sources(self, entry: Entry, call: _Call, rows: Rows, recomputed: bool) -> None:
+        """An expert's operand with a scale for each source of its rows: one call, as bad as the worst source."""
+        dim = call.reduced if entry.slot.product is Product.WGRAD else -2
+        sequences = call.sequences // rows.num_sources if call.sequences > 1 else 1
+        findings = []
+        for source in range(rows.num_sources):
+            is_laid_out = call.sequences > 1
+            tokens = rows.of_source(source, call.x.shape[dim], is_laid_out=is_laid_out)
+            x = call.x.index_select(dim, tokens)
+            before = None if call.source is None else call.source.index_select(dim, tokens)
+            findings.append(_finding(entry, _Call(x, before, call.reduced, sequences, None, None)))
+        self._note(entry, worst(findings), recomputed)
 
     def _judge_operand(self, entry: Entry, call: _Call, recomputed: bool) -> None:
-        x, axis = _along_blocks(entry, call.x, call.reduced, call.sequences)
-        source = call.source
-        if source is not None:
-            source, _ = _along_blocks(entry, source.detach(), call.reduced, call.sequences)
         part = call.part
         if part is None:
-            amax = None if source is None else whole_amax(entry.module, source, entry.spec, axis)
-            self._note(entry, judge(x, entry.spec, axis, source, amax), recomputed)
+            self._note(entry, _finding(entry, call), recomputed)
             return
+        x, source, axis = _in_blocks(entry, call)
         slot = self._slot(entry)
         finding = judge(x, entry.spec, axis, source, call.amax)
         if part.index == 0:
@@ -230,6 +247,22 @@ class _Call:
     part: Part | None
     #: The amax of the whole tensor that the part states.
     amax: Tensor | None
+
+
+def _finding(entry: Entry, call: _Call) -> Finding:
+    """The result for an operand of a whole product, under the amax of all ranks where its scale depends on it."""
+    x, source, axis = _in_blocks(entry, call)
+    amax = None if source is None else whole_amax(entry.module, source, entry.spec, axis)
+    return judge(x, entry.spec, axis, source, amax)
+
+
+def _in_blocks(entry: Entry, call: _Call) -> tuple[Tensor, Tensor | None, int]:
+    """An operand and its source, and the dimension of their blocks."""
+    x, axis = _along_blocks(entry, call.x, call.reduced, call.sequences)
+    if call.source is None:
+        return x, None, axis
+    source, _ = _along_blocks(entry, call.source.detach(), call.reduced, call.sequences)
+    return x, source, axis
 
 
 def _needs_source(spec: QuantSpec) -> bool:

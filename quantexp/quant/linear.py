@@ -32,11 +32,19 @@ from torch import Tensor
 
 from quantexp.formats import Axis, QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
-from quantexp.quant.multiply import Factor, multiply_operands, quantise_operand, quantise_pair
+from quantexp.quant.multiply import (
+    Factor,
+    clipped_gradient,
+    multiply_operands,
+    quantise_operand,
+    quantise_pair,
+)
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import is_watched
 from quantexp.quant.rows import Rows
+from quantexp.quant.sharing import shares_copy
 from quantexp.quant.sites import DGRAD_G, DGRAD_W, FPROP_W, FPROP_X, WGRAD_G, WGRAD_X, Slot, dim_of
+from quantexp.quant.source_scales import clipped_by_source, has_source_scales, quantise_by_source
 from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.quant.whole_amax import is_reduced, whole_amax
 
@@ -45,15 +53,22 @@ def fprop(
     precision: ModulePrecision,
     x_TBI: Tensor,
     w_OI: Tensor,
+    rows: Rows | None = None,
     *,
     quantised_x: Tensor | None = None,
     quantised_w: Tensor | None = None,
 ) -> Tensor:
-    """y = x w^T, of shape [T, B, O]; `quantised_x` and `quantised_w` are the operands, if they already exist."""
+    """y = x w^T, of shape [T, B, O]; `quantised_x` and `quantised_w` are the operands, if they already exist.
+
+    `rows` are as in `wgrad`.
+    """
+    if quantised_x is None:
+        quantised_x = quantise_by_source(precision, FPROP_X, x_TBI, rows)
     return multiply_operands(
         precision,
         Factor(FPROP_X, x_TBI, copy=quantised_x),
         Factor(FPROP_W, w_OI, Tensor.t, copy=quantised_w),
+        rows=rows,
     )
 
 
@@ -61,15 +76,22 @@ def dgrad(
     precision: ModulePrecision,
     g_TBO: Tensor,
     w_OI: Tensor,
+    rows: Rows | None = None,
     *,
     quantised_g: Tensor | None = None,
     quantised_w: Tensor | None = None,
 ) -> Tensor:
-    """dx = g w, of shape [T, B, I]; `quantised_g` and `quantised_w` are the operands, if they already exist."""
+    """dx = g w, of shape [T, B, I]; `quantised_g` and `quantised_w` are the operands, if they already exist.
+
+    `rows` are as in `wgrad`.
+    """
+    if quantised_g is None:
+        quantised_g = quantise_by_source(precision, DGRAD_G, g_TBO, rows)
     return multiply_operands(
         precision,
         Factor(DGRAD_G, g_TBO, copy=quantised_g),
         Factor(DGRAD_W, w_OI, copy=quantised_w),
+        rows=rows,
     )
 
 
@@ -90,11 +112,16 @@ def wgrad(
         g_TBO, x_TBI = rows.laid_out(g_TBO), rows.laid_out(x_TBI)
         quantised_g = None if quantised_g is None else rows.laid_out(quantised_g)
         quantised_x = None if quantised_x is None else rows.laid_out(quantised_x)
+    if quantised_g is None:
+        quantised_g = quantise_by_source(precision, WGRAD_G, g_TBO, rows)
+    if quantised_x is None:
+        quantised_x = quantise_by_source(precision, WGRAD_X, x_TBI, rows)
     return multiply_operands(
         precision,
         Factor(WGRAD_G, g_TBO, lambda g: _all_tokens(g).t(), copy=quantised_g),
         Factor(WGRAD_X, x_TBI, _all_tokens, copy=quantised_x),
         sequences=g_TBO.shape[1] if g_TBO.dim() == 3 else 1,
+        rows=rows,
     )
 
 
@@ -135,6 +162,9 @@ def _copies(
     """x quantised for two products; None for the second if it needs a read of its own."""
     first, second = precision.spec(slots[0]), precision.spec(slots[1])
     axes = dim_of(slots[0].operand, first), dim_of(slots[1].operand, second)
+    by_source = quantise_by_source(precision, slots[0], x, rows)
+    if by_source is not None:
+        return by_source, by_source if shares_copy(first, second) else None
     amax = whole_amax(precision.module, x, first, axes[0])
     if _lies_by_sequence(second, rows):
         return quantise_operand(x, first, axes[0], amax, out=out[0]), None
@@ -168,6 +198,16 @@ def backward_needs_input(precision: ModulePrecision) -> bool:
         or (is_reduced(copy) and is_watched())
         or is_operand_hooked(precision, WGRAD_X)
     )
+
+
+def clipped_input(
+    precision: ModulePrecision, dx_TBI: Tensor, x_TBI: Tensor, rows: Rows | None
+) -> Tensor:
+    """dx, zero where x saturated in the forward product if its slot sets `clip_gradient`."""
+    spec = precision.spec(FPROP_X)
+    if rows is not None and spec.clip_gradient and has_source_scales(rows, spec):
+        return clipped_by_source(precision, FPROP_X, dx_TBI, x_TBI, rows)
+    return clipped_gradient(precision, FPROP_X, dx_TBI, x_TBI)
 
 
 def _lies_by_sequence(spec: QuantSpec, rows: Rows | None) -> bool:

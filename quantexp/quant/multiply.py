@@ -31,6 +31,7 @@ from quantexp.formats import (
 from quantexp.quant.hooks import Layout, call_operand_hooks, same_layout
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import ProductContext, product_context
+from quantexp.quant.rows import Rows
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
 from quantexp.quant.step_state import current_state
@@ -61,12 +62,13 @@ def multiply_operands(
     *,
     scale: float = 1.0,
     sequences: int = 1,
+    rows: Rows | None = None,
     is_summed: bool = False,
 ) -> Tensor:
     """`scale` times the product of both operands, as the module declares them.
 
-    `sequences` are interleaved along the reduced axis, for products over tokens. The result is float32 if it is to be
-    summed with those of other ranks before it is rounded.
+    `sequences` are interleaved along the reduced axis, for products over tokens; `rows` are those of an expert. The
+    result is float32 if it is to be summed with those of other ranks before it is rounded.
     """
 
     def source(factor: Factor) -> Tensor:
@@ -87,6 +89,7 @@ def multiply_operands(
         sequences,
         lambda: (source(left), source(right)),
         widened_from=a.dtype if is_summed else None,
+        rows=rows,
     )
     if is_summed:
         a, b = a.float(), b.float()

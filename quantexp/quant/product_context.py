@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.precision import ModuleId
+from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Operand, Product, Site, Slot
 
 
@@ -46,6 +47,8 @@ class ProductContext:
     part: Part | None = field(default=None, compare=False)
     #: The working dtype, if a product that is summed with others multiplies in float32 what is representable in it.
     widened_from: torch.dtype | None = None
+    #: The rows of a routed expert, whose operands may have a scale for each source.
+    rows: Rows | None = field(default=None, compare=False)
     #: Whether the product is recomputed for the backward pass or for an amax.
     recomputed: bool = False
 

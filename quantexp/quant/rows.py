@@ -5,7 +5,12 @@ different sequences. A block along tokens lies within one sequence, so the produ
 [L, B, width]: each sequence's rows in order, padded with zeros to the longest sequence (L rows). Zeros change no
 block's amax and add nothing to the product. A single sequence needs no layout.
 
-    # n rows, B sequences, L rows of the longest sequence
+Under expert parallelism an expert has the tokens of several micro-batches at once, one of each source: the ranks that
+share the experts, or those of them that together have one micro-batch. Sequences are numbered by source and column,
+and one scale a tensor is one scale for each source (`quantexp.quant.source_scales`), as if the micro-batches came one
+after another.
+
+    # n rows, S sources, B sequences of all sources, L rows of the longest sequence
 """
 
 from __future__ import annotations
@@ -21,9 +26,10 @@ from torch import Tensor
 class Rows:
     """The sequence of each row of an expert."""
 
-    #: int64 [n], each in [0, B).
+    #: int64 [n], each in [0, B); a source has B / S successive numbers.
     sequence: Tensor
     num_sequences: int
+    num_sources: int = 1
 
     @cached_property
     def _place(self) -> Tensor:
@@ -37,3 +43,10 @@ class Rows:
         result = x.new_zeros(longest, self.num_sequences, x.shape[-1])
         result[self._place, self.sequence] = x
         return result
+
+    def of_source(self, source: int, num_tokens: int, *, is_laid_out: bool) -> Tensor:
+        """The indices of a source's tokens among the rows, or in [L, B] flattened; int64, in order."""
+        sequence = self.sequence
+        if is_laid_out:
+            sequence = torch.arange(num_tokens, device=sequence.device) % self.num_sequences
+        return (sequence // (self.num_sequences // self.num_sources) == source).nonzero()[:, 0]

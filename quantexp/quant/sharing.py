@@ -18,6 +18,11 @@ def shares_read(first: QuantSpec, second: QuantSpec) -> bool:
     return not depend and first.along_any_axis == second.along_any_axis
 
 
+def shares_copy(first: QuantSpec, second: QuantSpec) -> bool:
+    """Whether two products of one tensor multiply one quantised copy."""
+    return shares_read(first, second) and is_one_tensor(first, second)
+
+
 def is_one_tensor(first: QuantSpec, second: QuantSpec) -> bool:
     """Whether two products that share a read multiply one copy."""
     return second.reuse or not first.has_blocks

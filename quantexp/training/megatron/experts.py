@@ -2,18 +2,28 @@
 
 Megatron sorts the tokens of a micro-batch by expert, and only its token dispatcher knows the sequence of each row.
 Hooks pass it to the experts' linear layers before each forward pass, also a recomputed one. They change no value.
+
+Under expert parallelism the rows of an expert are those of all members, the ranks among which its dispatcher exchanges
+tokens. Members with the same dense rank (the rank without its tensor-parallel part) hold parts of one micro-batch, in
+order, by sequence parallelism: they are one source of `quantexp.quant.rows`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import (
     clear_aux_losses_tracker,
     get_moe_layer_wise_logging_tracker,
+)
+from megatron.core.transformer.moe.token_dispatcher import (
+    MoEAllGatherTokenDispatcher,
+    MoEAlltoAllTokenDispatcher,
 )
 from torch import Tensor
 
@@ -39,24 +49,69 @@ def first_expert(model: GPTModel) -> int:
 
 def pass_rows_to_experts(moe: MoELayer) -> None:
     """Set `rows`, the sequence of each row, on the experts' linear layers before every forward pass."""
-    num_sequences = 1
+    own_shape = (1, 1)
 
     def before_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal num_sequences
+        nonlocal own_shape
         hidden_TBH = args[0] if args else kwargs["hidden_states"]
-        num_sequences = hidden_TBH.shape[1]
+        own_shape = hidden_TBH.shape[0], hidden_TBH.shape[1]
 
     def before_experts(module: Any, args: tuple[Tensor, ...]) -> None:
-        tokens = moe.token_dispatcher.reversed_local_input_permutation_mapping
-        parts = torch.split(tokens % num_sequences, args[1].tolist())
+        T, B = own_shape
+        source_of_member = _sources(moe.token_dispatcher.tp_ep_group)
+        num_sources = max(source_of_member) + 1
+        member, token = _origins(moe.token_dispatcher, T * B)
+        source = torch.tensor(source_of_member, device=member.device)[member]
+        parts = torch.split(source * B + token % B, args[1].tolist())
         for expert, sequence in zip(module.local_experts, parts, strict=True):
-            rows = Rows(sequence, num_sequences) if num_sequences > 1 else None
+            several = num_sources * B > 1
+            rows = Rows(sequence, num_sources * B, num_sources) if several else None
             for linear in (expert.linear_fc1, expert.linear_fc2):
                 if isinstance(linear, SchemeLinear):
                     linear.rows = rows
 
     moe.register_forward_pre_hook(before_layer, with_kwargs=True)
     moe.experts.register_forward_pre_hook(before_experts)
+
+
+def _sources(members: torch.distributed.ProcessGroup) -> list[int]:
+    """The source of each member's tokens, from 0."""
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    dense = [rank // tensor for rank in torch.distributed.get_process_group_ranks(members)]
+    return [sorted(set(dense)).index(rank) for rank in dense]
+
+
+def _origins(dispatcher: Any, num_own: int) -> tuple[Tensor, Tensor]:
+    """The member of each row of all local experts, and its index among that member's `num_own` tokens; int64."""
+    if isinstance(dispatcher, MoEAllGatherTokenDispatcher):
+        tokens = dispatcher.reversed_local_input_permutation_mapping
+        return tokens // num_own, tokens % num_own
+    assert isinstance(dispatcher, MoEAlltoAllTokenDispatcher)
+    own = dispatcher.routing_map.to(torch.uint8)
+    maps = [torch.empty_like(own) for _ in range(dispatcher.tp_ep_group.size())]
+    torch.distributed.all_gather(maps, own.contiguous(), group=dispatcher.tp_ep_group)
+    return origins_of_exchanged(
+        torch.stack(maps), dispatcher.local_expert_indices, dispatcher.tp_size
+    )
+
+
+def origins_of_exchanged(
+    routed: Tensor, local_experts: Sequence[int], expert_tensor: int
+) -> tuple[Tensor, Tensor]:
+    """Member and token of each row after Megatron's exchange by all-to-all.
+
+    Rows lie expert by expert; those of an expert by expert-tensor rank, then by expert rank, then by token. A member's
+    number is expert rank x `expert_tensor` + expert-tensor rank.
+
+    Args:
+        routed: whether each token goes to each expert, [members, tokens, experts].
+        local_experts: those of this rank, of all.
+        expert_tensor: ranks that share an expert.
+    """
+    order = torch.arange(len(routed)).view(-1, expert_tensor).t().flatten().to(routed.device)
+    by_expert = routed[order][:, :, list(local_experts)].permute(2, 0, 1)
+    _, member, token = by_expert.nonzero(as_tuple=True)
+    return order[member], token
 
 
 def take_balancing_loss(device: torch.device) -> Tensor:

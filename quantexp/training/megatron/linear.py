@@ -23,13 +23,14 @@ from quantexp.errors import ConfigError
 from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, TensorHook, no_hook
 from quantexp.quant.linear import (
     backward_needs_input,
+    clipped_input,
     dgrad,
     fprop,
     gradient_copies,
     input_copies,
     wgrad,
 )
-from quantexp.quant.multiply import clipped
+from quantexp.quant.multiply import clipped_gradient
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import FPROP_W, FPROP_X
@@ -67,7 +68,7 @@ class _Linear(torch.autograd.Function):
         w_fprop = call.copies.for_fprop(precision, w, needs_dx)
         keeps_x = x_wgrad is None or backward_needs_input(precision)
         ctx.save_for_backward(own_x if keeps_x else None, x_wgrad, w)
-        return fprop(precision, x, w, quantised_x=x_fprop, quantised_w=w_fprop)
+        return fprop(precision, x, w, call.rows, quantised_x=x_fprop, quantised_w=w_fprop)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -87,16 +88,16 @@ class _Linear(torch.autograd.Function):
         dx: Pending | None = None
         if needs_dx:
             w_dgrad = call.copies.for_dgrad(precision, w)
-            partial = dgrad(precision, g, w, quantised_g=g_dgrad, quantised_w=w_dgrad)
+            partial = dgrad(precision, g, w, call.rows, quantised_g=g_dgrad, quantised_w=w_dgrad)
             del g_dgrad, w_dgrad
-            if (spec := precision.spec(FPROP_X)).clip_gradient:
-                partial = clipped(partial, x.wait(), spec, -1)
+            if precision.spec(FPROP_X).clip_gradient:
+                partial = clipped_input(precision, partial, x.wait(), call.rows)
             dx = exchange.start_reduce(partial)
             if not exchange.reduces:
                 hook(BACKWARD, POST, "grad_input", dx.wait())
         if needs_dw:
             dw = wgrad(precision, g, x.wait(), call.rows, quantised_g=g_wgrad, quantised_x=x_wgrad)
-            dw = clipped(dw, w, precision.spec(FPROP_W), -1)
+            dw = clipped_gradient(precision, FPROP_W, dw, w)
         if dx is not None and exchange.reduces:
             hook(BACKWARD, POST, "grad_input", dx.wait())
         if dw is not None:

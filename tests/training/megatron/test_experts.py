@@ -1,0 +1,57 @@
+"""The sequence of each row of an expert, in the order in which Megatron's dispatchers deliver rows."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from quantexp.training.megatron.experts import origins_of_exchanged
+from tests.gloo import in_processes
+from tests.training.megatron.dispatch_ranks import DISPATCHERS, LAYOUTS, B, Expert, dispatch
+
+
+def test_exchanged_rows_lie_by_expert_tensor_rank_and_expert_rank() -> None:
+    """6 members: 3 expert ranks with 2 expert-tensor ranks each; this rank has experts 1 and 2."""
+    routed = torch.rand(6, 5, 4, generator=torch.Generator().manual_seed(1)) > 0.5
+    expected = [
+        (2 * expert_rank + tensor_rank, token)
+        for expert, tensor_rank, expert_rank in product((1, 2), range(2), range(3))
+        for token in range(5)
+        if routed[2 * expert_rank + tensor_rank, token, expert]
+    ]
+    member, token = origins_of_exchanged(routed, [1, 2], expert_tensor=2)
+    assert list(zip(member.tolist(), token.tolist(), strict=True)) == expected
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], list[Expert]]]:
+    return in_processes(dispatch, 2, tmp_path_factory.mktemp("dispatch"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", DISPATCHERS)
+def test_rows_have_the_source_and_the_column_of_their_tokens(
+    reports: list[dict[tuple[str, str], list[Expert]]], layout: str, kind: str
+) -> None:
+    num_sources = 2 if layout == "ep2" else 1
+    for report in reports:
+        for truth, said, sizes in report[layout, kind]:
+            assert len(truth) > 4
+            assert said == [(source, column) for source, column, _ in truth]
+            assert sizes == (num_sources * B, num_sources)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", DISPATCHERS)
+def test_rows_of_a_sequence_lie_in_its_order(
+    reports: list[dict[tuple[str, str], list[Expert]]], layout: str, kind: str
+) -> None:
+    for report in reports:
+        for truth, _, _ in report[layout, kind]:
+            for sequence in {row[:2] for row in truth}:
+                positions = [row[2] for row in truth if row[:2] == sequence]
+                assert positions == sorted(positions)
