@@ -188,7 +188,9 @@ def test_ranks_that_wrote_to_their_own_folders_are_read_together(tmp_path: Path)
     whole = dense(1)
     for rank in range(2):
         record(tmp_path / f"node{rank}", TP2, of_dense(whole, TP2, 1), ranks=[rank], end=rank == 0)
-    assert_same(open_capture(tmp_path / "node0", tmp_path / "node1"), whole)
+    capture = open_capture(tmp_path / "node1", tmp_path / "node0")
+    assert_same(capture, whole)
+    assert [part.metadata["rank"] for part in weight_of(capture).parts] == [0, 1]
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
