@@ -206,6 +206,9 @@ def _merged(parts: Sequence[CapturedTensor]) -> CapturedTensor:
     metadata |= {"shape": list(whole.whole)}
     if statistics := _statistics(parts, whole):
         metadata |= {"statistics": statistics}
+    if starts := [each for part in parts if (each := part.metadata.get("document_starts"))]:
+        sequences = zip(*starts, strict=False)  # a rank has the documents of its own queries
+        metadata |= {"document_starts": [sorted(set().union(*each)) for each in sequences]}
     absent = [part for part in parts if not part.metadata.get("file")]
     if "file" in metadata and absent:
         metadata |= {"file": None, "bytes": 0}

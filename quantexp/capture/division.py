@@ -122,6 +122,8 @@ class Holder:
             alike = tensor in ALIKE
         if alike and self.data_rank(module) != 0:
             return False
+        if self.layout.is_whole:
+            return True
         return all(split.index == 0 for split in self.splits(module, tensor) if split.is_alike)
 
     def part(self, module: str, tensor: str, shape: tuple[int, ...]) -> Part:

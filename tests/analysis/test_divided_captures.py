@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quantexp.analysis.draw.drawn import key_of
 from quantexp.analysis.numerics.attention import layers_of, maps_of
 from quantexp.analysis.numerics.drift import drift_from
 from quantexp.analysis.numerics.measured import Measured, Request, measure
@@ -95,6 +97,14 @@ def test_draw_report_and_list_read_every_tensor(
     assert main(["captures", str(parts), "--list"]) == 0
     assert main(["captures", str(parts), "--export", str(tmp_path / "out"), "--to", "npz"]) == 0
     assert "9 files in" in capsys.readouterr().out
+
+
+def test_a_tensor_is_drawn_again_if_any_part_has_changed(parts: Path) -> None:
+    weight = open_capture(parts).select(tensor="weight")[0]
+    before = key_of(weight)
+    assert key_of(open_capture(parts).select(tensor="weight")[0]) == before
+    os.utime(weight.parts[1].path, (1, 1))
+    assert key_of(weight) != before
 
 
 def test_a_changed_part_is_looked_at_again_and_a_missing_one_is_a_finding(

@@ -188,7 +188,9 @@ def test_ranks_that_wrote_to_their_own_folders_are_read_together(tmp_path: Path)
     whole = dense(1)
     for rank in range(2):
         record(tmp_path / f"node{rank}", TP2, of_dense(whole, TP2, 1), ranks=[rank], end=rank == 0)
-    assert_same(open_capture(tmp_path / "node0", tmp_path / "node1"), whole)
+    capture = open_capture(tmp_path / "node1", tmp_path / "node0")
+    assert_same(capture, whole)
+    assert [part.metadata["rank"] for part in weight_of(capture).parts] == [0, 1]
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
@@ -241,3 +243,25 @@ def test_a_part_over_the_budget_leaves_the_whole_tensor_out(tmp_path: Path) -> N
     with pytest.raises(CaptureError, match=r"has no values: over capture\.max_gb=1e-09"):
         weight.path  # noqa: B018
     assert weight.metadata["statistics"]["count"] == 24 * 8
+
+
+def test_ranks_that_store_nothing_are_no_damage(tmp_path: Path) -> None:
+    """Without sequence parallelism both ranks have all logits, and the second one stores none."""
+    logits = {key: x for key, x in dense(1).items() if key[2] == "router_logits"}
+    record(tmp_path, LAYOUTS["TP2"], of_dense(logits, LAYOUTS["TP2"], 1))
+    checked = check(tmp_path, num_ranks=2)
+    assert (checked.num_tensors, checked.problems) == (1, [])
+
+
+def test_the_documents_of_a_divided_query_are_those_of_all_its_parts(tmp_path: Path) -> None:
+    """A rank of context parallelism knows the documents that its own queries lie in."""
+    layout = LAYOUTS["CP2"]
+    query = {key: x for key, x in dense(1).items() if key[2] == "query"}
+    record(tmp_path, layout, of_dense(query, layout, 1))
+    manifest = tmp_path / "manifest.jsonl"
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    for line, starts in zip(lines, ([[0, 40], [0]], [[0, 20], [0, 9]]), strict=True):
+        line["document_starts"] = starts
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (entry,) = open_capture(tmp_path)
+    assert entry.metadata["document_starts"] == [[0, 20, 40], [0, 9]]

@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.capture.select.budget import price, require_affordable, require_affordable_together
+from quantexp.capture.select.budget import (
+    price,
+    rank_bytes_of_iteration,
+    require_affordable,
+    require_affordable_together,
+)
 from quantexp.capture.select.choice import expected_alike, expected_tensors
 from quantexp.errors import CaptureError
 from quantexp.model.layout import Layout
@@ -176,12 +181,20 @@ def test_the_price_is_what_all_ranks_of_a_layout_store(
         for e in expected_tensors(experiment)
     }
     record(tmp_path, layout, of_dense(whole, layout), capture=experiment.capture)
-    lines = map(json.loads, (tmp_path / "manifest.jsonl").read_text().splitlines())
+    lines = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
     stored = {line["key"]: line["bytes"] for line in lines}
+    of_first = sum({line["key"]: line["bytes"] for line in lines if line["rank"] == 0}.values())
     statistics = (tmp_path / "statistics.jsonl").read_text().splitlines()
     cost = price(experiment)
     assert (cost.tensors, cost.num_bytes) == (len(stored), sum(stored.values()))
     assert cost.statistics == len(statistics)
+    declared = precision_map(experiment.model, experiment.quant)
+    # The embedding's output is on the first stage alone, and is counted as spread over both.
+    embedding = (layout.pipeline - 1) * sum(
+        line["bytes"] for line in lines if line["rank"] == 0 and "resid_pre" in line["tensor"]
+    )
+    expected = of_first - embedding / 2
+    assert rank_bytes_of_iteration(experiment, declared) == pytest.approx(expected, abs=0.5)
 
 
 #: By the bytes of an element.
