@@ -215,6 +215,8 @@ def _values(key: str) -> list[str]:
         if kind is bool:
             return ["true", "false"]
     default = getattr(owner, name, None)
+    if isinstance(default, Enum):
+        return [member.name for member in type(default)]
     return [_shown(default)] if isinstance(default, int | float) else []
 
 

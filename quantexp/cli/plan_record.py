@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantexp.capture.select.budget import price
+from quantexp.cli.plan_layout import LayoutPlan, layout_plan
 from quantexp.errors import DataError
 from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
-from quantexp.memory.footprint import memory_parts_gb
+from quantexp.memory.footprint import fullest_rank
 from quantexp.memory.room import misfit, never, room_of
 from quantexp.model.checkpoints import checkpoint_bytes, iterations_saved
 from quantexp.model.decoder import shapes_by_layer
@@ -55,10 +56,12 @@ class Plan:
     attention: str
     #: Without Megatron's padding of the vocabulary.
     parameters: int
-    #: Processes that share every global batch, and the micro-batches of it that each takes.
+    #: Processes, and the micro-batches of every global batch that each takes part in.
     num_processes: int
     num_micro_batches_each: int
+    layout: LayoutPlan
     padding_parameters: int
+    #: Of the fullest rank.
     memory_gb_per_gpu: float
     #: The parts of it, in units of 1e9 bytes.
     memory_parts_gb: dict[str, float]
@@ -66,7 +69,7 @@ class Plan:
     #: changes that make the run fit if it does not.
     room_gb: float | None
     to_fit: str | None
-    #: Whether the run is refused where it does not fit: check, or ignore.
+    #: Whether the run is refused where it does not fit: check, ignore, or a number of GB.
     memory: str
     #: What the decoder's linear weights hold here, and would hold in the declared formats on hardware.
     linear_weight_bytes: int
@@ -113,7 +116,8 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
     model, training = experiment.model, experiment.training
     maps = declared_maps(model, experiment.quant)
     entries = [entry for module in maps[0].values() for entry in module.entries()]
-    parts = memory_parts_gb(experiment, maps)
+    fullest = fullest_rank(experiment, maps)
+    parts = fullest.parts_gb
     room = room_of(experiment)
     too_large = misfit(experiment, room, maps, fast)
     done, takes = work(experiment), duration(experiment)
@@ -131,12 +135,13 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         parameters=num_parameters(model),
         num_processes=experiment.launcher.num_processes,
         num_micro_batches_each=num_micro_batches_each(experiment),
+        layout=layout_plan(experiment, fullest),
         padding_parameters=num_padding_parameters(model),
         memory_gb_per_gpu=round(sum(parts.values()), 3),
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
         room_gb=None if room is None else round(room.gb, 3),
         to_fit=None if too_large is None else str(too_large),
-        memory=experiment.memory.value,
+        memory=_memory_word(experiment),
         linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
         capture_bytes=captured.num_bytes,
@@ -159,6 +164,11 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         commands=[launched.command],
         script=launched.script,
     )
+
+
+def _memory_word(experiment: Experiment) -> str:
+    gb = experiment.memory_gb
+    return str(experiment.memory.value) if gb is None else f"{gb:g}"
 
 
 def _folder(experiment: Experiment) -> tuple[str | None, str]:

@@ -8,6 +8,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from quantexp.cli.plan_layout import layout_lines
 from quantexp.cli.plan_record import Plan
 from quantexp.launch.duration import in_words
 from quantexp.launch.product_rate import rate_in_words
@@ -47,11 +48,9 @@ def show(plan: Plan, console: Console) -> None:
     table.add_row("scheme", escape(describe_scheme(plan.scheme, plan.precision)))
     table.add_row("attention", _PATHS[plan.attention])
     if plan.num_processes > 1:
-        table.add_row(
-            "processes",
-            f"{plan.num_processes}, data parallel: each holds the whole model and takes "
-            f"{plan.num_micro_batches_each} micro-batches of every iteration",
-        )
+        lines = layout_lines(plan.layout, plan.num_processes, plan.num_micro_batches_each)
+        for heading, line in lines:
+            table.add_row(heading, escape(line))
     if plan.slots:
         table.add_row("at once", f"{len(plan.slots)} runs of a sweep: {'; '.join(plan.slots)}")
     parts = ", ".join(
@@ -101,7 +100,7 @@ def show(plan: Plan, console: Console) -> None:
 
 def blockers(plan: Plan) -> list[str]:
     """The reasons why the run cannot start, one in a line."""
-    refused = plan.to_fit if plan.memory == MemoryCheck.check.value else None
+    refused = plan.to_fit if plan.memory != MemoryCheck.ignore.value else None
     return [reason for reason in (plan.missing, refused) if reason is not None]
 
 

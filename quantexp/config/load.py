@@ -24,7 +24,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from quantexp.config.choices import groups
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
-from quantexp.config.values import check_values
+from quantexp.config.values import check_values, memory_of
 from quantexp.data.completed import complete
 from quantexp.errors import ConfigError, UnreadableError
 from quantexp.model.checkpoints import first_iteration
@@ -258,6 +258,8 @@ def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
     The points of a sweep share most sections, so each section is converted by itself and cached. If that fails, or if a
     section is invalid, the whole container is converted, because its messages have the full keys.
     """
+    if "memory" in plain:
+        plain = {**plain, "memory": memory_of(plain["memory"])}
     fields = {f.name: f for f in dataclasses.fields(kind)}
     parts: dict[str, Any] = {}
     try:
@@ -265,7 +267,7 @@ def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
             section, default = fields[key].default_factory, fields[key].default
             if isinstance(value, dict) and isinstance(section, type):
                 parts[key] = copy.deepcopy(_section(section, _Section(repr(value), value)))
-            elif type(value) is type(default):
+            elif type(value) is type(default) or key == "memory":
                 parts[key] = value
             elif isinstance(default, Enum) and isinstance(value, str):
                 parts[key] = type(default)[value]

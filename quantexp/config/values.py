@@ -6,10 +6,12 @@ YAML file would be the text 1.5, and `yes` the text True.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from quantexp.config.words import control_character
 from quantexp.errors import ConfigError
+from quantexp.schema import MemoryCheck
 from quantexp.schema.keys import kind_of
 from quantexp.schema.missing import MISSING
 
@@ -36,6 +38,28 @@ def check_values(content: Any, key: str = "") -> None:
         _check_text(key, content)
     elif isinstance(content, int | float):
         check_number(key, content)
+
+
+def memory_of(value: Any) -> MemoryCheck | float:
+    """The value of the key `memory`: a word, or a number of units of 1e9 bytes.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(value, MemoryCheck):
+        return value
+    if isinstance(value, str) and value in MemoryCheck.__members__:
+        return MemoryCheck[value]
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigError(
+            f"memory must be one of {', '.join(MemoryCheck.__members__)}, or the GB of each process such as 80, got "
+            f"{value!r}"
+        )
+    return number
 
 
 def check_number(key: str, number: float) -> None:

@@ -37,7 +37,7 @@ def require_memory(runs: Sequence[Request]) -> None:
     too_large = [
         (name, run)
         for name, run in zip(labels([run.experiment for run in runs]), runs, strict=True)
-        if run.experiment.memory is MemoryCheck.check
+        if run.experiment.checks_memory
         and not fits(run.experiment, room_of(run.experiment))
         and _starts(run.experiment)
     ]

@@ -1,4 +1,4 @@
-"""Predicts the memory of a run, by part, from the configuration alone.
+"""Predicts the memory of a run's fullest rank, by part, from the configuration alone.
 
 The training state is exact (weights, main gradients, master weights, Adam's two moments), and so are the quantised
 weights kept within a step (`quantexp.quant.weight_cache.policy`). Activations are counted tensor by tensor
@@ -10,17 +10,21 @@ library keeps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from quantexp.capture.select.budget import rank_bytes_of_iteration
 from quantexp.capture.select.rules import captured_iterations
 from quantexp.memory.activations import activation_bytes, largest_linear, passing_bytes
-from quantexp.model.decoder import alike_layers, is_routed, linear_shapes, shapes_by_layer
-from quantexp.model.sizes import (
-    element_bytes,
-    num_micro_batches_each,
-    num_padding_parameters,
-    num_parameters,
+from quantexp.memory.part import Parameters, Part, parts_of
+from quantexp.model.decoder import (
+    LinearShape,
+    is_column_wise,
+    is_routed,
+    linear_shapes,
+    shapes_by_layer,
 )
+from quantexp.model.layout import Layout
+from quantexp.model.sizes import distributes_optimizer, element_bytes, num_micro_batches_each
 from quantexp.quant.precision import (
     PrecisionMap,
     declared_maps,
@@ -32,6 +36,7 @@ from quantexp.quant.weight_cache.policy import num_kept
 from quantexp.runs.device import device_class, multiplies_natively
 from quantexp.schema import (
     AttentionPath,
+    CaptureLevel,
     Experiment,
     ModelConfig,
     Precision,
@@ -44,68 +49,126 @@ from quantexp.schema import (
 HEAP_GB = 0.35
 
 
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory of the ranks of one stage."""
+
+    part: Part
+    #: Memory by part, in units of 1e9 bytes.
+    parts_gb: dict[str, float]
+
+    @property
+    def gb(self) -> float:
+        """All of it, in units of 1e9 bytes."""
+        return sum(self.parts_gb.values())
+
+
 def memory_parts_gb(
     experiment: Experiment, maps: Sequence[PrecisionMap] | None = None
 ) -> dict[str, float]:
-    """Training memory of one process by part, in units of 1e9 bytes; `maps` are the experiment's `declared_maps`."""
+    """Training memory of the fullest rank by part, in units of 1e9 bytes; `maps` are its `declared_maps`."""
+    return fullest_rank(experiment, maps).parts_gb
+
+
+def fullest_rank(experiment: Experiment, maps: Sequence[PrecisionMap] | None = None) -> RankMemory:
+    """The memory of the stage whose ranks need most; of equal ones the first."""
     if maps is None:
         maps = declared_maps(experiment.model, experiment.quant)
+    parts = parts_of(experiment)
+    copies = _weight_copies(experiment, maps, parts[0].layout)
+    ranks = [
+        RankMemory(part, _rank_parts_gb(experiment, maps, part, copies[part.stage]))
+        for part in parts
+    ]
+    return max(ranks, key=lambda rank: rank.gb)
+
+
+def _rank_parts_gb(
+    experiment: Experiment, maps: Sequence[PrecisionMap], part: Part, copies: int
+) -> dict[str, float]:
     model, training = experiment.model, experiment.training
     is_cpu = device_class(experiment.launcher) == "cpu"
-    count = num_parameters(model) + num_padding_parameters(model)
+    parameters = part.parameters(model)
+    updated = _updated(experiment, parameters, part.layout)
     size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
-    activations = activation_bytes(model, training, is_cpu=is_cpu)
+    activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
     parts = {
-        "weights": count * size / 1e9,
-        "main_gradients": count * 4 / 1e9,
-        "optimizer": count * (8 + master) / 1e9,
+        "weights": parameters.total * size / 1e9,
+        "main_gradients": parameters.total * 4 / 1e9,
+        "optimizer": updated * (8 + master) / 1e9,
         "activations": activations / 1e9,
-        "weight_copies": _weight_copies(experiment, maps) * size / 1e9,
-        "temporaries": _temporary_bytes(model, training, count, activations, is_cpu) / 1e9,
+        "weight_copies": copies * size / 1e9,
+        "temporaries": _temporary_bytes(model, training, updated, activations, is_cpu, part) / 1e9,
         "scratch": (
-            (_scratch_bytes(experiment, maps) + _products_bytes(model, training)) if is_cpu else 0
+            (_scratch_bytes(experiment, maps, part) + _products_bytes(model, training, part))
+            if is_cpu
+            else 0
         )
         / 1e9,
-        "capture": _capture_bytes(experiment, maps, count * 8) / 1e9,
+        "capture": _capture_bytes(experiment, maps, updated * 8) / 1e9,
     }
     return parts | ({"heap": HEAP_GB} if is_cpu else {})
 
 
-def _weight_copies(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
-    """Elements of the quantised weights kept within a step: the maximum over all iterations."""
+def _updated(experiment: Experiment, parameters: Parameters, layout: Layout) -> int:
+    """Parameters whose optimizer's state a rank keeps: all of its own, or its share of them."""
+    if not distributes_optimizer(experiment):
+        return parameters.total
+    dense = -(-parameters.dense // (layout.data * layout.context))
+    return dense + -(-parameters.routed // layout.expert_data)
+
+
+def _weight_copies(
+    experiment: Experiment, maps: Sequence[PrecisionMap], layout: Layout
+) -> list[int]:
+    """Elements of the quantised weights that a rank of each stage keeps within a step: the maximum over all iterations.
+
+    The experts of a layer are counted as if every rank had an equal share of their copies.
+    """
     model, training = experiment.model, experiment.training
+    most = [0] * layout.pipeline
     if not training.weight_cache:
-        return 0
+        return most
     several = num_micro_batches_each(experiment) > 1
     recomputed = training.recompute is Recompute.full
+    stages = layout.stage_of_layers(model.num_layers)
+    ranks = {False: layout.tensor, True: layout.expert * layout.expert_tensor}
     shapes = shapes_by_layer(model)
-    counts = [0]
+    copies_of: dict[int, int] = {}  # by the slots, which many modules share
     for declared_by_module in maps:
-        count = 0
+        counts = [{False: 0, True: 0} for _ in most]
         for module, declared in declared_by_module.items():
             if not declared.is_linear:
                 continue
-            fprop, dgrad = declared.spec(FPROP_W), declared.spec(DGRAD_W)
-            copies = num_kept(fprop, dgrad, several, recomputed)
-            count += copies * shapes[module.layer][module.name].count
-        counts.append(count)
-    return max(counts)
+            if id(declared.alike) not in copies_of:
+                fprop, dgrad = declared.spec(FPROP_W), declared.spec(DGRAD_W)
+                copies_of[id(declared.alike)] = num_kept(fprop, dgrad, several, recomputed)
+            count = copies_of[id(declared.alike)] * shapes[module.layer][module.name].count
+            counts[stages[module.layer]][is_routed(module.name)] += count
+        kept = [sum(n // ranks[routed] for routed, n in count.items()) for count in counts]
+        most = [max(pair) for pair in zip(most, kept, strict=True)]
+    return most
 
 
 def _temporary_bytes(
-    model: ModelConfig, training: TrainingConfig, count: int, activations: int, is_cpu: bool
+    model: ModelConfig,
+    training: TrainingConfig,
+    updated: int,
+    activations: int,
+    is_cpu: bool,
+    part: Part,
 ) -> int:
     """Bytes beyond state and activations: of the backward pass, or of the optimizer, when no activations remain.
 
     On a GPU torch's Adam processes all tensors at once, with one more float32 copy of each; on a CPU in strips
     (`quantexp.training.megatron.optimizer`).
     """
-    backward = passing_bytes(model, training, is_cpu=is_cpu)
-    return backward if is_cpu else max(backward, 4 * count - activations)
+    backward = passing_bytes(model, training, is_cpu=is_cpu, part=part)
+    return backward if is_cpu else max(backward, 4 * updated - activations)
 
 
-def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
+def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: Part) -> int:
     """Bytes of the buffers that every linear layer writes its quantised operands to: the largest w, x and twice g.
 
     On a CPU the buffers exist (`quantexp.quant.weight_cache.buffers`) if weight copies do; on a GPU the allocator
@@ -121,22 +184,30 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
         for slot, spec in slots.items()
         if slot.site is Site.LINEAR and spec.quantised
     }
-    tokens = training.seq_length * training.micro_batch_size
-    shapes = [
-        shape
-        for layer, _ in alike_layers(model)
+    tokens = part.tokens(training)
+    widths = [
+        _widths(name, shape, part)
+        for layer, _ in part.alike_layers(model)
         for name, shape in linear_shapes(model, layer).items()
         if not is_routed(name)
     ]
     elements = {
-        "w": largest_linear(model),
-        "x": tokens * max(shape.input_width for shape in shapes),
-        "g": 2 * tokens * max(shape.output_width for shape in shapes),
+        "w": largest_linear(model, part),
+        "x": tokens * max(width for width, _ in widths),
+        "g": 2 * tokens * max(width for _, width in widths),
     }
     return sum(elements[name] for name in quantised) * element_bytes(training)
 
 
-def _products_bytes(model: ModelConfig, training: TrainingConfig) -> int:
+def _widths(name: str, shape: LinearShape, part: Part) -> tuple[int, int]:
+    """The input and output width of a rank's share of a linear module."""
+    ranks = part.ranks_of(name)
+    if is_column_wise(name):
+        return shape.input_width // ranks, shape.output_width
+    return shape.input_width, shape.output_width // ranks
+
+
+def _products_bytes(model: ModelConfig, training: TrainingConfig, part: Part) -> int:
     """Bytes of 16-bit products through fp32, at most; the fused attention converts all its inputs and outputs.
 
     These are q, k, v, the output and their four gradients.
@@ -147,8 +218,7 @@ def _products_bytes(model: ModelConfig, training: TrainingConfig) -> int:
 
     if training.attention is not AttentionPath.fused:
         return SCRATCH_BYTES
-    tokens = training.seq_length * training.micro_batch_size
-    return SCRATCH_BYTES + 8 * 4 * tokens * model.num_attention_heads * model.head_dim
+    return SCRATCH_BYTES + 8 * 4 * part.tokens(training) * part.heads(model) * model.head_dim
 
 
 def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments: int) -> int:
@@ -158,7 +228,8 @@ def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments
     """
     capture = experiment.capture
     iterations = captured_iterations(capture, experiment.training.iterations)
-    if not iterations:
+    levels = {capture.level, *(rule.level for rule in capture.rules)}
+    if not iterations or CaptureLevel.tensors not in levels:
         return 0
     declared = map_in_force(maps, experiment.quant, iterations[0])
     values = rank_bytes_of_iteration(experiment, declared)

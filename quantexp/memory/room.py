@@ -25,7 +25,6 @@ from quantexp.schema import (
     AttentionPath,
     Experiment,
     LauncherConfig,
-    MemoryCheck,
     Precision,
     Recompute,
 )
@@ -78,10 +77,12 @@ def never() -> None:
 
 
 def room_of(experiment: Experiment) -> Room | None:
-    """The memory of each process: this machine's, or the job request's; None if the request does not state it.
+    """The memory of each process: as configured, this machine's, or the job request's; None if nothing states it.
 
     Without GPUs it is an equal share of a machine's memory.
     """
+    if (gb := experiment.memory_gb) is not None:
+        return Room(gb, f"memory={gb:g}")
     if not experiment.launcher.is_local:
         return _requested(experiment.launcher)
     return room_here(experiment)
@@ -224,7 +225,7 @@ def _changes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> Iterator[_
     if training.attention is AttentionPath.plain:
         path = AttentionPath.fused if _is_fusable(experiment) else AttentionPath.tiled
         yield "training", "attention", path
-    if training.recompute is Recompute.none:
+    if training.recompute is not Recompute.full:
         yield "training", "recompute", Recompute.full
     if training.micro_batch_size > 1:
         yield "training", "micro_batch_size", 1
@@ -324,7 +325,8 @@ def require_memory_here(experiment: Experiment) -> None:
     Raises:
         TooLargeError: names the changes that would make it fit.
     """
-    if experiment.memory is MemoryCheck.ignore:
+    if not experiment.checks_memory:
         return
-    if fit := misfit(experiment, room_here(experiment)):
+    room = room_here(experiment) if experiment.memory_gb is None else room_of(experiment)
+    if fit := misfit(experiment, room):
         raise TooLargeError(f"{fit}; {STARTED_ANYWAY.format('it')}")

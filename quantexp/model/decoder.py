@@ -48,6 +48,11 @@ def is_routed(module: str) -> bool:
     return _ROUTED.fullmatch(module) is not None
 
 
+def is_column_wise(module: str) -> bool:
+    """Whether the ranks of a tensor-parallel group share a linear module's input; they share the output of others."""
+    return module == "proj" or module.endswith("fc2")
+
+
 def in_words(modules: Iterable[str]) -> str:
     """Unique module names for a message; of the routed experts, which are many, only the first and the last."""
     names = list(dict.fromkeys(modules))

@@ -123,6 +123,11 @@ class Layout:
             layer for chunk in range(self.chunks) for layer in self.layers(num_layers, stage, chunk)
         ]
 
+    def stage_of_layers(self, num_layers: int) -> dict[int, int]:
+        """Layer -> its stage."""
+        stages = range(self.pipeline)
+        return {layer: s for s in stages for layer in self.stage_layers(num_layers, s)}
+
     def experts(self, num_experts: int, place: Place) -> range:
         """The routed experts (global, from 0) of a rank."""
         each = num_experts // self.expert

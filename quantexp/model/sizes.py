@@ -29,6 +29,18 @@ def num_micro_batches_each(experiment: Experiment) -> int:
     return training.global_batch_size // sequences
 
 
+def distributes_optimizer(experiment: Experiment) -> bool:
+    """Whether the ranks that hold the same parameters divide the optimizer's state among them.
+
+    By default where there are several data-parallel ranks, unless the state is saved or loaded.
+    """
+    training = experiment.training
+    if training.distributed_optimizer is not None:
+        return training.distributed_optimizer
+    is_whole = experiment.checkpoint.optimizer or training.start_optimizer
+    return Layout.of(experiment).data > 1 and not is_whole
+
+
 def num_parameters(model: ModelConfig) -> int:
     """Parameters, without Megatron's padding of the vocabulary."""
     layers = num_linear_parameters(model)

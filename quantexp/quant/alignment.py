@@ -25,16 +25,11 @@ from dataclasses import dataclass
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Axis
-from quantexp.model.decoder import LinearShape, in_words, is_routed, layer_modules
+from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import PrecisionMap, Slots, declared_maps
 from quantexp.quant.sites import Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
-
-#: The ends of the names of modules whose input ranks share; those of all others share the output.
-_BY_COLUMNS = ("proj", "fc2")
-#: Of those names, one that is no such module.
-_QUERY_PROJECTION = "q-proj"
 
 
 @dataclass(frozen=True)
@@ -150,11 +145,10 @@ def _extent(
 ) -> int | None:
     """Elements of a rank's shard along the axis of the blocks; 0 where it has the whole axis, None where it varies."""
     ranks = layout.expert_tensor if is_routed(name) else layout.tensor
-    is_column_wise = name.endswith(_BY_COLUMNS) and name != _QUERY_PROJECTION
     match spec.axis:
-        case Axis.INPUT_WIDTH if shape is not None and is_column_wise and ranks > 1:
+        case Axis.INPUT_WIDTH if shape is not None and is_column_wise(name) and ranks > 1:
             return shape.input_width // ranks
-        case Axis.OUTPUT_WIDTH if shape is not None and not is_column_wise and ranks > 1:
+        case Axis.OUTPUT_WIDTH if shape is not None and not is_column_wise(name) and ranks > 1:
             halves = 2 if name.endswith("fc1") else 1
             return shape.output_width // halves // ranks
         case Axis.TOKENS | Axis.QUERIES if layout.context > 1:

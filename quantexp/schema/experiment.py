@@ -52,12 +52,24 @@ class Experiment:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-    #: Whether a run that needs more memory than available may start; not part of its identity.
-    memory: MemoryCheck = MemoryCheck.check
+    #: check: refuse a run that needs more memory than this machine, or the job's request, has for each process;
+    #: a number: refuse it if a process needs more than so many units of 1e9 bytes; ignore: start it anyway.
+    #: A MemoryCheck or a float, of which OmegaConf has no union; not part of a run's identity.
+    memory: Any = MemoryCheck.check
     #: Show what would run, and run nothing.
     dry_run: bool = False
     #: Run again although a completed run with this identity exists; the earlier attempt is kept.
     force: bool = False
+
+    @property
+    def memory_gb(self) -> float | None:
+        """The memory of each process, in units of 1e9 bytes, if it is a number."""
+        return None if isinstance(self.memory, MemoryCheck) else float(self.memory)
+
+    @property
+    def checks_memory(self) -> bool:
+        """Whether a run that does not fit is refused."""
+        return self.memory is not MemoryCheck.ignore
 
 
 @dataclass

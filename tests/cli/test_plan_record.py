@@ -194,7 +194,15 @@ def test_several_processes_share_the_batch_under_torchrun() -> None:
     one = planned("training=fast", "training.global_batch_size=8")
     two = planned("training=fast", "training.global_batch_size=8", "launcher.num_processes=2")
     assert (one.num_micro_batches_each, two.num_micro_batches_each) == (4, 2)
-    assert two.memory_gb_per_gpu == one.memory_gb_per_gpu, "each holds the whole model"
+    states = {plan.memory_parts_gb["optimizer"] for plan in (one, two)}
+    assert max(states) == pytest.approx(2 * min(states), abs=0.001), "each keeps half of the state"
+    whole = planned(
+        "training=fast",
+        "training.global_batch_size=8",
+        "launcher.num_processes=2",
+        "training.distributed_optimizer=false",
+    )
+    assert whole.memory_gb_per_gpu == one.memory_gb_per_gpu, "each holds the whole model"
     (command,) = two.commands
     assert command[1:4] == ["-m", "torch.distributed.run", "--nproc-per-node=2"]
     assert command[-3:-1] == ["-m", "quantexp.training.worker"]

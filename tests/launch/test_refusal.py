@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.cli.main import main
-from quantexp.errors import TooLargeError
+from quantexp.errors import ConfigError, TooLargeError
 from quantexp.launch.attempt import open_run
 from quantexp.launch.refusal import Request, by_reason, require_memory, too_large_together
 from quantexp.memory.room import needed_gb, require_memory_here
@@ -111,6 +111,25 @@ def test_word_that_is_neither_check_nor_ignore_is_refused(capsys: Captured) -> N
     error = capsys.readouterr().err
     assert "memory" in error
     assert "check, ignore" in error
+
+
+def test_number_is_the_memory_of_each_process(tiny: Make, machine: Callable[[float], None]) -> None:
+    machine(0.1)
+    require_memory([Request(tiny("memory=80"))])
+    require_memory_here(tiny("memory=80"))
+    message = refused(tiny("memory=0.25"))
+    assert re.search(r"[\d.]+ GB do not fit in 0.2 GB \(memory=0.25\): ", message)
+    with pytest.raises(TooLargeError, match=re.escape("(memory=0.25)")):
+        require_memory_here(tiny("memory=0.25"))
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "true", "some", "null", "[1]"])
+def test_memory_is_a_word_or_a_positive_number(tiny: Make, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tiny(f"memory={word}")
+    assert "memory must be one of check, ignore, or the GB of each process such as 80, got" in str(
+        caught.value
+    )
 
 
 def test_completed_run_is_not_refused(tiny: Make, machine: Callable[[float], None]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from quantexp.config.compose import compose
-from quantexp.memory.activations import activation_bytes, passing_bytes
+from quantexp.memory.activations import activation_bytes, largest_linear, passing_bytes
+from quantexp.memory.part import WHOLE, Part
+from quantexp.model.layout import Layout
 from quantexp.quant.precision import precision_map
 from quantexp.quant.step_state import StepState, use_step_state
-from quantexp.schema import Experiment, Precision
+from quantexp.schema import Dispatcher, Experiment, Precision
 from quantexp.training.megatron.model import build_model, set_precision
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import inject, stock_spec
@@ -137,3 +140,105 @@ def test_a_tile_of_scores_makes_the_peak_where_it_is_larger_than_what_follows(ti
         passing_bytes(experiment.model, experiment.training, is_cpu=True)
         == tile + operands - feed_forward
     )
+
+
+def kept(experiment: Experiment, part: Part = WHOLE) -> int:
+    return activation_bytes(experiment.model, experiment.training, is_cpu=False, part=part)
+
+
+@pytest.mark.parametrize("path", ["plain", "tiled", "fused"])
+def test_ranks_of_a_tensor_parallel_group_share_everything_with_sequence_parallelism(
+    tiny: Tiny, tiny_models: dict[str, list[str]], path: str
+) -> None:
+    """Except the rows of routed experts, which both ranks of an expert take in and give back whole."""
+    part = Part(Layout(tensor=2, sequence=True, expert_tensor=2))
+    for name in ("llama32-1b", "deepseek2_lite"):
+        experiment = tiny(*tiny_models[name], f"training.attention={path}")
+        moe = experiment.model.moe
+        rows = 0 if moe is None else 64 * 2 * moe.top_k * 2 * 128 * 2
+        assert kept(experiment, part) == (kept(experiment) + rows) // 2
+
+
+def test_without_sequence_parallelism_each_rank_keeps_whole_inputs(tiny: Tiny) -> None:
+    """Norms and the inputs of qkv, fc1 and the output layer: 2 of hidden size for each layer and its norms, and 2."""
+    experiment = tiny()
+    shared, whole = (Part(Layout(tensor=2, sequence=sequence)) for sequence in (True, False))
+    tokens, hidden = 64 * 2, 128 * 2
+    half = tokens * hidden // 2
+    assert kept(experiment, whole) - kept(experiment, shared) == 2 * 4 * half + 2 * half
+
+
+def test_ranks_that_share_a_sequence_keep_the_keys_and_values_of_all(tiny: Tiny) -> None:
+    """Half of the tokens; for each, in place of qkv and rotated q and k: q, and k and v of both halves."""
+    experiment = tiny("training.attention=tiled")
+    layers, tokens, heads, groups, D = 2, 64 * 2, 4, 2, 32
+    part = Part(Layout(context=2))
+    width = heads * D + 2 * groups * 2 * D
+    before = (heads + 2 * groups) * D + (heads + groups) * D
+    expected = kept(experiment) // 2 + layers * tokens // 2 * 2 * (width - before)
+    assert kept(experiment, part) == expected
+
+
+def test_stages_keep_their_layers_once_for_each_micro_batch_in_flight(tiny: Tiny) -> None:
+    experiment = tiny("model.num_layers=4")
+    tokens, hidden = 64 * 2, 128 * 2
+    last = tokens * 2 * hidden
+    layer = (kept(experiment) - last) // 4
+    first, end = (Part(Layout(pipeline=2), stage, micro_batches=8) for stage in (0, 1))
+    assert kept(experiment, first) == 2 * (2 * layer + tokens * hidden), "with what it sends"
+    assert kept(experiment, end) == 2 * layer + last
+    interleaved = Part(Layout(pipeline=2, chunks=2), 0, micro_batches=8)
+    assert kept(experiment, interleaved) == 5 * layer + 5 * tokens * hidden
+
+
+def test_selective_recomputation_keeps_the_scores_of_one_layer(tiny: Tiny) -> None:
+    plain, selective = tiny(), tiny("training.recompute=selective")
+    scores = 64 * 2 * 4 * 64 * (4 + 2)
+    assert kept(plain) - kept(selective) == (2 - 1) * scores
+    tiled = (
+        tiny("training.attention=tiled", f"training.recompute={r}") for r in ("none", "selective")
+    )
+    assert len(set(map(kept, tiled))) == 1, "tiles keep no scores in the first place"
+
+
+def test_experts_of_other_ranks_take_as_many_tokens_as_they_send(
+    tiny: Tiny, tiny_models: dict[str, list[str]]
+) -> None:
+    experiment = tiny(*tiny_models["deepseek2_lite"], "training.attention=fused")
+    part = Part(Layout(data=2, expert=2))
+    assert kept(experiment, part) == kept(experiment)
+    model, training = experiment.model, experiment.training
+    tokens = 64 * 2 * model.hidden_size * 2
+    passing = [
+        passing_bytes(
+            replace(model, vocab_size=1), training, is_cpu=False, part=replace(part, dispatcher=d)
+        )
+        for d in Dispatcher
+    ]
+    assert model.moe is not None
+    weights = largest_linear(model) * 6
+    expected = [max(weights, 2 * copies * tokens) for copies in (2, model.moe.top_k)]
+    assert passing == expected
+
+
+def test_the_last_stage_alone_has_logits_and_a_rank_its_share_of_them(tiny: Tiny) -> None:
+    experiment = tiny("training.attention=fused")
+    model, training = replace(experiment.model, vocab_size=100000), experiment.training
+    rows, tokens = 100096, 64 * 2
+    peaks = [
+        passing_bytes(model, training, is_cpu=False, part=Part(Layout(pipeline=2, tensor=2), stage))
+        for stage in (0, 1)
+    ]
+    largest = 2 * 192 * 128 // 2 * 6
+    assert peaks == [largest, max(tokens * rows // 2 * 6, tokens * rows + rows // 2 * 128 * 6)]
+
+
+def test_a_tile_of_a_rank_has_its_queries_and_all_keys(tiny: Tiny) -> None:
+    experiment = tiny("training.attention=tiled", "training.seq_length=2048")
+    model, training = experiment.model, experiment.training
+    tokens, heads = 1024 * 2, 4
+    tile = 2 * heads * 128 * 2048 * (2 * 4 + 5 * 2)
+    operands = tokens * heads * 32 * (2 * 2 + 2 * (2 * 2 + 2 * 4))
+    later = tokens * 2 * (128 + 5 * 192)
+    peak = passing_bytes(model, training, is_cpu=False, part=Part(Layout(context=2)))
+    assert peak == tile + operands - later

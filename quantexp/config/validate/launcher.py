@@ -24,12 +24,17 @@ def validate_launcher(experiment: Experiment) -> None:
     if launcher.kind != SLURM:
         _unused(launcher)
     check_limits("launcher", launcher)
-    _share_of_batch(experiment)
+    check_share_of_batch(experiment)
     if not launcher.is_local:
         _job(launcher)
 
 
-def _share_of_batch(experiment: Experiment) -> None:
+def check_share_of_batch(experiment: Experiment) -> None:
+    """Refuse a batch that does not divide among the data-parallel ranks.
+
+    Raises:
+        ConfigError: names the batch and its divisor.
+    """
     layout, training = Layout.of(experiment), experiment.training
     together = training.micro_batch_size * layout.micro_batches_together
     if training.global_batch_size % together:
