@@ -25,6 +25,7 @@ import yaml
 from quantexp.analysis.draw.arguments import request_of as draw_request
 from quantexp.analysis.requantise.arguments import request_of as requantise_request
 from quantexp.cli.arguments import parser_of
+from quantexp.cli.jobs import cluster_of
 from quantexp.cli.main import main
 from quantexp.cli.verbs import VERBS
 from quantexp.config.compose import compose
@@ -134,6 +135,8 @@ def command_of(text: str) -> Command:
 def check(command: Command) -> None:
     """Compose the experiments that it would train; of other commands, parse the words."""
     arguments = parser_of(command.verb).parse_intermixed_args(list(command.words))
+    if command.verb in ("draw", "requantise"):
+        cluster_of(arguments)
     if command.verb == "draw":
         draw_request(arguments)
     elif command.verb == "requantise":
@@ -332,7 +335,7 @@ def test_commands_about_runs_do_what_the_page_says(
         if not command.needs_runs:
             continue
         words = [one for word in command.words for one in expanded(with_real_runs(word))]
-        if command.verb in COMPOSED:
+        if command.verb in COMPOSED or "launcher=slurm" in words:
             check(Command(command.verb, tuple(words)))
             continue
         if command.verb == "draw" and not any(word.startswith("module=") for word in words):

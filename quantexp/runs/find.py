@@ -191,6 +191,12 @@ def _sweep(file: Path) -> Scope:
 def _submission(folder: Path) -> Scope:
     submission = Submission(folder)
     what = "a submission's list of runs; give one of runs/submissions/"
+    if submission.plan.is_file():
+        name = folder.name
+        raise RunError(
+            f"{folder} has jobs of quantexp {name.partition('-')[0]}, which are no runs: that command shows them, "
+            f"scancel --name={name} ends them, and their output is there"
+        )
     if not os.path.lexists(submission.tasks):
         raise RunError(f"{submission.tasks} is gone: {folder} is not {what}")
     try:

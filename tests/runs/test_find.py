@@ -111,6 +111,18 @@ def test_file_that_is_no_sweep_is_refused(root: Path, text: str) -> None:
         scope("odd", root)
 
 
+def test_submission_of_work_beside_training_is_refused_with_what_to_do(root: Path) -> None:
+    folder = root / "submissions" / "draw-20260102-030405-1e84"
+    folder.mkdir()
+    write_json(Submission(folder).plan, {})
+    with pytest.raises(RunError) as error:
+        scope(folder.name, root)
+    assert str(error.value) == (
+        f"{folder} has jobs of quantexp draw, which are no runs: that command shows them, "
+        "scancel --name=draw-20260102-030405-1e84 ends them, and their output is there"
+    )
+
+
 def test_submission_without_its_list_is_refused(root: Path) -> None:
     (root / "submissions" / "quantexp-2").mkdir()
     with pytest.raises(RunError, match=r"tasks\.json is gone: .*quantexp-2 is not a submission's"):

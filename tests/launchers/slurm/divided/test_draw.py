@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 from quantexp.analysis.draw.work import Done, Task, do
+from quantexp.analysis.quick.first_look import Look, _look
+from quantexp.capture.reader import CapturedTensor
 from quantexp.cli.main import main
 from tests.analysis.draw.conftest import MX8, Unhashed, linear_formats, normal
 from tests.launchers.slurm.conftest import FakeSlurm, queue_line
@@ -158,19 +160,33 @@ def test_measures_come_back_as_they_were_and_are_taken_once(
 
 
 def test_force_draws_again_once_and_a_second_submission_goes_on(
-    cluster: Cluster, submit: Submit, job: RunJob, looked: list[str]
+    cluster: Cluster,
+    submit: Submit,
+    job: RunJob,
+    looked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = ["--only", "statistics", "--force"]
-    alone("--only", "statistics")
-    assert main([*cluster.words, "--only", "statistics"]) == 0
+    parts = ["--only", "statistics,quick_analysis"]
+    alone(*parts)
+    assert main([*cluster.words, *parts]) == 0
     looked.clear()
-    submit(*words)
+    counted: list[str] = []
+
+    def look_and_note(is_declared: bool, entry: CapturedTensor) -> Look | str:
+        counted.append(f"{entry.folder} {entry.name}")
+        return _look(is_declared, entry)
+
+    monkeypatch.setattr("quantexp.analysis.quick.first_look._look", look_and_note)
+    submit(*parts, "--force")
     assert job("make", 0) == 0
-    assert submit(*words)[0] == "submitted 2 tasks as the array 9, for 4 of 6 tensors"
+    again = submit(*parts, "--force")[0]
+    assert again.startswith("submitted 2 tasks as the array 9, for ")
+    assert again.endswith(" of 6 tensors")
     for task in (0, 1):
         assert job("make", task) == 0
     assert job("join") == 0
     assert len(looked) == len(set(looked)) == 6
+    assert len(counted) == len(set(counted)) == 6
     assert content("own") == content("alone")
 
 
