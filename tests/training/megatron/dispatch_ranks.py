@@ -107,7 +107,7 @@ def dispatched(rank: int, layout: str, kind: str) -> list[Expert]:
     routed = torch.zeros_like(scores, dtype=torch.bool)
     routed.scatter_(1, scores.topk(TOP_K).indices, True)
     mixture = Mixture(kind, config, expert)
-    pass_rows_to_experts(mixture)  # type: ignore[arg-type]
+    pass_rows_to_experts(mixture)
     result = mixture(tokens, routed)
     assert torch.equal(result, tokens * TOP_K * expert_tensor), "every token came back"
     parallel_state.destroy_model_parallel()
