@@ -82,6 +82,21 @@ static double value_of(int pattern, const double *values) {
   return value;
 }
 
+/* Whether any of LANES counts in either table is not zero. */
+INLINE int any_counts(const uint32_t *even, const uint32_t *odd) {
+  words any = {0}, more;
+  for (int k = 0; k < LANES; k += WIDTH) {
+    memcpy(&more, even + k, sizeof more);
+    any |= more;
+    memcpy(&more, odd + k, sizeof more);
+    any |= more;
+  }
+  uint64_t pairs[WIDTH / 2], bits = 0;
+  memcpy(pairs, &any, sizeof any);
+  for (int k = 0; k < WIDTH / 2; k++) bits |= pairs[k];
+  return bits != 0;
+}
+
 /* The values v and counts c of the patterns that occur in either table, by ascending value, -0 before 0, without NaN and
    Inf. Returns their number. totals: NaN, Inf, zeros, finite. Zeroes the tables. */
 static int64_t ordered(uint32_t *tables, const double *values, double *v, double *c, double *totals) {
@@ -91,14 +106,7 @@ static int64_t ordered(uint32_t *tables, const double *values, double *v, double
   for (int group = 0; group < PATTERNS / LANES; group++) {
     int is_negative = group < PATTERNS / 2 / LANES;
     int first = is_negative ? PATTERNS - (group + 1) * LANES : group * LANES - PATTERNS / 2;
-    words any, more;
-    memcpy(&any, even + first, sizeof any);
-    memcpy(&more, odd + first, sizeof more);
-    any |= more;
-    uint64_t eight[8], is_any = 0;
-    memcpy(eight, &any, sizeof any);
-    for (int k = 0; k < 8; k++) is_any |= eight[k];
-    if (!is_any) continue;
+    if (!any_counts(even + first, odd + first)) continue;
     for (int k = 0; k < LANES; k++) {
       int pattern = first + (is_negative ? LANES - 1 - k : k);
       double count = (double)even[pattern] + odd[pattern];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
+from tests.formats.kernels.builds import compiled_for, every_build
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 #: Sums of positive squares, of which a lane adds up to 95 in float32: 95 * 2^-24, in decibel.
@@ -21,6 +23,13 @@ SQNR_DB = 2.5e-5
 @pytest.fixture(autouse=True)
 def _compiles() -> None:
     assert native.kernels() is not None, "these tests need a C compiler"
+
+
+@pytest.fixture
+def build(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The C compiled for one kind of processor, that is, for one width of vectors."""
+    with compiled_for(request.param, native.kernels) as name:
+        yield name
 
 
 def wild(dtype: torch.dtype, *shape: int, spread: float = 6.0) -> Tensor:
@@ -65,6 +74,24 @@ def test_agrees_with_the_torch_code(
 ) -> None:
     x = wild(dtype, 67, 5, 83, spread=2.0 if dtype == torch.float16 else 6.0)
     assert_alike(*both(x, format_name, tensor_name, monkeypatch))
+
+
+def patterns(x: Tensor) -> list[int]:
+    """The bits of each element; for float32, its upper half."""
+    return (x.view(torch.int32) >> 16 if x.dtype == torch.float32 else x.view(torch.int16)).tolist()
+
+
+@every_build
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_call_counts_every_pattern_of_its_tensor(dtype: torch.dtype, build: str) -> None:
+    # Few patterns, because groups of patterns without a count are skipped. From 2^20 elements on a tensor is shared.
+    kernel, x = native.kernels(), wild(dtype, 99)
+    assert kernel is not None
+    for part in (x, x.repeat(1 << 14), x, x[:7]):
+        histogram = native.counted_values(kernel, native.Look(part))[1]
+        values = histogram.values.to(torch.bfloat16 if dtype == torch.float32 else dtype)
+        counts = dict(zip(patterns(values), histogram.counts.tolist(), strict=True))
+        assert counts == Counter(patterns(part[part.isfinite()])), build
 
 
 @pytest.mark.parametrize("tensor_name", ["input", "value"])
@@ -144,11 +171,11 @@ def _threads_as_before() -> Iterator[None]:
 MIXED = ((1040, 1056), (3, 33), (5, 260, 1000), (700,), (2, 70, 9001))
 
 
-@pytest.mark.usefixtures("_threads_as_before")
-@pytest.mark.parametrize("tensor_name", ["input", "value"])
+@pytest.mark.usefixtures("_threads_as_before", "build")
+@every_build
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, tensor_name: str) -> None:
-    kernel, chosen = native.kernels(), chosen_for("mxfp8", tensor_name)
+def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
+    kernel, chosen = native.kernels(), chosen_for("mxfp8", "input")
     assert kernel is not None
     looks = [native.Look(wild(dtype, *shape), chosen.spec, -1) for shape in MIXED]
     looks += [native.Look(wild(dtype, *shape), chosen.spec, 0) for shape in MIXED]

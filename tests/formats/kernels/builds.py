@@ -1,8 +1,12 @@
-"""Shared by the kernel tests: builds of the CPU kernel, the torch code instead of it, and comparison by bits."""
+"""Shared by the tests of compiled code: its builds, the torch code instead of it, and comparison by bits."""
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,12 +14,27 @@ from torch import Tensor
 
 from quantexp.formats import quantise
 from quantexp.formats.kernels.choice import torch_alone
+from quantexp.processes import compiled
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 #: Flags that follow the usual ones and select an older processor's code on any x86.
 BUILDS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-march=x86-64",)}
 
 every_build = pytest.mark.parametrize("build", BUILDS, indirect=True)
+
+
+@contextmanager
+def compiled_for(build: str, functions: Any) -> Iterator[str]:
+    """Compile for one kind of processor; `functions` is the cached function that loads the library."""
+    if build != "native" and platform.machine() != "x86_64":
+        pytest.skip("flags of x86")
+    with patch.object(compiled, "FLAGS", (*compiled.FLAGS, *BUILDS[build])):
+        for cached in (functions, compiled.library):
+            cached.cache_clear()
+        assert functions() is not None, "these tests need a C compiler"
+        yield build
+    for cached in (functions, compiled.library):
+        cached.cache_clear()
 
 
 def by_torch(x: Tensor, name: str, **options: Any) -> Tensor:
