@@ -16,6 +16,8 @@ from quantexp.config.load import read, save
 from quantexp.config.sweep.points import compose_points
 from quantexp.config.validate.experiment import validate
 from quantexp.folders import conf_dir
+from quantexp.memory.room import needed_gb
+from quantexp.quant.alignment import unaligned_slots
 from quantexp.quant.scheme import CHOICES, SCHEMES, derived_name
 from quantexp.schema import Experiment, QuantConfig
 
@@ -38,6 +40,9 @@ def choice(file: Path) -> list[str]:
         return [f"{group}={name}"]
     group, _, folder = group.partition("/")
     chosen = f"{group}={folder + '/' if folder else ''}{name}"
+    if group == "parallel" and name != "none":
+        model = name.rpartition("_")[0] or "llama32-1b"
+        return [f"model={model}", chosen, "memory=1000"]
     return [f"+{chosen}" if group == "experiment" else chosen]
 
 
@@ -62,6 +67,21 @@ def test_a_presets_cuts_are_in_force(file: Path) -> None:
     assert OmegaConf.to_object(cut) == replace(
         compose(words, None, {}).model, vocab_size=cut.vocab_size
     )
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in FILES if f.parts[0] == "parallel" and "x80" in f.name], ids=str
+)
+def test_shipped_layout_fits_and_leaves_blocks_whole(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the scheme that keeps most, and attention that keeps all scores."""
+    monkeypatch.setattr("quantexp.memory.footprint.device_class", lambda _: "NVIDIA H100")
+    experiment = compose([*choice(file), "quant=FA_linear_mxfp8", "capture=off"], None, {})
+    processes = int(file.name.rpartition("_")[2].partition("x")[0])
+    assert experiment.launcher.num_processes == processes
+    assert needed_gb(experiment) <= 80
+    assert unaligned_slots(experiment) == []
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "experiment"], ids=str)

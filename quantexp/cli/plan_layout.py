@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rich.table import Table
+
+from quantexp.config.auto_layout import candidates, is_chosen
 from quantexp.memory.communication import communication_bytes
 from quantexp.memory.footprint import RankMemory
 from quantexp.memory.part import Part
@@ -11,6 +14,9 @@ from quantexp.model.layout import Layout
 from quantexp.quant.alignment import unaligned_slots
 from quantexp.schema import Experiment
 from quantexp.terminal.units import human_bytes
+
+#: Rows of the table of candidates.
+_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class LayoutPlan:
     communication_bytes: dict[str, int]
     #: Slots whose blocks fall otherwise than in one process, and groups that span nodes.
     notes: list[str]
+    #: What `parallel=auto` chose from, the chosen one first; empty for any other layout.
+    candidates: list[dict[str, object]]
 
 
 def layout_plan(experiment: Experiment, fullest: RankMemory) -> LayoutPlan:
@@ -59,7 +67,57 @@ def layout_plan(experiment: Experiment, fullest: RankMemory) -> LayoutPlan:
         micro_batches_in_flight=part.chunks_in_flight / layout.chunks,
         communication_bytes=communication_bytes(experiment),
         notes=_notes(experiment, layout),
+        candidates=_candidates(experiment),
     )
+
+
+def _candidates(experiment: Experiment) -> list[dict[str, object]]:
+    if not is_chosen(experiment.parallel):
+        return []
+    keys = ("tensor", "context", "pipeline", "virtual_pipeline", "expert")
+    return [
+        {
+            **{key: getattr(one.parallel, key) for key in keys},
+            "memory_gb": round(one.memory_gb, 3),
+            "communication_bytes": one.communication_bytes,
+            "idle": round(one.idle, 4),
+            "cost_s": round(one.cost_s, 4),
+        }
+        for one in candidates(experiment)
+    ]
+
+
+def candidates_table(plan: LayoutPlan) -> Table:
+    """The cheapest layouts that `parallel=auto` chose from."""
+    shown, number = plan.candidates[:_SHOWN], len(plan.candidates)
+    table = Table(
+        title=f"layouts that fit: {len(shown)} of {number}", title_justify="left", box=None
+    )
+    headings = (
+        "tensor",
+        "context",
+        "pipeline",
+        "chunks",
+        "expert",
+        "memory",
+        "sends",
+        "idle",
+        "cost",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for one in shown:
+        sizes = list(one.values())[:5]
+        sent = one["communication_bytes"]
+        assert isinstance(sent, dict)
+        cells = (
+            f"{one['memory_gb']:.1f} GB",
+            human_bytes(sum(sent.values())),
+            f"{one['idle']:.1%}",
+            f"{one['cost_s']:.3g} s",
+        )
+        table.add_row(*map(str, sizes), *cells)
+    return table
 
 
 def _has(experiment: Experiment, part: Part) -> str:

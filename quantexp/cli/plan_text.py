@@ -8,7 +8,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from quantexp.cli.plan_layout import layout_lines
+from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
 from quantexp.launch.duration import in_words
 from quantexp.launch.product_rate import rate_in_words
@@ -85,6 +85,8 @@ def show(plan: Plan, console: Console) -> None:
         table.add_line(name, destination)
     table.add_line("command", " ".join(plan.commands[0]))
     table.print()
+    if plan.layout.candidates:
+        console.print(candidates_table(plan.layout))
     console.print(precision_table(plan, console.width))
     if plan.script is not None:
         console.print(Rule("the job's script", align="left"))

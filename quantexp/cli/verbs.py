@@ -21,6 +21,7 @@ KINDS: dict[str, str | None] = {
     "presets": "training",
     "captures": "capture",
     "launchers": "launcher",
+    "layouts": "parallel",
     "experiments": "experiment",
     "runs": None,
 }

@@ -21,6 +21,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from quantexp.config.auto_layout import choose_layout
 from quantexp.config.choices import groups
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
@@ -35,6 +36,7 @@ from quantexp.schema import (
     CaptureRule,
     Composition,
     Experiment,
+    ParallelConfig,
     Rule,
     SweepConfig,
     TokenizerKind,
@@ -75,8 +77,19 @@ def load(config: DictConfig) -> Experiment:
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
     experiment = Experiment(**parts)
+    if experiment.parallel.auto:
+        validate(_in_one_process(experiment))
+        experiment = choose_layout(experiment)
     validate(experiment)
     return experiment
+
+
+def _in_one_process(experiment: Experiment) -> Experiment:
+    """The experiment without its layout, for the checks of everything else before a layout is chosen."""
+    launcher = dataclasses.replace(
+        experiment.launcher, num_processes=1, nodes=1, gpus_per_node=0, gpu_type=None
+    )
+    return dataclasses.replace(experiment, parallel=ParallelConfig(), launcher=launcher)
 
 
 def load_sweep(config: DictConfig) -> SweepConfig:

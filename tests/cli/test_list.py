@@ -37,6 +37,7 @@ def names(kind: str, config_dir: Path | None = None) -> list[str]:
         ("presets", "training"),
         ("captures", "capture"),
         ("launchers", "launcher"),
+        ("layouts", "parallel"),
         ("experiments", "experiment"),
     ],
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from quantexp.config.compose import compose
-from quantexp.memory.footprint import HEAP_GB, memory_parts_gb
+from quantexp.memory.footprint import HEAP_GB, RankMemory, fullest_rank, memory_parts_gb
+from quantexp.model.decoder import is_routed, linear_shapes
 from quantexp.quant.products import SCRATCH_BYTES
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "peak_memory.py"
@@ -97,3 +98,57 @@ def test_predicted_memory_is_within_15_percent_of_what_a_run_takes() -> None:
     command = [sys.executable, str(BENCHMARK), "--json", *words.split()]
     result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     assert 0.85 < result["predicted"] / result["measured"] < 1.15
+
+
+def divided(model: str, processes: int, *words: str) -> RankMemory:
+    batch = f"training.global_batch_size={2 * processes}"
+    names = (f"model={model}", batch, f"launcher.num_processes={processes}", *words)
+    return fullest_rank(compose([*FAST, *names], None, {}))
+
+
+def test_ranks_with_the_same_parameters_divide_the_optimizers_state() -> None:
+    """Dense parameters among data x context, experts among the ranks that have the same ones: 12 bytes each."""
+    sizes = ("parallel.tensor=2", "parallel.expert=2", "parallel.expert_tensor=1")
+    rank = divided("deepseek2_lite", 8, *sizes)
+    dense, routed = rank.part.parameters(compose(["model=deepseek2_lite", *FAST], None, {}).model)
+    assert rank.parts_gb["optimizer"] == pytest.approx(12 * (dense / 4 + routed / 4) / 1e9)
+    context = ("parallel.context=2", "training.distributed_optimizer=true")
+    rank = divided("llama32-1b", 2, *context)
+    assert rank.parts_gb["optimizer"] == pytest.approx(rank.parts_gb["weights"] * 6 / 2)
+    whole = divided("llama32-1b", 2, "training.distributed_optimizer=false")
+    assert whole.parts_gb["optimizer"] == pytest.approx(whole.parts_gb["weights"] * 6)
+
+
+def test_experts_state_is_divided_among_fewer_ranks() -> None:
+    rank = divided("deepseek2_lite", 4, "parallel.expert=4")
+    dense, routed = rank.part.parameters(compose(["model=deepseek2_lite", *FAST], None, {}).model)
+    assert rank.parts_gb["optimizer"] == pytest.approx(12 * (dense / 4 + routed) / 1e9)
+
+
+def test_saved_optimizer_is_not_divided() -> None:
+    kept = ("checkpoint.at_end=true", "checkpoint.optimizer=true")
+    rank = divided("llama32-1b", 2, *kept)
+    assert rank.parts_gb["optimizer"] == pytest.approx(rank.parts_gb["weights"] * 6)
+
+
+def test_fullest_rank_is_that_of_the_stage_that_needs_most() -> None:
+    """The tied embedding is on both ends; the last stage has one layer less and the logits."""
+    rank = divided("llama32-1b", 2, "parallel.pipeline=2", "model.num_layers=3")
+    assert rank.part.stage == 0
+    rank = divided("llama31-8b", 2, "parallel.pipeline=2", "model.num_layers=2")
+    assert rank.part.stage == 0, (
+        "as many parameters in both, two micro-batches in flight in the first"
+    )
+
+
+def test_copies_of_weights_are_divided_like_the_weights() -> None:
+    words = ("quant=linear_mxfp8", "training.global_batch_size=8")
+    one = memory_parts_gb(compose([*FAST, "model=deepseek2_lite", *words], None, {}))
+    sizes = ("parallel.tensor=2", "parallel.expert=2", "parallel.expert_tensor=2")
+    rank = divided("deepseek2_lite", 4, *words, *sizes)
+    model = compose([*FAST, "model=deepseek2_lite"], None, {}).model
+    shapes = [linear_shapes(model, layer) for layer in range(2)]
+    routed = sum(s.count for each in shapes for name, s in each.items() if is_routed(name))
+    others = sum(s.count for each in shapes for name, s in each.items() if not is_routed(name))
+    assert one["weight_copies"] == pytest.approx(2 * 2 * (routed + others) / 1e9)
+    assert rank.parts_gb["weight_copies"] == pytest.approx(2 * 2 * (routed / 4 + others / 2) / 1e9)
