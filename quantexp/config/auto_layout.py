@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from quantexp.config.validate.experiment import validate
 from quantexp.config.validate.launcher import check_share_of_batch
 from quantexp.config.validate.parallel import validate_parallel
 from quantexp.errors import ConfigError
@@ -54,19 +55,33 @@ class Candidate:
     cost_s: float
 
 
-def choose_layout(experiment: Experiment) -> Experiment:
-    """The experiment with the first of its `candidates`; its `parallel.auto` is false, its sizes are numbers.
+def with_layout(experiment: Experiment) -> Experiment:
+    """The experiment itself, or with `parallel.auto` the one with the first of its `candidates`.
+
+    Its `parallel.auto` is then false, and its sizes are numbers.
 
     Raises:
-        ConfigError: a size is chosen too, the memory of a process is unknown, or no layout fits.
+        ConfigError: with `parallel.auto`, any other key is invalid, a size is set too, the memory of a process is
+            unknown, or no layout fits.
     """
+    if not experiment.parallel.auto:
+        return experiment
+    validate(_in_one_process(experiment))
     check_limits("launcher", experiment.launcher)
     _refuse_sizes(experiment.parallel)
     return dataclasses.replace(experiment, parallel=candidates(experiment)[0].parallel)
 
 
+def _in_one_process(experiment: Experiment) -> Experiment:
+    """The experiment without its layout, for the checks of everything else before a layout is chosen."""
+    launcher = dataclasses.replace(
+        experiment.launcher, num_processes=1, nodes=1, gpus_per_node=0, gpu_type=None
+    )
+    return dataclasses.replace(experiment, parallel=ParallelConfig(), launcher=launcher)
+
+
 def is_chosen(parallel: ParallelConfig) -> bool:
-    """Whether `choose_layout` chose the sizes of the shipped choice."""
+    """Whether `with_layout` chose the sizes of the shipped choice."""
     return parallel.name == NAME and not parallel.auto
 
 

@@ -21,7 +21,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from quantexp.config.auto_layout import choose_layout
+from quantexp.config.auto_layout import with_layout
 from quantexp.config.choices import groups
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
@@ -36,7 +36,6 @@ from quantexp.schema import (
     CaptureRule,
     Composition,
     Experiment,
-    ParallelConfig,
     Rule,
     SweepConfig,
     TokenizerKind,
@@ -76,20 +75,9 @@ def load(config: DictConfig) -> Experiment:
     _complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
-    experiment = Experiment(**parts)
-    if experiment.parallel.auto:
-        validate(_in_one_process(experiment))
-        experiment = choose_layout(experiment)
+    experiment = with_layout(Experiment(**parts))
     validate(experiment)
     return experiment
-
-
-def _in_one_process(experiment: Experiment) -> Experiment:
-    """The experiment without its layout, for the checks of everything else before a layout is chosen."""
-    launcher = dataclasses.replace(
-        experiment.launcher, num_processes=1, nodes=1, gpus_per_node=0, gpu_type=None
-    )
-    return dataclasses.replace(experiment, parallel=ParallelConfig(), launcher=launcher)
 
 
 def load_sweep(config: DictConfig) -> SweepConfig:
@@ -271,8 +259,7 @@ def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
     The points of a sweep share most sections, so each section is converted by itself and cached. If that fails, or if a
     section is invalid, the whole container is converted, because its messages have the full keys.
     """
-    if "memory" in plain:
-        plain = {**plain, "memory": memory_of(plain["memory"])}
+    plain = plain | {key: memory_of(plain[key]) for key in ("memory",) if key in plain}
     fields = {f.name: f for f in dataclasses.fields(kind)}
     parts: dict[str, Any] = {}
     try:
