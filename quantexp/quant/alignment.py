@@ -13,8 +13,9 @@ axis, a rank's shard starts within a block unless its extent is a multiple of th
 
 Routed experts are shared by `expert_tensor`. Expert parallelism itself changes no block: an expert takes the sequences
 of each source separately. Under context parallelism it receives the tokens of a part of a sequence, as many as the
-router sends, so its blocks along tokens never match. Formats with one scale a tensor have no blocks: their amax is
-reduced over the ranks. Needs no torch.
+router sends, so its blocks along tokens never match, nor does one scale for all of its tokens: a rank without a token
+for an expert does not take part. Elsewhere the amax of a tensor with one scale is reduced over the ranks. Needs no
+torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from quantexp.formats.types import Axis
 from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import PrecisionMap, Slots, declared_maps
-from quantexp.quant.sites import Slot
+from quantexp.quant.sites import Operand, Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
 
 
@@ -38,14 +39,16 @@ class Misalignment:
 
     slots: tuple[Slot, ...]
     modules: tuple[str, ...]
-    #: Elements of a block, and of a rank's shard along the axis; None if the latter varies.
-    block: int
+    #: Elements of a block; None for one scale a tensor.
+    block: int | None
+    #: Elements of a rank's shard along the axis; None if it varies.
     extent: int | None
 
     def __str__(self) -> str:
         shard = "any number" if self.extent is None else f"{self.extent:,}"
+        scale = "one scale a tensor" if self.block is None else f"blocks of {self.block}"
         slots = ", ".join(map(str, self.slots))
-        return f"{slots} of {in_words(self.modules)} (blocks of {self.block}, {shard} to a rank)"
+        return f"{slots} of {in_words(self.modules)} ({scale}, {shard} to a rank)"
 
 
 #: A module's name, the shape of its weight, and slots that it has in some layer at some iteration.
@@ -72,14 +75,16 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
         layout: any layout.
         num_tokens: the length of a sequence.
     """
-    modules: dict[tuple[int, int | None, Slot], dict[str, None]] = {}
+    modules: dict[tuple[int | None, int | None, Slot], dict[str, None]] = {}
     for name, shape, slots in kinds:
         for slot, spec in slots.items():
             extent = _extent(name, shape, spec, num_tokens, layout)
             for block in _blocks(spec):
                 if extent is None or extent % block:
                     modules.setdefault((block, extent, slot), {})[name] = None
-    alike: dict[tuple[tuple[str, ...], int, int | None], list[Slot]] = {}
+            if spec.is_scaled and slot.operand is not Operand.W and _is_parted(name, layout):
+                modules.setdefault((None, None, slot), {})[name] = None
+    alike: dict[tuple[tuple[str, ...], int | None, int | None], list[Slot]] = {}
     for (block, extent, slot), names in modules.items():
         alike.setdefault((tuple(names), block, extent), []).append(slot)
     return [
@@ -118,7 +123,7 @@ def _sizes(experiment: Experiment, unaligned: Sequence[Misalignment]) -> list[st
     layout = Layout.of(experiment)
     keys: dict[str, None] = {}
     for one in unaligned:
-        if one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES):
+        if one.block is None or one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES):
             keys[f"parallel.context={layout.context}"] = None
         elif layout.expert > 1 and all(map(is_routed, one.modules)):
             keys[f"parallel.expert_tensor={layout.expert_tensor}"] = None
@@ -138,6 +143,11 @@ def _blocks(spec: QuantSpec) -> Iterator[int]:
         yield spec.block
     if spec.is_transformed and spec.hadamard_block != spec.block:
         yield spec.hadamard_block
+
+
+def _is_parted(name: str, layout: Layout) -> bool:
+    """Whether ranks have parts of a module's tokens, and do not know of one another's."""
+    return is_routed(name) and layout.context > 1
 
 
 def _extent(

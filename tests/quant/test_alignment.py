@@ -160,10 +160,15 @@ def test_expert_parallelism_and_stages_change_no_block() -> None:
     assert listed(experiment, Layout(data=2, expert=2, pipeline=2)) == set()
 
 
-def test_formats_without_blocks_are_never_listed() -> None:
-    layout = Layout(tensor=4, context=4, expert_tensor=4)
+def test_formats_without_blocks_are_listed_for_parted_tokens_of_experts_alone() -> None:
     for scheme in ("FA_linear_hifp8", "bf16", "more/FA_full_fp8"):
-        assert listed(experiment_of(*DEEPSEEK, f"quant={scheme}"), layout) == set()
+        experiment = experiment_of(*DEEPSEEK, f"quant={scheme}")
+        assert listed(experiment, Layout(tensor=4, expert_tensor=4)) == set()
+    slots = listed(experiment_of(*DEEPSEEK, "quant=linear_hifp8"), Layout(context=2))
+    assert {module for module, _ in slots} == {f"expert{i}-fc{j}" for i in range(4) for j in (1, 2)}
+    products = ("fprop.x", "dgrad.g", "wgrad.g", "wgrad.x")
+    assert {slot for _, slot in slots} == {f"linear.{each}" for each in products}
+    assert listed(experiment_of(*DEEPSEEK, "quant=FA_linear_hifp8"), Layout(expert=2)) == set()
 
 
 def test_blocks_of_a_hadamard_transform_count_too() -> None:
