@@ -14,8 +14,9 @@ axis, a rank's shard starts within a block unless its extent is a multiple of th
 Routed experts are shared by `expert_tensor`. Expert parallelism itself changes no block: an expert takes the sequences
 of each source separately. Under context parallelism it receives the tokens of a part of a sequence, as many as the
 router sends, so its blocks along tokens never match, nor does one scale for all of its tokens: a rank without a token
-for an expert does not take part. Elsewhere the amax of a tensor with one scale is reduced over the ranks. Needs no
-torch.
+for an expert does not take part. Stochastic rounding draws by position, which linear layers know for their parts;
+attention does not, nor do experts whose tokens come from several ranks. Elsewhere the amax of a tensor with one scale
+is reduced over the ranks. Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from dataclasses import dataclass
 
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.types import Axis
+from quantexp.formats.types import Axis, Rounding
 from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import PrecisionMap, Slots, declared_maps
-from quantexp.quant.sites import Operand, Slot
+from quantexp.quant.sites import Operand, Site, Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
 
 
@@ -39,15 +40,17 @@ class Misalignment:
 
     slots: tuple[Slot, ...]
     modules: tuple[str, ...]
-    #: Elements of a block; None for one scale a tensor.
+    #: Elements of a block; None for one scale a tensor, 0 for random numbers by position.
     block: int | None
     #: Elements of a rank's shard along the axis; None if it varies.
     extent: int | None
 
     def __str__(self) -> str:
         shard = "any number" if self.extent is None else f"{self.extent:,}"
-        scale = "one scale a tensor" if self.block is None else f"blocks of {self.block}"
         slots = ", ".join(map(str, self.slots))
+        if self.block == 0:
+            return f"{slots} of {in_words(self.modules)} (stochastic rounding by position)"
+        scale = "one scale a tensor" if self.block is None else f"blocks of {self.block}"
         return f"{slots} of {in_words(self.modules)} ({scale}, {shard} to a rank)"
 
 
@@ -79,11 +82,15 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
     for name, shape, slots in kinds:
         for slot, spec in slots.items():
             extent = _extent(name, shape, spec, num_tokens, layout)
-            for block in _blocks(spec):
-                if extent is None or extent % block:
-                    modules.setdefault((block, extent, slot), {})[name] = None
+            reasons: list[tuple[int | None, int | None]] = [
+                (block, extent) for block in _blocks(spec) if extent is None or extent % block
+            ]
+            if spec.rounding is Rounding.STOCHASTIC and _draws_otherwise(name, slot, layout):
+                reasons.append((0, None))
             if spec.is_scaled and slot.operand is not Operand.W and _is_parted(name, layout):
-                modules.setdefault((None, None, slot), {})[name] = None
+                reasons.append((None, None))
+            for reason in reasons:
+                modules.setdefault((*reason, slot), {})[name] = None
     alike: dict[tuple[tuple[str, ...], int | None, int | None], list[Slot]] = {}
     for (block, extent, slot), names in modules.items():
         alike.setdefault((tuple(names), block, extent), []).append(slot)
@@ -123,7 +130,10 @@ def _sizes(experiment: Experiment, unaligned: Sequence[Misalignment]) -> list[st
     layout = Layout.of(experiment)
     keys: dict[str, None] = {}
     for one in unaligned:
-        if one.block is None or one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES):
+        if one.block == 0:
+            sizes = {n: getattr(layout, n) for n in ("tensor", "expert", "context")}
+            keys |= {f"parallel.{n}={size}": None for n, size in sizes.items() if size > 1}
+        elif one.block is None or one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES):
             keys[f"parallel.context={layout.context}"] = None
         elif layout.expert > 1 and all(map(is_routed, one.modules)):
             keys[f"parallel.expert_tensor={layout.expert_tensor}"] = None
@@ -143,6 +153,17 @@ def _blocks(spec: QuantSpec) -> Iterator[int]:
         yield spec.block
     if spec.is_transformed and spec.hadamard_block != spec.block:
         yield spec.hadamard_block
+
+
+def _draws_otherwise(name: str, slot: Slot, layout: Layout) -> bool:
+    """Whether an operand's random numbers follow from its position in a rank's part of it.
+
+    Linear layers know the position of their parts; attention and the tokens of experts from several ranks do not.
+    """
+    if slot.site is not Site.LINEAR:
+        return layout.tensor * layout.context > 1
+    has_own_tokens = layout.expert * layout.context == 1
+    return is_routed(name) and slot.operand is not Operand.W and not has_own_tokens
 
 
 def _is_parted(name: str, layout: Layout) -> bool:

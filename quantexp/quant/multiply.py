@@ -178,7 +178,15 @@ def quantise_operand(
     if spec.scaling is Scaling.DELAYED:
         observed = state.amax_for(spec, v)
         amax = observed if amax is None else amax
-    return quantise(v, spec, axis=axis, amax=amax, place=place, **state.draw(spec)).to(x.dtype)
+    draw = state.draw(spec)
+    pieces = state.pieces(spec, v) if place is None else ()
+    if not pieces:
+        return quantise(v, spec, axis=axis, amax=amax, place=place, **draw).to(x.dtype)
+    result = torch.empty_like(x)
+    for indices, at in pieces:
+        piece = quantise(v[indices].contiguous(), spec, axis=axis, amax=amax, place=at, **draw)
+        result[indices] = piece.to(x.dtype)
+    return result
 
 
 def quantise_pair(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypedDict
@@ -32,6 +32,7 @@ from torch import Tensor
 from quantexp.formats import (
     AmaxHistory,
     Hadamard,
+    Place,
     QuantSpec,
     Rounding,
     Scaling,
@@ -40,6 +41,12 @@ from quantexp.formats import (
 
 #: From the amaxes of this rank by stream to the largest of any rank, by the streams of all ranks.
 MergeAmaxes = Callable[[dict[str, float]], dict[str, float]]
+
+
+#: A piece of a rank's part of an operand: its indices in the part, and its position in the whole operand.
+Piece = tuple[tuple[slice, ...], Place]
+#: The pieces of the part of a stream's operand with this shape; none if the rank has the whole operand.
+PiecesOf = Callable[[str, tuple[int, ...]], Sequence[Piece]]
 
 
 class Draw(TypedDict, total=False):
@@ -61,6 +68,8 @@ class StepState:
     #: Whether a weight is quantised once a step (`quantexp.quant.weight_cache.weights`), with micro-batch 0's numbers.
     weights_once: bool = False
     histories: dict[str, AmaxHistory] = field(default_factory=dict)
+    #: Registered where ranks share operands; the numbers of an element follow from its position in the whole operand.
+    pieces_of: PiecesOf | None = None
     #: Where operands lie.
     _device: torch.device = field(default=torch.device("cpu"), repr=False, compare=False)
 
@@ -145,6 +154,12 @@ class StepState:
         once = self.weights_once and spec.once_per_step
         offset = self.iteration << 32 if once else self.offset
         return {"seed": seed_of(self.seed, spec.stream), "offset": offset}
+
+    def pieces(self, spec: QuantSpec, x: Tensor) -> Sequence[Piece]:
+        """The pieces of x that lie apart in the whole operand; none if x is whole, or if nothing is drawn for it."""
+        if self.pieces_of is None or spec.rounding is not Rounding.STOCHASTIC:
+            return ()
+        return self.pieces_of(spec.stream, tuple(x.shape))
 
     def record(self, spec: QuantSpec) -> dict[str, object]:
         """Options of an operand that depend on this state, for a capture: seed, offset, signs, amax."""

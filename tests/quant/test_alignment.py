@@ -171,6 +171,21 @@ def test_formats_without_blocks_are_listed_for_parted_tokens_of_experts_alone() 
     assert listed(experiment_of(*DEEPSEEK, "quant=FA_linear_hifp8"), Layout(expert=2)) == set()
 
 
+def test_random_numbers_by_position_are_listed_where_the_position_is_unknown() -> None:
+    slots = ("dgrad.g", "wgrad.g", "wgrad.x")
+    words = ["quant=linear_mxfp4", *(f"quant.linear.{slot}.rounding=stochastic" for slot in slots)]
+    experts = listed(experiment_of(*DEEPSEEK, *words), Layout(data=2, expert=2))
+    assert {module for module, _ in experts} == {
+        f"expert{i}-fc{j}" for i in range(4) for j in (1, 2)
+    }
+    assert {slot for _, slot in experts} == {f"linear.{slot}" for slot in slots}
+    attention = experiment_of("quant=FA_mxfp4", "quant.qk.fprop.q.rounding=stochastic")
+    of_heads = listed(attention, Layout(tensor=2))
+    assert ("attention", "qk.fprop.q") in of_heads
+    assert {module for module, _ in of_heads} == {"attention"}
+    assert listed(attention, Layout(data=2, pipeline=2)) == set()
+
+
 def test_blocks_of_a_hadamard_transform_count_too() -> None:
     words = ("model=llama32-1b", "quant=linear_mxfp4", "quant.linear.hadamard=deterministic")
     long = experiment_of(*words, "quant.linear.hadamard_block=1024")

@@ -28,6 +28,7 @@ from quantexp.training.megatron.collectives import gather, reduce_amax
 from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.finite import count_words, first_nonfinite
 from quantexp.training.megatron.model import first_layer
+from quantexp.training.megatron.operand_positions import Positions
 from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.schedule import MIN_LOSS_SCALE
 from quantexp.training.megatron.specs import inject, stock_spec
@@ -62,6 +63,8 @@ def train(
     training, layout = experiment.training, Layout.of(experiment)
     is_divided = layout.tensor * layout.context * layout.expert_tensor > 1
     state = StepState(training.seed, weights_once=training.weight_cache)
+    if is_divided:
+        state.pieces_of = Positions(experiment, torch.distributed.get_rank())
     with (
         use_step_state(state),
         use_reduction(reduce_amax) if is_divided else contextlib.nullcontext(),

@@ -89,14 +89,11 @@ def parameters_not_marked_as_divided() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def norm_in_float32() -> Iterator[None]:
-    """Megatron's own norm of the gradient."""
+def positions_in_own_part() -> Iterator[None]:
+    """Random numbers follow from an element's position in a rank's own part."""
+    from quantexp.training.megatron.operand_positions import Positions
 
-    @contextlib.contextmanager
-    def nothing() -> Iterator[None]:
-        yield
-
-    with _replaced("quantexp.training.megatron.session.same_norm_in_every_layout", nothing):
+    with mock.patch.object(Positions, "__call__", return_value=()):
         yield
 
 
