@@ -69,12 +69,16 @@ LAYOUTS: dict[str, tuple[int, list[str]]] = {
     "ep2 allgather": (2, ["parallel.expert=2"]),
     "ep2 alltoall": (2, ["parallel.expert=2", "parallel.dispatcher=alltoall"]),
     "tp2 sp ep2": (4, ["parallel.tensor=2", "parallel.expert=2"]),
+    "tp2 sp ep2 alltoall": (
+        4,
+        ["parallel.tensor=2", "parallel.expert=2", "parallel.dispatcher=alltoall"],
+    ),
     "tp2 pp2": (4, ["parallel.tensor=2", "parallel.pipeline=2"]),
     "tp2 cp2": (4, ["parallel.tensor=2", "parallel.context=2", _LONG]),
     "dp2 tp2": (4, ["parallel.tensor=2"]),
 }
 #: Layouts that need experts, and one that experts exclude: tensor without sequence parallelism.
-_WITH_EXPERTS = frozenset({"ep2 allgather", "ep2 alltoall", "tp2 sp ep2"})
+_WITH_EXPERTS = frozenset(name for name in LAYOUTS if "ep2" in name)
 _WITHOUT_EXPERTS = frozenset({"tp2"})
 #: The seeds of a table's rows.
 SEEDS = (1, 2, 3)

@@ -36,7 +36,7 @@ _ELEMENTS = {
 _HIF8_MAX = 32768.0
 
 #: Bits of the significand and the exponent of the smallest normal number, of each working dtype.
-_WORKING = {"bfloat16": (8, -126)}
+_WORKING = {"bfloat16": (8, -126), "float32": (24, -126)}
 
 #: Magnitudes rounded to an element's, given those of all blocks in the order of the tensor.
 Rounding = Callable[[Array], Array]

@@ -7,6 +7,7 @@
 - a `TorchFunctionMode` reads the device "cuda" as "cpu". `Tensor.cuda()` returns the tensor itself, and `Tensor.type()`
   returns `torch.cuda.*`, which Megatron's mixed-precision optimizer requires. The mode also applies to the backward
   pass, where forwards are recomputed;
+- collectives accept tensors of unlike extents, as NCCL's do (`quantexp.training.megatron.uneven`);
 - the optimizer step allocates no temporary the size of a weight (`quantexp.training.megatron.optimizer`).
 
 On exit everything is restored, also after an error. The context changes the location of tensors, never their values.
@@ -24,6 +25,7 @@ from torch.optim import adam as torch_adam
 from torch.overrides import TorchFunctionMode
 
 from quantexp.training.megatron.optimizer import adam_in_strips, scale_each
+from quantexp.training.megatron.uneven import gathering_unlike, scattering_unlike
 
 
 class _Stream:
@@ -140,6 +142,8 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
         (megatron_random, "_set_cuda_rng_state", _set_cpu_rng_state),
+        (torch.distributed, "all_gather", gathering_unlike(torch.distributed.all_gather)),
+        (torch.distributed, "reduce_scatter", scattering_unlike(torch.distributed.reduce_scatter)),
         (token_dispatcher, "maybe_move_tensor_to_cpu", on_host),
         (torch_adam, "adam", adam_in_strips),
         (clip_grads, "multi_tensor_scale_impl", scale_each),

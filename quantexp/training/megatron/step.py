@@ -31,7 +31,11 @@ from quantexp.config.start_point import StartPoint
 from quantexp.errors import DataError
 from quantexp.formats.types import Scaling
 from quantexp.model.layout import Layout
-from quantexp.model.sizes import flops_per_iteration, num_micro_batches_each
+from quantexp.model.sizes import (
+    distributes_optimizer,
+    flops_per_iteration,
+    num_micro_batches_each,
+)
 from quantexp.quant.precision import PrecisionMap, declared_maps, distinct_slots
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
@@ -86,7 +90,7 @@ class Stepper:
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
         start = load_initial_weights(self.chunks, experiment)
-        is_distributed = has_distributed_optimizer(experiment)
+        is_distributed = distributes_optimizer(experiment)
         self.models = _wrapped(self.chunks, config, training.precision, device, is_distributed)
         self.optimizer = get_megatron_optimizer(
             optimizer_config(training, is_distributed), self.models
@@ -227,15 +231,6 @@ class Stepper:
         own = take_balancing_loss(self.device) * self.moe.aux_loss_coefficient
         own = sum_over_model_parallel(own / self.num_micro_batches)
         return float(mean_over_data_parallel(own))
-
-
-def has_distributed_optimizer(experiment: Experiment) -> bool:
-    """Whether each data-parallel rank keeps a share of the optimizer's state."""
-    training, layout = experiment.training, Layout.of(experiment)
-    if training.distributed_optimizer is not None:
-        return training.distributed_optimizer
-    needs_whole_state = experiment.checkpoint.optimizer or training.start_optimizer
-    return layout.data * layout.context > 1 and not needs_whole_state
 
 
 def has_delayed_scales(experiment: Experiment) -> bool:
