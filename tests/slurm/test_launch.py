@@ -103,3 +103,26 @@ def test_plan_prints_the_exact_script(
     name = str(status_of(run).submission)
     sent = Submission(tmp_path / "submissions" / name).script
     assert sent.read_text() == planned.replace("quantexp-TIME-ID", name)
+
+
+@pytest.mark.slow
+def test_four_tasks_on_two_nodes_share_one_model(
+    plain: Cluster, tiny_words: list[str], tmp_path: Path
+) -> None:
+    """Two stages of two ranks each; products of mxfp4 are exact in fp32, so only norms and softmax differ, by 1e-7."""
+    shared = ["quant=linear_mxfp4", "training.precision=fp32", "model.ffn_hidden_size=256"]
+    layout = ["parallel.tensor=2", "parallel.pipeline=2"]
+    nodes = ["launcher.num_processes=4", "launcher.nodes=2", "launcher.num_threads=1"]
+    words = [*SHARED, *shared]
+    (run,), (job_id,) = submitted(tiny_words, tmp_path / "four", [*words, *layout, *nodes])
+    one = execute(
+        compose([*tiny_words, *words, f"paths.root={tmp_path / 'one'}"], None, {}),
+        Console(quiet=True),
+    )
+    assert until_state(run, State.COMPLETED, State.FAILED).state is State.COMPLETED
+    for ours, theirs in zip(losses(run), losses(one.run), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    (job,) = plain.jobs(job_id)
+    assert (job["NodeList"], job["NumTasks"]) == ("n[1-2]", "4")
+    assert json.loads(run.precision.read_text())["proved"]
+    assert len(list(run.logs.glob("rank*.log"))) == 4
