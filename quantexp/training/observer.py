@@ -184,6 +184,11 @@ class RunObserver:
                 phase = Phase.CAPTURING
         self.context.set_micro_batch(phase, iteration, index + 1)
 
+    def needs_gradients(self, iteration: int) -> bool:
+        """Whether this iteration's main gradients are captured."""
+        is_captured = self.recorder is not None and self.recorder.captures(iteration)
+        return is_captured and self.experiment.capture.weight_grads
+
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Capture the requested main gradients, which have been reduced."""
         if self.recorder is None:

@@ -90,6 +90,9 @@ class Poisoner:
                 weight = self.model.get_parameter(plant.parameter).data.view(-1)
                 weight[plant.element % weight.numel()] = plant.value
 
+    def needs_gradients(self, iteration: int) -> bool:
+        return True
+
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         pass
 

@@ -36,6 +36,9 @@ class Observer(Protocol):
         In a pipeline its backward pass begins with the same call.
         """
 
+    def needs_gradients(self, iteration: int) -> bool:
+        """Whether `gradients` reads the main gradients of this iteration; the same on all ranks."""
+
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Forward and backward are complete; the optimizer has not stepped."""
 

@@ -6,7 +6,8 @@ at once if the connection is closed; `is_lost_peer` recognises these errors.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from megatron.core import parallel_state
@@ -88,6 +89,20 @@ def merge_amaxes(amaxes: dict[str, float]) -> dict[str, float]:
         for stream, amax in of_rank.items():
             merged[stream] = max(amax, merged.get(stream, amax))
     return merged
+
+
+def complete_gradients(models: Iterable[Any]) -> None:
+    """Give every rank all sums of the gradients, of which a distributed optimizer leaves it its own share.
+
+    Every rank calls this, after the reduction; the buffers hold whole gradients anyway.
+    """
+    for model in models:
+        for buckets in (*model.bucket_groups, *model.expert_parallel_bucket_groups):
+            group = buckets.intra_distributed_optimizer_instance_group
+            for bucket in buckets.buckets:
+                whole = bucket.grad_data
+                share = whole.chunk(group.size())[group.rank()].clone()
+                torch.distributed.all_gather_into_tensor(whole, share, group=group)
 
 
 def is_lost_peer(error: BaseException) -> bool:

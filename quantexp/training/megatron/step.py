@@ -43,6 +43,7 @@ from quantexp.runs.metrics import Metrics
 from quantexp.schema import AuxLoss, Experiment, Precision, Recompute
 from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import (
+    complete_gradients,
     mean_over_data_parallel,
     merge_amaxes,
     sum_over_model_parallel,
@@ -90,10 +91,10 @@ class Stepper:
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
         start = load_initial_weights(self.chunks, experiment)
-        is_distributed = distributes_optimizer(experiment)
-        self.models = _wrapped(self.chunks, config, training.precision, device, is_distributed)
+        self.is_distributed = distributes_optimizer(experiment)
+        self.models = _wrapped(self.chunks, config, training.precision, device, self.is_distributed)
         self.optimizer = get_megatron_optimizer(
-            optimizer_config(training, is_distributed), self.models
+            optimizer_config(training, self.is_distributed), self.models
         )
         agree_on_overflow(self.optimizer)
         self.scheduler = scheduler(training, self.optimizer)
@@ -160,6 +161,8 @@ class Stepper:
                 batches, self.num_micro_batches, lambda index: self._begin(iteration, index, scale)
             )
         balancing = self._balancing_loss()
+        if self.is_distributed and self.observer.needs_gradients(iteration):
+            complete_gradients(self.models)
         self.observer.gradients(iteration, scale)
         loss = self._loss(own_losses)
         self.scheduler.step(1)

@@ -44,6 +44,9 @@ class RecordingObserver:
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         pass
 
+    def needs_gradients(self, iteration: int) -> bool:
+        return True
+
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         named = self.model.named_parameters()
         self.gradients_by_name.append({name: p.main_grad.clone() for name, p in named})
