@@ -72,12 +72,13 @@ class Poisoner:
             parameter.register_hook(lambda gradient, name=name: self._gradient(name, gradient))
 
     def _gradient(self, name: str, gradient: Tensor) -> Tensor | None:
-        for plant in self.active:
-            if plant.kind == "gradient" and plant.parameter == name:
-                gradient = gradient.clone()
-                gradient.view(-1)[plant.element % gradient.numel()] = plant.value
-                return gradient
-        return None
+        own = [p for p in self.active if p.kind == "gradient" and p.parameter == name]
+        if not own:
+            return None
+        gradient = gradient.clone()
+        for plant in own:
+            gradient.view(-1)[plant.element % gradient.numel()] = plant.value
+        return gradient
 
     def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -103,11 +104,13 @@ class Poisoner:
         self.trace.metrics.append(metrics)
         return True
 
-    def saver(self, iteration: int, last: bool, gpt: Any, state: Callable[[], Any]) -> None:
+    def saver(
+        self, iteration: int, last: bool, chunks: list[Any], state: Callable[[], Any]
+    ) -> None:
         """Records the state after each iteration."""
         content = state()
         inner = content["optimizer"]
-        tensors = [p.detach() for p in gpt.parameters()]
+        tensors = [p.detach() for chunk in chunks for p in chunk.parameters()]
         tensors += [x for x in _tensors(inner) if x.ndim > 0]
         self.trace.states.append(hash(tuple(_bits(x) for x in tensors)))
         self.trace.histories.append(repr(content["moment"]))

@@ -198,7 +198,8 @@ def test_finite_gradient_whose_norm_exceeds_float32_is_left_out(tiny: Tiny) -> N
     name = "decoder.layers.0.mlp.linear_fc1.weight"
     for clip in (0, 1):
         words = [*SMALL, f"training.clip_grad={clip}", "training.iterations=3"]
-        trace = poisoned(tiny(*words), [Plant("gradient", 1e30, 2, parameter=name)])
+        plants = [Plant("gradient", 3e38, 2, parameter=name, element=i) for i in range(2)]
+        trace = poisoned(tiny(*words), plants)
         assert trace.metrics[1].nonfinite == "the norm of a finite gradient exceeds float32"
         assert trace.states[0] == trace.states[1]
         assert trace.poisoned == []

@@ -250,4 +250,10 @@ def test_plan_has_the_misfit(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(compose(["training=fast"], None, {}))
     assert plan.room_gb == 2.0
     assert plan.to_fit is not None
-    assert plan.to_fit.startswith("2.8 GB do not fit in 2.0 GB (this machine): ")
+    # 16-bit products through fp32, on a CPU without kernels for them, take 0.1 GB more.
+    assert plan.to_fit.startswith(
+        (
+            "2.8 GB do not fit in 2.0 GB (this machine): ",
+            "2.9 GB do not fit in 2.0 GB (this machine): ",
+        )
+    )

@@ -117,7 +117,9 @@ def test_a_bf16_baseline_that_still_quantises_fails(
 ) -> None:
     """Number 2: leftover code quantises, the label says bf16."""
 
-    def left_behind(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
+    def left_behind(
+        precision: ModulePrecision, x: Tensor, w: Tensor, *rows: object, **copies: Tensor
+    ) -> Tensor:
         with product_context(ProductContext(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(quantise(x, "mxfp4"), w.t())
 
@@ -199,7 +201,9 @@ def test_a_backward_of_attention_from_the_originals_fails(
 def test_a_layer_that_quantises_and_multiplies_the_originals_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def looks_right(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
+    def looks_right(
+        precision: ModulePrecision, x: Tensor, w: Tensor, *rows: object, **copies: Tensor
+    ) -> Tensor:
         quantexp.quant.linear.fprop(precision, x, w)
         with product_context(ProductContext(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(x, w.t())
@@ -214,7 +218,9 @@ def test_a_layer_that_multiplies_the_originals_unannounced_fails(
 ) -> None:
     """The products with a context are all correct; those whose results are used are hidden."""
 
-    def hidden(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
+    def hidden(
+        precision: ModulePrecision, x: Tensor, w: Tensor, *rows: object, **copies: Tensor
+    ) -> Tensor:
         quantexp.quant.linear.fprop(precision, x, w)
         return torch.matmul(x, w.t())
 
@@ -226,7 +232,9 @@ def test_a_layer_that_multiplies_the_originals_unannounced_fails(
 def test_a_hidden_product_in_the_backward_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hidden(precision: ModulePrecision, g: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
+    def hidden(
+        precision: ModulePrecision, g: Tensor, w: Tensor, *rows: object, **copies: Tensor
+    ) -> Tensor:
         quantexp.quant.linear.dgrad(precision, g, w)
         return torch.matmul(g, w)
 
