@@ -105,7 +105,7 @@ class Poisoner:
         return True
 
     def saver(
-        self, iteration: int, last: bool, chunks: list[Any], state: Callable[[], Any]
+        self, iteration: int, last: bool, chunks: Sequence[Any], state: Callable[[], Any]
     ) -> None:
         """Records the state after each iteration."""
         content = state()
