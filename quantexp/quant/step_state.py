@@ -10,8 +10,8 @@ offset on the iteration and the micro-batch.
             numbers with any number of processes; micro-batch 0 for a weight with one copy for the whole step
 
 A recomputed forward pass, and a forward copy recomputed in the backward pass, therefore repeat the forward's numbers.
-In a pipeline the backward pass of a micro-batch runs after the forward passes of later ones: `position` is stored with
-the former and restored before the latter.
+In a pipeline the backward pass of a micro-batch runs after the forward passes of later ones, so it begins its own
+micro-batch again (`begin`).
 A slot under delayed scaling keeps its amax history here (`state_dict` is for a checkpoint); the history advances once
 an iteration, by the largest amax of all ranks (`finish`). While `updates_histories` is off (an evaluation), nothing
 enters a history. A recomputed forward pass enters the same tensor again, which changes no maximum.
@@ -74,21 +74,12 @@ class StepState:
     _device: torch.device = field(default=torch.device("cpu"), repr=False, compare=False)
 
     @property
-    def position(self) -> tuple[int, int]:
-        """Iteration and micro-batch, as one value to restore."""
-        return self.iteration, self.micro_batch
-
-    @position.setter
-    def position(self, position: tuple[int, int]) -> None:
-        self.begin(*position)
-
-    @property
     def offset(self) -> int:
         """The offset of all random numbers of this micro-batch."""
         return (self.iteration << 32) + self.micro_batch
 
     def begin(self, iteration: int, micro_batch: int) -> None:
-        """Start a micro-batch."""
+        """Start a micro-batch; in a pipeline its backward pass, too."""
         self.iteration, self.micro_batch = iteration, micro_batch
 
     def finish(self, keep: bool = True, merge: MergeAmaxes | None = None) -> None:
