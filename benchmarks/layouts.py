@@ -50,6 +50,8 @@ MODELS = {
         *("model.moe.num_dense_layers=1",),
     ],
 }
+#: Latent attention for queries too, without experts, so that tensor parallelism without sequence parallelism exists.
+MODELS["latent"] = [*MODELS["deepseek"], "model.moe=null", "model.mla.q_lora_rank=64"]
 SCHEMES = [
     *("bf16", "linear_mxfp4", "FA_linear_mxfp8", "linear_hifp8", "more/FA_full_mxfp8"),
     *("more/linear_mxfp4_sr_rht", "more/linear_hifp8_delayed"),

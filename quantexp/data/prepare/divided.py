@@ -1,4 +1,4 @@
-"""A preparation divided among jobs: its parts are the input files. See `quantexp.launch.divided`.
+"""A preparation divided among jobs: its parts are the input files. See `quantexp.launch.divided_work`.
 
 The tasks neither compose a configuration nor search for inputs, so files that appear meanwhile change nothing.
 """

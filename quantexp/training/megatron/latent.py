@@ -6,7 +6,7 @@ of the columns of it and never adds the others. `complete_columns` returns the p
 code expects of a layer that is not divided, where the sum is part of the backward pass:
 
     sequence parallel   all columns of the own tokens; Megatron gathers the rotary key's tokens, and reduces in backward
-    otherwise           all columns; the rotary key passes a copy whose backward pass adds the ranks' gradients
+    otherwise           all columns; the backward pass adds the ranks' gradients of the rotary key's
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import dataclasses
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
@@ -53,5 +53,26 @@ def complete_columns(y_TBO: Tensor, latent: int, sequence_parallel: bool) -> Ten
     if sequence_parallel:
         share: Tensor = scatter_to_sequence_parallel_region(whole)
         return share
-    compressed, rotary = torch.split(whole, [latent, whole.shape[-1] - latent], dim=-1)
-    return torch.cat([compressed, copy_to_tensor_model_parallel_region(rotary)], dim=-1)
+    summed: Tensor = _SumRotaryGradient.apply(whole, latent)  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _SumRotaryGradient(torch.autograd.Function):
+    """The identity; its backward pass adds the tensor-parallel ranks' gradients of the columns after the latent's.
+
+    Megatron's own copy region loses the sum of a gradient that is not contiguous, as that of a part of the columns is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y_TBO: Tensor, latent: int) -> Tensor:
+        ctx.latent = latent
+        return y_TBO.view_as(y_TBO)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        gradient = grads[0].clone()
+        rotary = gradient[..., ctx.latent :].contiguous()
+        group = parallel_state.get_tensor_model_parallel_group()
+        torch.distributed.all_reduce(rotary, group=group)
+        gradient[..., ctx.latent :] = rotary
+        return gradient, None

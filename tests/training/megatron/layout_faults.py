@@ -48,6 +48,31 @@ def rotary_gradient_in_parts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def rotary_gradient_of_own_heads() -> Iterator[None]:
+    """The same without sequence parallelism: nothing adds the gradients of the ranks' heads."""
+    from quantexp.training.megatron.latent import _SumRotaryGradient
+
+    with mock.patch.object(_SumRotaryGradient, "apply", lambda y, latent: y):
+        yield
+
+
+@contextlib.contextmanager
+def query_norm_added_over_ranks() -> Iterator[None]:
+    """Megatron adds the gradients of the query latent's norm, which every rank has whole."""
+    from quantexp.training.megatron import model
+
+    plain = model.build_chunks
+
+    def with_sum(*args: Any, **kwargs: Any) -> Any:
+        chunks, config = plain(*args, **kwargs)
+        config.qk_layernorm = True
+        return chunks, config
+
+    with _replaced("quantexp.training.megatron.step.build_chunks", with_sum):
+        yield
+
+
+@contextlib.contextmanager
 def context_in_plain_order() -> Iterator[None]:
     """Ranks of a context-parallel group take neighbouring chunks of a sequence."""
 
