@@ -40,6 +40,12 @@ def iterations_saved(checkpoint: CheckpointConfig, iterations: int) -> list[int]
     return saved
 
 
+def is_saved(checkpoint: CheckpointConfig, iteration: int, last: bool) -> bool:
+    """Whether a checkpoint is written after an iteration."""
+    is_due = checkpoint.every is not None and iteration % checkpoint.every == 0
+    return is_due or (checkpoint.at_end and last)
+
+
 def check_checkpoint(checkpoint: CheckpointConfig, iterations: int) -> None:
     """Refuse intervals that save nothing.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantexp.model.checkpoints import PADDING, STATE, checkpoint_bytes, folder_of
+from quantexp.model.checkpoints import PADDING, STATE, checkpoint_bytes, folder_of, is_saved
 from quantexp.model.huggingface.mapping import mapping
 from quantexp.model.layout import Layout
 from quantexp.model.safetensors import write_safetensors
@@ -28,8 +28,7 @@ def make_saver(context: RunContext) -> Saver:
     def save(
         iteration: int, last: bool, chunks: Sequence[GPTModel], state: Callable[[], dict[str, Any]]
     ) -> None:
-        is_due = checkpoint.every is not None and iteration % checkpoint.every == 0
-        if not (is_due or (checkpoint.at_end and last)):
+        if not is_saved(checkpoint, iteration, last):
             return
         from quantexp.training.megatron.gathering import WholeTensors, lead_or_serve
         from quantexp.training.megatron.model import DTYPES

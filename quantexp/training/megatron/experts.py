@@ -126,6 +126,11 @@ def take_balancing_loss(device: torch.device) -> Tensor:
     return total
 
 
+def forget_balancing_loss() -> None:
+    """Drop Megatron's tracker of an earlier model of this process, whose tensors have that model's number of layers."""
+    get_moe_layer_wise_logging_tracker().clear()
+
+
 def watch_router(moe: MoELayer, hook: TensorHook) -> None:
     """Pass a router's logits [T, B, experts], float32 and before softmax, and their gradients to `hook`.
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
 from quantexp.formats.torch_internals import HashStore, TCPStore
 from quantexp.model.layout import Layout
@@ -67,7 +66,6 @@ def session(
         finally:
             # Its cache keeps the embeddings of the last 32 models, each with a process group and its threads.
             RotaryEmbedding.forward.cache_clear()
-            get_moe_layer_wise_logging_tracker().clear()  # its tensors have the last model's number of layers
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
 

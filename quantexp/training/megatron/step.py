@@ -50,7 +50,7 @@ from quantexp.training.megatron.collectives import (
     sum_over_stages,
 )
 from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
-from quantexp.training.megatron.experts import take_balancing_loss
+from quantexp.training.megatron.experts import forget_balancing_loss, take_balancing_loss
 from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
 from quantexp.training.megatron.model import (
     build_chunks,
@@ -83,7 +83,7 @@ class Stepper:
         self.training, self.observer, self.device = training, observer, device
         self.layout = Layout.of(experiment)
         self.step_state, self.moe = step_state, experiment.model.moe
-        take_balancing_loss(device)  # discards the values of an earlier run of this process
+        forget_balancing_loss()
         self.chunks, config = build_chunks(
             experiment.model, training, layer_spec, self.layout, experiment.parallel.dispatcher
         )
@@ -119,6 +119,12 @@ class Stepper:
         for chunk in self.chunks:
             own = {name: declared[name] for name in scheme_modules(chunk)}
             set_precision(chunk, own, self.training.attention)
+
+    def gather_parameters(self) -> None:
+        """Complete this rank's parameters, which otherwise the next forward pass gathers while it computes."""
+        for model in self.models:
+            if model.ddp_config.overlap_param_gather:
+                model.start_param_sync(force_sync=True)
 
     def state(self) -> dict[str, Any]:
         """The resume state besides the published weights: tensors and plain numbers."""
@@ -246,15 +252,19 @@ def has_delayed_scales(experiment: Experiment) -> bool:
     )
 
 
+def overlaps(device: torch.device) -> bool:
+    """Whether reductions and gathers run while the device computes: a CPU would share its cores with them."""
+    return device.type == "cuda"
+
+
 def _wrapped(
     chunks: list[Any], config: Any, precision: Precision, device: torch.device, distributed: bool
 ) -> list[DistributedDataParallel]:
     """Each chunk on the device, in the working precision, with buckets for its gradients."""
-    overlaps = device.type == "cuda"
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=overlaps,
-        overlap_param_gather=overlaps and distributed,
+        overlap_grad_reduce=overlaps(device),
+        overlap_param_gather=overlaps(device) and distributed,
         use_distributed_optimizer=distributed,
     )
     models = []

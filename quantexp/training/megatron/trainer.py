@@ -15,7 +15,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 
 from quantexp.config.evaluation import is_evaluated
 from quantexp.errors import RunError
-from quantexp.model.checkpoints import first_iteration
+from quantexp.model.checkpoints import first_iteration, is_saved
 from quantexp.model.layout import Layout
 from quantexp.model.shards import global_name
 from quantexp.quant.precision import changes, precision_map
@@ -104,10 +104,13 @@ def _train(
         continues = observer.iteration(metrics)
         if nonfinite:
             _stop_if_configured(experiment.training, metrics, nonfinite)
-        if iteration == last or not continues:
+        ends = iteration == last or not continues
+        if ends or is_saved(experiment.checkpoint, iteration, ends):
+            stepper.gather_parameters()
+        if ends:
             _require_finite_weights(stepper.chunks, iteration)
         if saver is not None:
-            saver(iteration, iteration == last or not continues, stepper.chunks, stepper.state)
+            saver(iteration, ends, stepper.chunks, stepper.state)
         if not continues:
             return
 

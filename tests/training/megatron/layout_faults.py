@@ -1,4 +1,7 @@
-"""Faults of layouts, each planted in every rank; `test_layouts` shows that it notices them."""
+"""Faults of layouts, each planted in every rank; `test_layouts` shows that it notices them.
+
+`overlapping` plants nothing: it lets a CPU overlap its collectives, as GPUs do.
+"""
 
 from __future__ import annotations
 
@@ -134,4 +137,20 @@ def norm_weights_not_reduced() -> Iterator[None]:
         self.weight.sequence_parallel = False  # type: ignore[attr-defined]
 
     with mock.patch.object(MarkedRMSNorm, "__init__", unmarked):
+        yield
+
+
+@contextlib.contextmanager
+def overlapping() -> Iterator[None]:
+    """No fault: reductions and gathers run beside the computation."""
+    with _replaced("quantexp.training.megatron.step.overlaps", lambda device: True):
+        yield
+
+
+@contextlib.contextmanager
+def parameters_not_gathered() -> Iterator[None]:
+    """With overlap, a rank's copies of the other ranks' parameters are those before the step."""
+    from quantexp.training.megatron.step import Stepper
+
+    with overlapping(), mock.patch.object(Stepper, "gather_parameters", return_value=None):
         yield

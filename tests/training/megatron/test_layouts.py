@@ -92,6 +92,29 @@ def test_pipeline_of_untied_embeddings_is_equal_bit_for_bit(tmp_path: Path) -> N
             assert difference(other, one).weight == 0
 
 
+def test_overlapped_collectives_leave_the_same_weights(tmp_path: Path) -> None:
+    """Bit for bit; and parameters that nobody gathered differ, so that the comparison would notice."""
+    module = "tests.training.megatron.layout_faults"
+    base = [*MODELS["llama"], "quant=linear_mxfp4", *FP32, "training.iterations=3"]
+    spread = [*base, *LAYOUTS["dp2 distributed optimizer"][1]]
+    stages = [*base, *LAYOUTS["pp2 interleaved"][1]]
+    four = [*base, "parallel.pipeline=2", "parallel.virtual_pipeline=2", "model.num_layers=4"]
+    four += ["training.global_batch_size=4", "training.distributed_optimizer=true"]
+    plants = ["", f"{module}:overlapping"]
+    cases = [
+        Case(words, n, p) for words, n in ((spread, 2), (stages, 2), (four, 4)) for p in plants
+    ]
+    cases.append(Case(spread, 2, f"{module}:parameters_not_gathered"))
+    results = []
+    for each in run_all(cases, tmp_path / "cases"):
+        assert isinstance(each, Result), each
+        results.append(each)
+    for plain, overlapped in (results[:2], results[2:4], results[4:6]):
+        assert overlapped.losses == plain.losses
+        assert difference(overlapped, plain).weight == 0
+    assert difference(results[6], results[0]).weight > 0
+
+
 @pytest.fixture(scope="module")
 def faulty(
     tmp_path_factory: pytest.TempPathFactory,
