@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -162,7 +163,7 @@ def run_all(cases: list[Case], folder: Path, timeout_s: float = 600) -> list[Res
 
 
 def _prepare(case: Case, folder: Path) -> None:
-    """Write the configuration of a case and the port of its ranks."""
+    """Write the configuration of a case."""
     from quantexp.config.compose import compose
     from quantexp.config.load import save
 
@@ -170,9 +171,6 @@ def _prepare(case: Case, folder: Path) -> None:
     number = case.num_processes
     experiment = compose([*_TINY, *case.words, f"launcher.num_processes={number}"])
     save(experiment, folder / "config.yaml")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        (folder / "port").write_text(str(probe.getsockname()[1]))
     (folder / "plant").write_text(case.plant)
     (folder / "processes").write_text(str(number))
 
@@ -246,18 +244,15 @@ def difference(layout: Result, one: Result) -> Difference:
 
 
 def train_rank(folder: Path) -> None:
-    """One rank of `run_all`: trains each case that it has a part in.
-
-    Cases of many ranks come first: a rank that waits for the next one connects to it late.
-    """
+    """One rank of `run_all`: trains each case that it has a part in, those of many ranks first."""
     rank = int(os.environ["RANK"])
-    cases = [path for path in folder.iterdir() if path.is_dir()]
+    os.environ["MASTER_ADDR"], os.environ["LOCAL_RANK"] = "127.0.0.1", str(rank)
+    cases = [path for path in folder.iterdir() if path.is_dir() and rank < _processes(path)]
     for case in sorted(cases, key=lambda path: (-_processes(path), int(path.name))):
-        os.environ["MASTER_ADDR"], os.environ["LOCAL_RANK"] = "127.0.0.1", str(rank)
-        os.environ["MASTER_PORT"] = (case / "port").read_text()
         try:
+            os.environ["MASTER_PORT"] = _free_port(case) if rank == 0 else _announced_port(case)
             with _planted((case / "plant").read_text()):
-                _train_case(case, rank)
+                _train_case(case)
         except Exception:  # noqa: BLE001
             (case / f"rank{rank}.txt").write_text(traceback.format_exc())
 
@@ -272,11 +267,35 @@ def _planted(name: str) -> contextlib.AbstractContextManager[None]:
     return plant
 
 
+def _free_port(case: Path) -> str:
+    """A port that was free a moment ago, which the other ranks of the case read."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    (case / "port.part").write_text(port)
+    (case / "port.part").rename(case / "port")
+    return port
+
+
+def _announced_port(case: Path, timeout_s: float = 120) -> str:
+    """What rank 0 chose.
+
+    Raises:
+        RuntimeError: rank 0 did not begin in time.
+    """
+    end = time.monotonic() + timeout_s
+    while not (case / "port").exists():
+        if time.monotonic() > end:
+            raise RuntimeError(f"rank 0 did not begin within {timeout_s:g} s")
+        time.sleep(0.01)
+    return (case / "port").read_text()
+
+
 def _processes(case: Path) -> int:
     return int((case / "processes").read_text())
 
 
-def _train_case(folder: Path, number: int) -> None:
+def _train_case(folder: Path) -> None:
     import torch
 
     from quantexp.config.load import read
@@ -292,8 +311,6 @@ def _train_case(folder: Path, number: int) -> None:
     torch.set_num_threads(1)
     experiment = read(folder / "config.yaml")
     processes = experiment.launcher.num_processes
-    if number >= processes:
-        return
     os.environ["WORLD_SIZE"] = str(processes)
     rank, dataset = own_rank(processes), experiment.dataset
     cache = cache_dir(experiment.paths.cache)

@@ -197,8 +197,10 @@ def which_grid(
         evidence = _is_evidence(mantissa, telling)
         if not bool(evidence.any()):
             continue
-        off = telling & ~on_grid
-        if bool((evidence & ~off.flatten(1).any(dim=1)).any()):
+        evidence &= ~(telling & ~on_grid).flatten(1).any(dim=1)
+        if other.significant_bits is None:
+            evidence &= _is_varied(mantissa, telling)
+        if bool(evidence.any()):
             return Finding(
                 Status.MISMATCH,
                 f"it lies on the grid of {other.format}, which {format_} would not give",
@@ -296,6 +298,20 @@ def _is_evidence(mantissa: Tensor, telling: Tensor) -> Tensor:
     low = mantissa.masked_fill(~telling, 2.0).flatten(1).amin(dim=1)
     high = mantissa.masked_fill(~telling, 0.0).flatten(1).amax(dim=1)
     return (telling.flatten(1).sum(dim=1) >= EVIDENCE) & (low < high)
+
+
+def _is_varied(mantissa: Tensor, telling: Tensor) -> Tensor:
+    """For each window: whether there are enough telling elements besides those of the most frequent significand.
+
+    Where the other grid's steps are no powers of two, it may be coarser only just above its own powers of two. If a
+    single significand of the declared grid lies there, all telling elements have it, and one accident puts all of them
+    on the other grid. Two neighbours of the declared grid cannot both be on a coarser one.
+    """
+    varied = torch.zeros(len(telling), dtype=torch.bool, device=telling.device)
+    for i, (values, mask) in enumerate(zip(mantissa, telling, strict=True)):
+        counts = torch.unique(values[mask], return_counts=True)[1]
+        varied[i] = bool(counts.numel()) and int(counts.sum() - counts.max()) >= EVIDENCE
+    return varied
 
 
 def windows_of(x: Tensor, axis: int, block: int) -> Tensor:

@@ -227,3 +227,15 @@ def test_grid_of_fewer_bits_than_a_window_shows_is_not_searched(
     searched.clear()
     assert judge(quantise_as("mxfp8", x), MXFP8, -1).status is Status.ENGAGED
     assert {format_ for format_ in searched if format_.startswith("mx")} == {"mxfp6_e2m3"}
+
+
+def test_elements_of_one_significand_are_one_accident() -> None:
+    """hifp8 scaled exactly for this amax is coarser than e2m3 only at 1.875 2^k, which lies on it by accident."""
+    generator = torch.Generator().manual_seed(0)
+    x = 8e-5 * torch.randn(32, 64, generator=generator)
+    x[0, 0] = 1.75 * 2.0**-12
+    x[5, :32] = 0
+    x[5, 3] = 1.625 * 2.0**-19  # on that grid, too: the elements are not all equal up to powers of two
+    operand = quantise(x.to(torch.bfloat16), "mxfp6_e2m3", axis=-1, scale_rule="floor")
+    finding = judge(operand, resolve("mxfp6_e2m3", scale_rule=ScaleRule.FLOOR), -1)
+    assert finding.status is Status.ENGAGED, finding

@@ -1,11 +1,12 @@
 """Captured quantised operands: numpy's quantisation of the tensor before, and those that were multiplied, bit for bit.
 
-The products are repeated by the same call on the same machine with operands of the same shape and dtype; other
-operands than those that the run multiplied would give other bits somewhere.
+The products are repeated by the same call on the same machine with operands of the same shape and dtype, through fp32
+where the run multiplied so; other operands than those that the run multiplied would give other bits somewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.quant.products import through_fp32
+from quantexp.runs.device import multiplies_natively
 from quantexp.runs.paths import RunDir
+from quantexp.schema import Precision
 
 from .captured import Array, Module, Slot, read_capture
 from .grids import _ELEMENTS, _blocks, _power_of_two_scale, _scale_exponent
@@ -136,10 +140,11 @@ def test_linear_products_of_the_operands_after_quantisation_are_the_results_to_t
     for module in layers:
         c = Captured(folder, module)
         assert not any(name in c for name in ("input", "weight", "grad_output"))
-        y = torch.matmul(c["input_fprop"], c["weight_fprop"].t())
-        dx = torch.matmul(c["grad_output_dgrad"], c["weight_dgrad"])
-        g, x = c["grad_output_wgrad"], c["input_wgrad"]
-        dw = torch.matmul(g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
+        with _products_of_the_run():
+            y = torch.matmul(c["input_fprop"], c["weight_fprop"].t())
+            dx = torch.matmul(c["grad_output_dgrad"], c["weight_dgrad"])
+            g, x = c["grad_output_wgrad"], c["input_wgrad"]
+            dw = torch.matmul(g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
         assert torch.equal(y, c["output"]), module
         assert torch.equal(dx, c["grad_input"]), module
         assert torch.equal(dw, c["grad_weight"]), module
@@ -151,9 +156,9 @@ def test_attention_products_of_the_operands_after_quantisation_are_the_results_t
     words = ["quant=more/FA_full_mxfp8", "quant/pv=mxfp4", "quant.pv.dgrad_p.dO.format=mxfp4"]
     folder = run_tiny(*words, *ONE_LAYER, "capture.values=after").tensors
     modules = [m for m in read_capture(folder) if m.layer_type == "attention"]
-    assert len(modules) == 1
-    for module in modules:
-        c = Captured(folder, module)
+    (module,) = modules
+    c = Captured(folder, module)
+    with _products_of_the_run():
         P, v = c["attn_weights_fprop"], c["value_fprop"]
         B, H, T, _ = P.shape
         o = torch.bmm(P.flatten(0, 1), _by_head(v, H))
@@ -171,6 +176,10 @@ def test_attention_products_of_the_operands_after_quantisation_are_the_results_t
         dk = dk.view(B, H, T, -1).permute(2, 0, 1, 3)
         G = c["key_fprop"].shape[2]
         assert torch.equal(dk.unflatten(2, (G, -1)).sum(dim=3), c["grad_key"])
+
+
+def _products_of_the_run() -> contextlib.AbstractContextManager[None]:
+    return through_fp32([] if multiplies_natively(Precision.bf16) else [torch.bfloat16])
 
 
 def _by_head(x_TBGD: Tensor, num_heads: int) -> Tensor:
