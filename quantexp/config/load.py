@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from quantexp.config.auto_layout import with_layout
+from quantexp.config.num_processes import with_num_processes
 from quantexp.config.choices import groups
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
@@ -75,7 +76,7 @@ def load(config: DictConfig) -> Experiment:
     _complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
-    experiment = with_layout(Experiment(**parts))
+    experiment = with_layout(with_num_processes(Experiment(**parts)))
     validate(experiment)
     return experiment
 
