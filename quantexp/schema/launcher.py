@@ -90,8 +90,8 @@ class LauncherConfig(SlurmConfig):
     #: The kind of machine: local (processes of this machine), slurm (jobs), or the name of an entry point in the group
     #: quantexp.launchers. The keys of JobConfig are for every kind but local, those of SlurmConfig for slurm alone.
     kind: str = LOCAL
-    #: Processes of one run; those that hold the same part of the model share every global batch (data parallel). 0 means
-    #: one for each requested GPU, or else as few as the section `parallel` needs.
+    #: Processes of one run; those that hold the same part of the model share every global batch (data parallel).
+    #: 0 means one for each requested GPU, or else as few as the section `parallel` needs.
     num_processes: int = limited(1, *between(0, 100_000))
     #: Minutes that a process waits for another one before the run fails.
     timeout_min: float = limited(10.0, POSITIVE, at_most(10_000_000))
