@@ -28,6 +28,15 @@ def amax_of_own_part() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def norm_in_float32() -> Iterator[None]:
+    """Megatron's norm, whose squares are added in the order of the layout."""
+    with _replaced(
+        "quantexp.training.megatron.session.same_norm_in_every_layout", contextlib.nullcontext
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def rows_without_source() -> Iterator[None]:
     """An expert's rows are numbered by their column alone, so that micro-batches of several ranks are mixed."""
     from quantexp.quant.rows import Rows

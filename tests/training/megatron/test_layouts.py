@@ -81,15 +81,17 @@ def test_pipeline_of_untied_embeddings_is_equal_bit_for_bit(tmp_path: Path) -> N
     for precision in ("fp32", "bf16"):
         words = [*base, f"training.precision={precision}"]
         pipelines = [Case([*words, *LAYOUTS[n][1]], 2) for n in ("pp2", "pp2 interleaved")]
-        cases += [Case(words, 1), *pipelines]
+        norm = "tests.training.megatron.layout_faults:norm_in_float32"
+        cases += [Case(words, 1), *pipelines, Case([*words, *LAYOUTS["pp2"][1]], 2, norm)]
     results = []
     for each in run_all(cases, tmp_path / "cases"):
         assert isinstance(each, Result), each
         results.append(each)
-    for one, *others in (results[:3], results[3:]):
+    for one, *others, with_other_norm in (results[:4], results[4:]):
         for other in others:
             assert (other.losses, other.grad_norms) == (one.losses, one.grad_norms)
             assert difference(other, one).weight == 0
+        assert with_other_norm.grad_norms != one.grad_norms
 
 
 def test_overlapped_collectives_leave_the_same_weights(tmp_path: Path) -> None:
