@@ -39,25 +39,22 @@ RUNS = [
     "quant=more/FA_full_mxfp8 training.seq_length=1024 training.attention=tiled",
 ]
 _TWO = "launcher.num_processes=2"
-_LLAMA = f"model=llama32-1b model.num_layers=4 {_TWO}"
-_PIPELINE = f"{_LLAMA} parallel.pipeline=2 training.global_batch_size=8"
-_DEEPSEEK = f"model=deepseek2_lite {_TWO} training.global_batch_size=4"
-#: Runs of two processes, without and with copies of weights.
+_TENSOR = f"{_TWO} parallel.tensor=2"
+_PIPELINE = f"{_TWO} parallel.pipeline=2 model.num_layers=4 training.global_batch_size=8"
+_EXPERT = f"{_TWO} parallel.expert=2 model=deepseek2_lite training.global_batch_size=4"
+#: Layouts; the first stage of a pipeline has two micro-batches in flight, or the chunks of more.
 LAYOUTS = [
-    f"quant=bf16 {_LLAMA} parallel.tensor=2",
-    f"quant=FA_linear_mxfp8 {_LLAMA} parallel.tensor=2",
-    f"quant=bf16 {_LLAMA} parallel.tensor=2 parallel.sequence=false",
-    f"quant=bf16 {_LLAMA} parallel.tensor=2 training.seq_length=512",
+    f"quant=bf16 {_TENSOR}",
+    f"quant=bf16 {_TENSOR} parallel.sequence=false",
+    f"quant=FA_linear_mxfp8 {_TENSOR}",
     f"quant=bf16 {_PIPELINE}",
-    f"quant=FA_linear_mxfp8 {_PIPELINE}",
-    f"quant=bf16 {_PIPELINE} training.seq_length=512",
     f"quant=bf16 {_PIPELINE} parallel.virtual_pipeline=2",
-    f"quant=bf16 {_DEEPSEEK} parallel.expert=2",
-    f"quant=bf16 {_DEEPSEEK} parallel.expert=2 parallel.dispatcher=alltoall",
-    f"quant=bf16 {_DEEPSEEK} parallel.tensor=2",
-    f"quant=bf16 model=llama32-1b {_TWO} training.global_batch_size=4",
-    f"quant=bf16 model=llama32-1b {_TWO} training.global_batch_size=4 training.distributed_optimizer=false",
-    f"quant=bf16 model=llama32-1b {_TWO} parallel.context=2 training.seq_length=512",
+    f"quant=FA_linear_mxfp8 {_PIPELINE}",
+    f"quant=bf16 {_EXPERT}",
+    f"quant=bf16 {_EXPERT} parallel.dispatcher=alltoall",
+    f"quant=bf16 {_TWO} training.global_batch_size=4",
+    f"quant=bf16 {_TWO} training.global_batch_size=4 training.distributed_optimizer=false",
+    f"quant=bf16 {_TWO} parallel.context=2 training.seq_length=512",
 ]
 _FEW = ["training=fast", "training.iterations=3", "training.warmup_iterations=0"]
 _PLAIN = ["capture=off", "analysis.auto=false"]
