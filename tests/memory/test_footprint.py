@@ -112,6 +112,7 @@ def test_predicted_memory_is_within_15_percent_of_what_a_run_takes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "layout",
     [
