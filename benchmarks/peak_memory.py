@@ -1,9 +1,10 @@
 """Peak memory of training runs beside what `quantexp plan` says of them, each in a process of its own.
 
-    python benchmarks/peak_memory.py [--quick-disk] [words of one run]
+    python benchmarks/peak_memory.py [--layouts] [--quick-disk] [words of one run]
 
 Measured is the peak resident set of the process less what it had when everything was imported and torch had multiplied
-once: the run's own part. Without words a list of runs that differ in what makes the peak.
+once: the run's own part. Without words a list of runs that differ in what makes the peak. A run of several processes is
+that of the public command, and the measured process the fullest of its ranks.
 
 The plan counts with all captured tensors of an iteration that the queue holds, as they wait where the disk is slower
 than training. So none is written here before the iteration has ended, but with `--quick-disk`, where how much waits is
@@ -21,6 +22,8 @@ import tempfile
 import threading
 from typing import Any
 
+from rank_memory import rank_peaks
+
 RUNS = [
     "quant=bf16",
     "quant=bf16 training.precision=fp32",
@@ -35,7 +38,26 @@ RUNS = [
     "model=deepseek2_lite quant=FA_linear_mxfp4",
     "quant=more/FA_full_mxfp8 training.seq_length=1024 training.attention=tiled",
 ]
+_TWO = "launcher.num_processes=2"
+_TENSOR = f"{_TWO} parallel.tensor=2"
+_PIPELINE = f"{_TWO} parallel.pipeline=2 model.num_layers=4 training.global_batch_size=8"
+_EXPERT = f"{_TWO} parallel.expert=2 model=deepseek2_lite training.global_batch_size=4"
+#: Layouts; the first stage of a pipeline has two micro-batches in flight, or the chunks of more.
+LAYOUTS = [
+    f"quant=bf16 {_TENSOR}",
+    f"quant=bf16 {_TENSOR} parallel.sequence=false",
+    f"quant=FA_linear_mxfp8 {_TENSOR}",
+    f"quant=bf16 {_PIPELINE}",
+    f"quant=bf16 {_PIPELINE} parallel.virtual_pipeline=2",
+    f"quant=FA_linear_mxfp8 {_PIPELINE}",
+    f"quant=bf16 {_EXPERT}",
+    f"quant=bf16 {_EXPERT} parallel.dispatcher=alltoall",
+    f"quant=bf16 {_TWO} training.global_batch_size=4",
+    f"quant=bf16 {_TWO} training.global_batch_size=4 training.distributed_optimizer=false",
+    f"quant=bf16 {_TWO} parallel.context=2 training.seq_length=512",
+]
 _FEW = ["training=fast", "training.iterations=3", "training.warmup_iterations=0"]
+_PLAIN = ["capture=off", "analysis.auto=false"]
 #: Seconds that a write waits at most, where training itself waits for room in the queue.
 _WRITE_S = 5.0
 
@@ -86,7 +108,7 @@ def measured(words: list[str]) -> dict[str, float]:
 
     torch.randn(64, 64) @ torch.randn(64, 64)
     with tempfile.TemporaryDirectory() as root:
-        words = [*_FEW, "capture=off", "analysis.auto=false", f"paths.root={root}", *words]
+        words = [*_FEW, *_PLAIN, f"paths.root={root}", *words]
         experiment = compose(words)
         predicted = make_plan(experiment).memory_gb_per_gpu
         own = psutil.Process()
@@ -106,19 +128,34 @@ def measured(words: list[str]) -> dict[str, float]:
     return {"predicted": predicted, "measured": (peak[0] - before) / 1e9}
 
 
+def measured_ranks(words: list[str]) -> dict[str, float]:
+    """Predicted and measured, in units of 1e9 bytes, of the fullest rank of a run of several processes."""
+    from quantexp.config.compose import compose
+    from quantexp.memory.footprint import fullest_rank
+
+    words = [*_FEW, *_PLAIN, *words]
+    experiment = compose(words)
+    peaks = rank_peaks(words, experiment.launcher.num_processes)
+    return {"predicted": fullest_rank(experiment).gb, "measured": max(peaks.values())}
+
+
 def main() -> None:
     """Measure all runs, or the one that is given."""
     parser = argparse.ArgumentParser(description="Predicted and measured memory.")
     parser.add_argument("--json", action="store_true", help="one run in this process, as JSON")
+    parser.add_argument("--layouts", action="store_true", help="runs of two processes")
     parser.add_argument("--quick-disk", action="store_true", help="write captures as they come")
     parser.add_argument("words", nargs="*", help="words of one run")
     arguments = parser.parse_args()
     if arguments.json:
         if not arguments.quick_disk:
             write_between_iterations()
-        sys.stdout.write(json.dumps(measured(arguments.words)) + "\n")
+        is_alone = not any(word.startswith("launcher.num_processes=") for word in arguments.words)
+        result = (measured if is_alone else measured_ranks)(arguments.words)
+        sys.stdout.write(json.dumps(result) + "\n")
         return
-    for line in [" ".join(arguments.words)] if arguments.words else RUNS:
+    runs = LAYOUTS if arguments.layouts else RUNS
+    for line in [" ".join(arguments.words)] if arguments.words else runs:
         command = [sys.executable, __file__, "--json", *line.split()]
         command += ["--quick-disk"] if arguments.quick_disk else []
         environment = {**os.environ, "PYTHONWARNINGS": "ignore"}

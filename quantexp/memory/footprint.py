@@ -45,7 +45,8 @@ from quantexp.schema import (
 )
 
 #: The C library returns tensors below 32 MiB to its own heap, not to the system, and their sizes vary: over iterations
-#: of different models this much was resident beyond torch's allocations (0.20 to 0.51).
+#: of different models this much was resident beyond torch's allocations (0.20 to 0.51). It is never more than a step
+#: frees, which is less for a small model, or a small part of one.
 HEAP_GB = 0.35
 
 
@@ -93,13 +94,14 @@ def _rank_parts_gb(
     size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
     activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
+    temporaries = _temporary_bytes(experiment, parameters, activations, is_cpu, part)
     parts = {
         "weights": parameters.total * size / 1e9,
         "main_gradients": parameters.total * 4 / 1e9,
         "optimizer": updated * (8 + master) / 1e9,
         "activations": activations / 1e9,
         "weight_copies": copies * size / 1e9,
-        "temporaries": _temporary_bytes(model, training, updated, activations, is_cpu, part) / 1e9,
+        "temporaries": temporaries / 1e9,
         "scratch": (
             (_scratch_bytes(experiment, maps, part) + _products_bytes(model, training, part))
             if is_cpu
@@ -108,7 +110,7 @@ def _rank_parts_gb(
         / 1e9,
         "capture": _capture_bytes(experiment, maps, updated * 8) / 1e9,
     }
-    return parts | ({"heap": HEAP_GB} if is_cpu else {})
+    return parts | ({"heap": min(HEAP_GB, (activations + temporaries) / 1e9)} if is_cpu else {})
 
 
 def _updated(experiment: Experiment, parameters: Parameters, layout: Layout) -> int:
@@ -152,20 +154,28 @@ def _weight_copies(
 
 
 def _temporary_bytes(
-    model: ModelConfig,
-    training: TrainingConfig,
-    updated: int,
-    activations: int,
-    is_cpu: bool,
-    part: Part,
+    experiment: Experiment, parameters: Parameters, activations: int, is_cpu: bool, part: Part
 ) -> int:
-    """Bytes beyond state and activations: of the backward pass, or of the optimizer, when no activations remain.
+    """Bytes beyond state and activations: of the backward pass, or of what follows it, when no activations remain.
 
     On a GPU torch's Adam processes all tensors at once, with one more float32 copy of each; on a CPU in strips
-    (`quantexp.training.megatron.optimizer`).
+    (`quantexp.training.megatron.optimizer`). There, ranks that divide the optimizer's state reduce a copy of the main
+    gradients: gloo has no reduce-scatter of its own.
     """
-    backward = passing_bytes(model, training, is_cpu=is_cpu, part=part)
-    return backward if is_cpu else max(backward, 4 * updated - activations)
+    backward = passing_bytes(experiment.model, experiment.training, is_cpu=is_cpu, part=part)
+    if is_cpu:
+        after = 4 * _reduced_at_once(parameters, part) if distributes_optimizer(experiment) else 0
+    else:
+        after = 4 * _updated(experiment, parameters, part.layout)
+    return max(backward, after - activations)
+
+
+def _reduced_at_once(parameters: Parameters, part: Part) -> int:
+    """Elements of the largest main gradient that a rank reduces: of its dense parameters, or of its experts."""
+    layout = part.layout
+    dense = parameters.dense if layout.data * layout.context > 1 else 0
+    routed = parameters.routed if layout.expert_data > 1 else 0
+    return max(dense, routed) // layout.chunks
 
 
 def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: Part) -> int:
@@ -185,18 +195,23 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: P
         if slot.site is Site.LINEAR and spec.quantised
     }
     tokens = part.tokens(training)
-    widths = [
-        _widths(name, shape, part)
-        for layer, _ in part.alike_layers(model)
-        for name, shape in linear_shapes(model, layer).items()
-        if not is_routed(name)
-    ]
+    widths = _linear_widths(model, part)
     elements = {
         "w": largest_linear(model, part),
         "x": tokens * max(width for width, _ in widths),
         "g": 2 * tokens * max(width for _, width in widths),
     }
     return sum(elements[name] for name in quantised) * element_bytes(training)
+
+
+def _linear_widths(model: ModelConfig, part: Part) -> list[tuple[int, int]]:
+    """The widths of a rank's linear modules, without routed experts."""
+    return [
+        _widths(name, shape, part)
+        for layer, _ in part.alike_layers(model)
+        for name, shape in linear_shapes(model, layer).items()
+        if not is_routed(name)
+    ]
 
 
 def _widths(name: str, shape: LinearShape, part: Part) -> tuple[int, int]:
@@ -208,17 +223,20 @@ def _widths(name: str, shape: LinearShape, part: Part) -> tuple[int, int]:
 
 
 def _products_bytes(model: ModelConfig, training: TrainingConfig, part: Part) -> int:
-    """Bytes of 16-bit products through fp32, at most; the fused attention converts all its inputs and outputs.
+    """Bytes of 16-bit products through fp32: the smaller operand, and strips of the other and of the result.
 
-    These are q, k, v, the output and their four gradients.
+    A product of a linear layer has an operand with the rank's tokens. The fused attention converts all its inputs and
+    outputs: q, k, v, the output and their four gradients.
     """
     if multiplies_natively(training.precision):
         return 0
-    from quantexp.quant.products import SCRATCH_BYTES
+    from quantexp.quant.products import KEPT_BYTES, STRIP_BYTES
 
-    if training.attention is not AttentionPath.fused:
-        return SCRATCH_BYTES
-    return SCRATCH_BYTES + 8 * 4 * part.tokens(training) * part.heads(model) * model.head_dim
+    tokens = part.tokens(training)
+    widest = max(max(widths) for widths in _linear_widths(model, part))
+    kept = max(STRIP_BYTES, min(KEPT_BYTES, 4 * tokens * widest))
+    is_fused = training.attention is AttentionPath.fused
+    return kept + 2 * STRIP_BYTES + is_fused * 32 * tokens * part.heads(model) * model.head_dim
 
 
 def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments: int) -> int:

@@ -92,7 +92,7 @@ def test_sweep_names_every_run_that_does_not_fit_and_starts_none(
 def test_sweep_of_which_no_run_fits_is_refused(
     tiny: Make, machine: Callable[[float], None]
 ) -> None:
-    machine(0.1)
+    machine(0.001)
     message = refused(tiny("quant=bf16"), tiny("quant=FA_mxfp8"))
     assert message.startswith("2 of 2 runs do not fit in memory, and none of them was started; ")
 
@@ -100,7 +100,7 @@ def test_sweep_of_which_no_run_fits_is_refused(
 def test_ignore_starts_a_run_that_does_not_fit(
     tiny: Make, machine: Callable[[float], None]
 ) -> None:
-    machine(0.1)
+    machine(0.001)
     experiment = tiny("memory=ignore")
     require_memory([Request(experiment)])
     require_memory_here(experiment)
@@ -114,13 +114,13 @@ def test_word_that_is_neither_check_nor_ignore_is_refused(capsys: Captured) -> N
 
 
 def test_number_is_the_memory_of_each_process(tiny: Make, machine: Callable[[float], None]) -> None:
-    machine(0.1)
+    machine(0.001)
     require_memory([Request(tiny("memory=80"))])
     require_memory_here(tiny("memory=80"))
-    message = refused(tiny("memory=0.25"))
-    assert re.search(r"[\d.]+ GB do not fit in 0.2 GB \(memory=0.25\): ", message)
-    with pytest.raises(TooLargeError, match=re.escape("(memory=0.25)")):
-        require_memory_here(tiny("memory=0.25"))
+    message = refused(tiny("memory=0.001"))
+    assert re.search(r"[\d.]+ GB do not fit in 0.0 GB \(memory=0.001\): ", message)
+    with pytest.raises(TooLargeError, match=re.escape("(memory=0.001)")):
+        require_memory_here(tiny("memory=0.001"))
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "true", "some", "null", "[1]"])
@@ -139,30 +139,30 @@ def test_completed_run_is_not_refused(tiny: Make, machine: Callable[[float], Non
         assert status is not None
         status.state, status.iteration = State.COMPLETED, status.iterations
         write_status(folder.run.status, status)
-    machine(0.1)
+    machine(0.001)
     require_memory([Request(experiment)])
-    assert "do not fit in 0.1 GB" in refused(tiny("capture=off", "training.seed=7"))
+    assert "do not fit in 0.0 GB" in refused(tiny("capture=off", "training.seed=7"))
 
 
 def test_run_without_its_data_is_not_refused_here(
     tiny: Make, machine: Callable[[float], None]
 ) -> None:
-    machine(0.1)
+    machine(0.001)
     require_memory([Request(tiny("dataset.sample=false"))])
 
 
 def test_runs_at_once_have_to_fit_together(tiny: Make, machine: Callable[[float], None]) -> None:
     seeds = [tiny("launcher.max_parallel=4", f"training.seed={seed}") for seed in (1, 2, 3)]
     each = needed_gb(seeds[0])
-    machine(3 * each + 0.01)
+    machine(3 * each + 0.001)
     require_memory([Request(experiment) for experiment in seeds])
-    machine(2 * each + 0.01)
+    machine(2 * each + 0.001)
     assert refused(*seeds) == (
         f"launcher.max_parallel=4: the 3 largest runs take {3 * each:.1f} GB together, which do not fit in "
-        f"{2 * each + 0.01:.1f} GB (this machine): launcher.max_parallel=2 takes {2 * each:.1f} GB; memory=ignore "
+        f"{2 * each + 0.001:.1f} GB (this machine): launcher.max_parallel=2 takes {2 * each:.1f} GB; memory=ignore "
         "starts them anyway"
     )
-    machine(each - 0.01)
+    machine(each - 0.001)
     assert too_large_together(seeds) is None  # each is refused by itself
     assert too_large_together([tiny("launcher=slurm", "launcher.max_parallel=4")] * 9) is None
     assert too_large_together([tiny("launcher.max_parallel=4", "memory=ignore")] * 9) is None
@@ -175,14 +175,14 @@ def test_resume_and_retry_refuse_too_and_take_memory_ignore(
     with open_run(experiment, "cpu", ["test"]) as (folder, _):
         pass
     root = f"paths.root={experiment.paths.root}"
-    machine(0.1)
+    machine(0.001)
     started: list[object] = []
     monkeypatch.setattr(
         "quantexp_launchers.local.submit.run_points", lambda p, _: started.append(p) or 0
     )
     for verb, number in (("resume", 1), ("retry", 2)):
         assert main([verb, root]) == 1
-        assert "do not fit in 0.1 GB (this machine)" in capsys.readouterr().err
+        assert "do not fit in 0.0 GB (this machine)" in capsys.readouterr().err
         assert main([verb, root, "memory=ignore"]) == 0
         assert len(started) == number
         record_end(folder.run, State.FAILED, "an error")
@@ -192,7 +192,7 @@ def test_resume_and_retry_refuse_too_and_take_memory_ignore(
 def test_worker_that_does_not_fit_fails_cleanly_before_it_builds_anything(
     tiny: Make, machine: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine(0.1)
+    machine(0.001)
     monkeypatch.setattr("quantexp.training.megatron.trainer.train", None)
     experiment = tiny()
     with open_run(experiment, "cpu", ["test"]) as (folder, _):
@@ -200,7 +200,7 @@ def test_worker_that_does_not_fit_fails_cleanly_before_it_builds_anything(
     status = read_status(folder.run.status)
     assert status is not None
     assert status.state is State.FAILED
-    assert "GB do not fit in 0.1 GB (this machine): " in status.reason
+    assert "GB do not fit in 0.0 GB (this machine): " in status.reason
     assert status.reason.endswith("; memory=ignore starts it anyway")
 
 
