@@ -1,8 +1,8 @@
 """Predicts the bytes that one rank sends in an optimizer step, by the kind of its group, from the configuration alone.
 
 Collectives over r ranks are counted as rings: an all-gather or a reduce-scatter of n bytes sends (r - 1) / r of them
-from each rank, an all-reduce twice as many. Partial products and gradients are reduced in float32, all else travels in
-the working dtype. For t tokens of a micro-batch on a rank, of hidden size D, each micro-batch sends:
+from each rank, an all-reduce twice as many. Gradients of parameters, and of keys and values that ranks gathered, are
+reduced in float32; all else travels in the working dtype. For t tokens of a micro-batch on a rank, of hidden size D, each micro-batch sends:
 
     tensor      for attention, and for a feed-forward or shared experts, of each layer: with sequence parallelism 3
                 all-gathers (forward, backward, and the input again for the weight's gradient) and 2 reduce-scatters
@@ -51,16 +51,13 @@ def _ring(num_bytes: int, ranks: int) -> int:
 
 
 def _tensor(model: ModelConfig, training: TrainingConfig, part: Part) -> int:
-    tensor, elements = part.layout.tensor, part.tokens(training) * model.hidden_size
-    gather = _ring(elements * element_bytes(training), tensor)
-    reduce = _ring(elements * _FP32, tensor)
+    elements = part.tokens(training) * model.hidden_size
+    each = _ring(elements * element_bytes(training), part.layout.tensor)
     again = training.recompute is Recompute.full
     blocks = sum(count * _blocks(model, layer) for layer, count in part.alike_layers(model))
     if part.layout.sequence:
-        layers = blocks * ((3 + again) * gather + (2 + again) * reduce)
-        ends = part.is_first * (gather + reduce) + part.is_last * (2 * gather + reduce)
-        return layers + ends
-    return (blocks * (4 + 2 * again) + 2 * part.is_first + 2 * part.is_last) * reduce
+        return (blocks * (5 + 2 * again) + 2 * part.is_first + 3 * part.is_last) * each
+    return (blocks * (4 + 2 * again) + 2 * part.is_first + 2 * part.is_last) * each
 
 
 def _blocks(model: ModelConfig, layer: int) -> int:

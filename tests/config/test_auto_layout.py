@@ -149,6 +149,6 @@ def test_any_other_mistake_is_named_as_without_auto() -> None:
     assert refusal("model=llama31-8b", *NODE, "training.min_lr=1") == (
         "training.min_lr must be at most training.lr=0.0003, got 1"
     )
-    assert "launcher.num_processes must be at least 1" in refusal(
-        "model=llama31-8b", "launcher.num_processes=0"
+    assert "launcher.num_processes must be at least 0" in refusal(
+        "model=llama31-8b", "launcher.num_processes=-1"
     )

@@ -51,13 +51,12 @@ def test_data_parallel_ranks_send_their_gradients_and_their_share_of_the_weights
 
 def test_tensor_parallel_ranks_send_every_layers_tokens() -> None:
     """16 micro-batches; half of what is gathered comes from the other rank."""
-    gather, reduce = T * D * 2 // 2, T * D * 4 // 2
-    layers = 2 * L * (3 * gather + 2 * reduce)
-    ends = 3 * gather + 2 * reduce
+    each = T * D * 2 // 2
+    layers, ends = 2 * L * (3 + 2) * each, (3 + 2) * each
     assert sent(2, tensor=2) == {"tensor": 16 * (layers + ends)}
-    assert sent(2, tensor=2, sequence=False) == {"tensor": 16 * (2 * L * 4 + 4) * reduce}
+    assert sent(2, tensor=2, sequence=False) == {"tensor": 16 * (2 * L * 4 + 4) * each}
     again = sent(2, tensor=2, recompute=Recompute.full)["tensor"] - 16 * (layers + ends)
-    assert again == 16 * 2 * L * (gather + reduce)
+    assert again == 16 * 2 * L * 2 * each
 
 
 def test_context_parallel_ranks_gather_keys_and_values() -> None:
@@ -115,7 +114,7 @@ def test_layers_without_shared_experts_share_attention_alone() -> None:
         communication_bytes(replace(base, model=model, launcher=launcher, parallel=parallel))
         for model in (base.model, without)
     ]
-    block = 3 * (T * 2048 * 2 // 2) + 2 * (T * 2048 * 4 // 2)
+    block = (3 + 2) * (T * 2048 * 2 // 2)
     assert both[0]["tensor"] - both[1]["tensor"] == 16 * 26 * block
 
 
