@@ -179,7 +179,7 @@ def row(name: str, spent: dict[str, list[Spent]]) -> str:
         return f"{statistics.median(by_turn):.3f} ({spread})"
 
     numbers = [
-        f"{median(side, key):.2f}" for key in ("clock", "processor") for side in (stock, ours)
+        f"{median(side, key):.3f}" for key in ("clock", "processor") for side in (stock, ours)
     ]
     return f"| {' | '.join([name, *numbers, ratio('processor'), ratio('passes')])} |"
 
