@@ -87,8 +87,9 @@ class _Observer:
 
 
 def sides(experiment: Any, device: Any, functions: Any) -> dict[str, Step]:
-    """A step of quantexp, and one of Megatron-Core, on the same micro-batch again and again."""
+    """A step of quantexp, and one of Megatron-Core, each on one micro-batch of a data-parallel rank, repeated."""
     import torch
+    from megatron.core import parallel_state
     from stock import StockTraining
 
     from quantexp.quant.precision import precision_map
@@ -99,7 +100,8 @@ def sides(experiment: Any, device: Any, functions: Any) -> dict[str, Step]:
     from quantexp.training.megatron.step import Stepper
 
     T = experiment.training.seq_length
-    ids = torch.randint(256, (1, T + 1), generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(parallel_state.get_data_parallel_rank())
+    ids = torch.randint(256, (1, T + 1), generator=generator)
     batch = {"tokens": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
     batch |= {"position_ids": torch.arange(T)[None], "loss_mask": torch.ones(1, T)}
     observer: Any = _Observer()

@@ -21,10 +21,10 @@ _TINY = [
 def test_layout_of_stock_classes_computes_the_same(
     name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In fp32, where only the order of sums differs; a rank raises if loss or norm differ by more."""
+    """In fp32, where only the order of sums differs: a rank raises if loss or norm differ by more than that explains."""
     layout_steps.compare(name, _TINY, 1, 1)
     row = capfd.readouterr().out
-    assert re.fullmatch(rf"\| {name} (\| \d+\.\d{3} ){{4}}(\| \d\.\d{{3}} \(.*\) ){{2}}\|\n", row)
+    assert re.fullmatch(rf"\| {name} (\| \d+\.\d{{3}} ){{4}}(\| \d\.\d{{3}} \(.*\) ){{2}}\|\n", row)
 
 
 def test_sides_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
