@@ -21,7 +21,7 @@ _TINY = [
 def test_layout_of_stock_classes_computes_the_same(
     name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In fp32, where only the order of sums differs: a rank raises if loss or norm differ by more than that explains."""
+    """In fp32, where only the order of sums differs: a rank raises if loss or norm differ by more."""
     layout_steps.compare(name, _TINY, 1, 1)
     row = capfd.readouterr().out
     assert re.fullmatch(rf"\| {name} (\| \d+\.\d{{3}} ){{4}}(\| \d\.\d{{3}} \(.*\) ){{2}}\|\n", row)
