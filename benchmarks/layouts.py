@@ -135,7 +135,7 @@ class Case:
     plant: str = ""
 
 
-def run_all(cases: list[Case], folder: Path, timeout_s: float = 600) -> list[Result | str]:
+def run_all(cases: list[Case], folder: Path, timeout_s: float = 800) -> list[Result | str]:
     """Train every case, one after another, in processes of this machine that serve them all.
 
     The processes import everything once. A case that fails gives the end of its first failed rank's traceback.
@@ -406,7 +406,8 @@ def main() -> None:
             names = [n for n in arguments.layouts.split(",") if exists(model, scheme, n)]
             base = [f"training.precision={arguments.precision}", *arguments.words.split()]
             with tempfile.TemporaryDirectory() as work:
-                table = differences([(model, scheme, name) for name in names], Path(work), base)
+                rows = [(model, scheme, name) for name in names]
+                table = differences(rows, Path(work), base, timeout_s=3600)
             for (_, _, name), by_seed in table.items():
                 write(_row(model, scheme, name, by_seed) + "\n")
                 sys.stdout.flush()
@@ -418,6 +419,7 @@ def differences(
     more: list[str],
     seeds: tuple[int, ...] = SEEDS,
     plants: dict[tuple[str, str, str], str] | None = None,
+    timeout_s: float = 800,
 ) -> dict[tuple[str, str, str], list[Difference | str]]:
     """Rows of model, scheme and layout beside one process, for each seed; a failure is its message."""
     cases: dict[tuple[Any, ...], Case] = {}
@@ -431,7 +433,7 @@ def differences(
             cases.setdefault(one, Case([*base, *reference(words)], 1))
             cases[row, seed] = Case([*base, *words], number, (plants or {}).get(row, ""))
             pairs.setdefault(row, []).append(((row, seed), one))
-    results = dict(zip(cases, run_all(list(cases.values()), folder), strict=True))
+    results = dict(zip(cases, run_all(list(cases.values()), folder, timeout_s), strict=True))
     return {
         row: [_beside(results[own], results[one]) for own, one in keys]
         for row, keys in pairs.items()

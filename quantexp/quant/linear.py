@@ -161,6 +161,8 @@ def _copies(
 ) -> tuple[Tensor, Tensor | None]:
     """x quantised for two products; None for the second if it needs a read of its own."""
     first, second = precision.spec(slots[0]), precision.spec(slots[1])
+    if not first.quantised:
+        return x, None if second.quantised else x
     axes = dim_of(slots[0].operand, first), dim_of(slots[1].operand, second)
     by_source = quantise_by_source(precision, slots[0], x, rows)
     if by_source is not None:
@@ -178,8 +180,9 @@ def _buffer(
 
     Memory is fresh if a hook, which may keep it, needs this operand or that of another slot, as both may be one tensor.
     """
-    hooked = any(is_operand_hooked(precision, slot) for slot in slots)
-    if not precision.spec(slots[0]).quantised or hooked:
+    if not precision.spec(slots[0]).quantised:
+        return None
+    if any(is_operand_hooked(precision, slot) for slot in slots):
         return None
     return buffers.for_next_use(str(slots[0]), x)
 

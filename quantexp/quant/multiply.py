@@ -93,7 +93,8 @@ def multiply_operands(
     )
     if is_summed:
         a, b = a.float(), b.float()
-    return multiply(context, a, b, scale * product_scale(precision, context.site, context.product))
+    scale *= post_scale(precision.spec(left.slot), precision.spec(right.slot))
+    return multiply(context, a, b, scale)
 
 
 def quantised_operand(
@@ -108,8 +109,10 @@ def quantised_operand(
     """x quantised as the module declares, or its copy if that exists; the hooks receive it if `is_shown`."""
     if copy is None:
         spec = precision.spec(slot)
-        axis = dim_of(slot.operand, spec)
-        copy = quantise_operand(x, spec, axis, whole_amax(precision.module, x, spec, axis))
+        copy = x
+        if spec.quantised:
+            axis = dim_of(slot.operand, spec)
+            copy = quantise_operand(x, spec, axis, whole_amax(precision.module, x, spec, axis))
     if is_shown:
         call_operand_hooks(precision, slot, x, copy, captured)
     return copy

@@ -108,6 +108,8 @@ class WeightCopies:
             RuntimeError: the weight changed since a copy was kept.
         """
         first, second = weight_operands(precision)
+        if not first.quantised:
+            return w_OI
         if self._used_again is None:
             return _quantised(precision, first, w_OI)
         kept = self._take(precision, Product.FPROP, first, w_OI)
@@ -135,6 +137,8 @@ class WeightCopies:
             RuntimeError: the weight changed since a copy was kept.
         """
         _, spec = weight_operands(precision)
+        if not spec.quantised:
+            return w_OI
         if self._used_again is None:
             return _quantised(precision, spec, w_OI)
         copy = self._take(precision, Product.DGRAD, spec, w_OI)
