@@ -2,7 +2,8 @@
 
 Collectives over r ranks are counted as rings: an all-gather or a reduce-scatter of n bytes sends (r - 1) / r of them
 from each rank, an all-reduce twice as many. Gradients of parameters, and of keys and values that ranks gathered, are
-reduced in float32; all else travels in the working dtype. For t tokens of a micro-batch on a rank, of hidden size D, each micro-batch sends:
+reduced in float32; all else travels in the working dtype. For t tokens of a micro-batch on a rank, of hidden size D,
+each micro-batch sends:
 
     tensor      for attention, and for a feed-forward or shared experts, of each layer: with sequence parallelism 3
                 all-gathers (forward, backward, and the input again for the weight's gradient) and 2 reduce-scatters
