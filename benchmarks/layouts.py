@@ -1,7 +1,6 @@
 """Every layout against one process: the loss, the norm and each gradient of the first step, the weights after some.
 
     python benchmarks/layouts.py [--models llama,deepseek] [--schemes NAME,...] [--layouts NAME,...] [--precision fp32]
-                                 [--markdown]
 
 Each run trains a small model (2 layers, hidden size 64, initial std 0.1) on the built-in sample, in processes of this
 machine over gloo, and stores its gradients by global name. The worst relative error, |a - b| / |b| in the 2-norm of a
@@ -9,9 +8,11 @@ parameter, is what layouts are compared by; the model and the batch are the same
 sound layout are those of another order of sums, some 1e-7; in bf16 rounding between the layers hides an unsound one.
 
 An element of an operand that lies within such an error of the boundary between two grid points may be rounded to the
-other one. Quantised layers enlarge such a difference, to 1e-2 a few layers on. It is a matter of chance, so each row
-has three seeds: the columns show the seed with the smallest error, and the last one the largest. An unsound layout is
-unsound for every seed.
+other one. Quantised layers enlarge such a difference, to 1e-2 a few layers on. It is a matter of chance, so each layout
+has three seeds. An unsound layout is unsound for every seed.
+
+In the tables loss and norm are the largest of a row, each in its best seed; the other columns have a scheme's worst
+gradient in the best seed, and in parentheses that of the worst seed, if an element changed sides there.
 """
 
 from __future__ import annotations
@@ -396,21 +397,58 @@ def main() -> None:
     if arguments.rank_of is not None:
         train_rank(arguments.rank_of)
         return
-    write = sys.stdout.write
-    write(
-        "| model | scheme | layout | loss | gradient norm | worst gradient | in the worst seed |\n"
-    )
-    write("|---|---|---|---|---|---|---|\n")
+    base = [f"training.precision={arguments.precision}", *arguments.words.split()]
     for model in arguments.models.split(","):
+        table: dict[tuple[str, str, str], list[Difference | str]] = {}
         for scheme in arguments.schemes.split(","):
             names = [n for n in arguments.layouts.split(",") if exists(model, scheme, n)]
-            base = [f"training.precision={arguments.precision}", *arguments.words.split()]
             with tempfile.TemporaryDirectory() as work:
                 rows = [(model, scheme, name) for name in names]
-                table = differences(rows, Path(work), base, timeout_s=3600)
-            for (_, _, name), by_seed in table.items():
-                write(_row(model, scheme, name, by_seed) + "\n")
-                sys.stdout.flush()
+                table |= differences(rows, Path(work), base, timeout_s=3600)
+            sys.stderr.write(f"{model} {scheme}: {len(names)} layouts\n")
+        sys.stdout.write(matrix(model, table) + "\n\n")
+        sys.stdout.flush()
+
+
+def matrix(model: str, table: dict[tuple[str, str, str], list[Difference | str]]) -> str:
+    """A model's table: a row for each layout, a column for each scheme."""
+    schemes = list(dict.fromkeys(scheme for _, scheme, _ in table))
+    heads = [model, "loss", "norm", *schemes]
+    lines = [heads, ["---"] * len(heads)]
+    for name in dict.fromkeys(name for *_, name in table):
+        own = {
+            scheme: table[model, scheme, name]
+            for scheme in schemes
+            if (model, scheme, name) in table
+        }
+        best = [b for by_seed in own.values() if (b := _best(by_seed)) is not None]
+        worst = [
+            max(getattr(b, key) for b in best) if best else float("nan")
+            for key in ("first_loss", "grad_norm")
+        ]
+        lines.append([name, *map(_number, worst), *(_cell(own.get(scheme)) for scheme in schemes)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _best(by_seed: list[Difference | str]) -> Difference | None:
+    """The seed with the smallest error; None if a seed failed."""
+    sound = [each for each in by_seed if isinstance(each, Difference)]
+    return min(sound, key=lambda each: each.gradient) if len(sound) == len(by_seed) else None
+
+
+def _cell(by_seed: list[Difference | str] | None) -> str:
+    """The worst gradient of the best seed, and of the worst seed if that is of another kind."""
+    if by_seed is None:
+        return ""
+    if (best := _best(by_seed)) is None:
+        failure = next(each for each in by_seed if isinstance(each, str))
+        return f"failed: {failure.strip().splitlines()[-1]}"
+    worst = max(each.gradient for each in by_seed if isinstance(each, Difference))
+    return _number(best.gradient) + (f" ({_number(worst)})" if worst > 10 * best.gradient else "")
+
+
+def _number(x: float) -> str:
+    return f"{x:.0e}" if x else "0"
 
 
 def differences(
@@ -444,18 +482,6 @@ def _beside(layout: Result | str, one: Result | str) -> Difference | str:
     if isinstance(one, str):
         return f"in one process: {one}"
     return layout if isinstance(layout, str) else difference(layout, one)
-
-
-def _row(model: str, scheme: str, name: str, by_seed: list[Difference | str]) -> str:
-    start = f"| {model} | {scheme} | {name} |"
-    failures = [each for each in by_seed if isinstance(each, str)]
-    if failures:
-        return f"{start} failed: {failures[0].strip().splitlines()[-1]} | | | |"
-    sound = [each for each in by_seed if isinstance(each, Difference)]
-    best = min(sound, key=lambda each: each.gradient)
-    worst = max(each.gradient for each in sound)
-    numbers = (best.first_loss, best.grad_norm, best.gradient, worst)
-    return f"{start} {' | '.join(f'{x:.0e}' if x else '0' for x in numbers)} |"
 
 
 if __name__ == "__main__":
