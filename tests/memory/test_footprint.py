@@ -125,10 +125,10 @@ def test_experts_state_is_divided_among_fewer_ranks() -> None:
     assert rank.parts_gb["optimizer"] == pytest.approx(12 * (dense / 4 + routed) / 1e9)
 
 
-def test_saved_optimizer_is_not_divided() -> None:
+def test_saved_optimizer_is_divided_too() -> None:
     kept = ("checkpoint.at_end=true", "checkpoint.optimizer=true")
     rank = divided("llama32-1b", 2, *kept)
-    assert rank.parts_gb["optimizer"] == pytest.approx(rank.parts_gb["weights"] * 6)
+    assert rank.parts_gb["optimizer"] == pytest.approx(rank.parts_gb["weights"] * 6 / 2)
 
 
 def test_fullest_rank_is_that_of_the_stage_that_needs_most() -> None:
