@@ -88,12 +88,13 @@ def start_point(experiment: Experiment) -> StartPoint | None:
             f"{option}: there is no checkpoint of iteration {iteration}; {point.run.root} {has}"
         )
     if training.start_optimizer and not point.state.is_file():
-        old = point.weights / OLD_STATE
-        holds = (
-            f"an optimizer of an earlier version ({OLD_STATE})" if old.is_file() else "no optimizer"
-        )
+        if (point.weights / OLD_STATE).is_file():
+            raise DataError(
+                f"{option}: the checkpoint holds {OLD_STATE}, which only earlier versions read; repeat its run with "
+                "checkpoint.optimizer=true, or leave out training.start_optimizer"
+            )
         raise DataError(
-            f"{option}: the checkpoint holds {holds}; its run needs checkpoint.optimizer=true, or leave out "
+            f"{option}: the checkpoint holds no optimizer; its run needs checkpoint.optimizer=true, or leave out "
             "training.start_optimizer"
         )
     _require_same_order(experiment, point, option)

@@ -235,9 +235,7 @@ def test_elements_of_one_significand_are_one_accident() -> None:
     x = 8e-5 * torch.randn(32, 64, generator=generator)
     x[0, 0] = 1.75 * 2.0**-12
     x[5, :32] = 0
-    x[5, 3] = (
-        1.625 * 2.0**-19
-    )  # on that grid, too: the elements are not all equal up to powers of two
+    x[5, 3] = 1.625 * 2.0**-19  # on that grid, too: the elements are not all equal up to powers of two
     operand = quantise(x.to(torch.bfloat16), "mxfp6_e2m3", axis=-1, scale_rule="floor")
     finding = judge(operand, resolve("mxfp6_e2m3", scale_rule=ScaleRule.FLOOR), -1)
     assert finding.status is Status.ENGAGED, finding

@@ -26,7 +26,9 @@ PLANTS = "tests.training.megatron.state_plants"
 NO_STEP = f"{PLANTS}:no_step"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SAVED = ["training.iterations=4", "checkpoint.every=2", "checkpoint.optimizer=true"]
-FP16 = ["training.precision=fp16", f"training.initial_loss_scale={2.0**24}", "quant=linear_mxfp8"]
+FP16 = ["training.precision=fp16", "quant=linear_mxfp8"]
+#: A scale at which no gradient overflows, and one at which those of all four iterations do, so that it is halved.
+STEPS, OVERFLOW = "training.initial_loss_scale=1024.0", f"training.initial_loss_scale={2.0**24}"
 #: The model, the processes, and the words of each run.
 RUNS: dict[str, tuple[str, int, list[str]]] = {
     "one": ("llama", 1, BF16),
@@ -38,7 +40,8 @@ RUNS: dict[str, tuple[str, int, list[str]]] = {
     "cp2": ("llama", 2, [*BF16, *LAYOUTS["cp2"][1]]),
     "ep2": ("deepseek", 2, [*BF16, *LAYOUTS["ep2 alltoall"][1]]),
     "ep2 distributed": ("deepseek", 2, [*BF16, *LAYOUTS["ep2 alltoall"][1], DIVIDED]),
-    "dp2 distributed in fp16": ("llama", 2, [*FP16, DIVIDED]),
+    "dp2 distributed in fp16": ("llama", 2, [*FP16, DIVIDED, STEPS]),
+    "dp2 before a first step": ("llama", 2, [*FP16, DIVIDED, OVERFLOW]),
     "pp2 delayed": ("llama", 2, ["quant=more/linear_hifp8_delayed", *LAYOUTS["pp2"][1]]),
     "tp2 random": ("llama", 2, ["quant=more/linear_mxfp4_sr_rht", *LAYOUTS["tp2 sp"][1]]),
     "tp2 dp2 distributed": ("llama", 4, [*BF16, *LAYOUTS["tp2 sp"][1], DIVIDED]),
@@ -123,13 +126,14 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def again(
     undisturbed: tuple[Path, dict[str, Result]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Result], list[Result]]:
-    """In new processes: every run from its second iteration on, and the others, which leave out every step."""
+    """In new processes: every run after its second iteration; the others, which leave out every step; one not saved."""
     folder, whole = tmp_path_factory.mktemp("again") / "cases", undisturbed[0]
     cases = [Case([*words_of(n), *start_at(case_of(whole, n))], RUNS[n][1]) for n in RUNS]
     cases += [
         Case([*MODELS[RUNS[name][0]], *words, *SAVED, *start_at(case_of(whole, name))], n, NO_STEP)
         for name, n, words in OTHERS
     ]
+    cases.append(Case(words_of("dp2 distributed")[: -len(SAVED) + 1], 2))
     results = results_of(cases, folder)
     return folder, dict(zip(RUNS, results, strict=False)), results[len(RUNS) :]
 
@@ -213,6 +217,30 @@ def test_other_layout_begins_with_the_same_bits(
     rounded = {n: before[f"main/{n}"].to(dtype).float() for n in weights}
     assert equal(weights, rounded)
     assert len(before) == 3 * len(weights)
+
+
+def test_runs_are_what_their_names_say(undisturbed: tuple[Path, dict[str, Result]]) -> None:
+    """fp16 steps in one run and searches its scale in another; the scale follows amaxes of all stages."""
+    indices = {name: index_of(case_of(undisturbed[0], name), 4) for name in RUNS}
+    assert {name for name, index in indices.items() if index["loss_scale"]} == {
+        "dp2 distributed in fp16",
+        "dp2 before a first step",
+    }
+    assert indices["dp2 distributed in fp16"]["loss_scale"]["growth_tracker"] == 4
+    assert indices["dp2 before a first step"]["loss_scale"]["scale"] < 2.0**24
+    for name, index in indices.items():
+        assert index["optimizer_steps"] == (0 if "before" in name else 4)
+    layers = {stream.split()[1] for stream in indices["pp2 delayed"]["amax_histories"]}
+    assert layers == {"0", "1"}
+
+
+def test_saving_changes_nothing(
+    undisturbed: tuple[Path, dict[str, Result]],
+    again: tuple[Path, dict[str, Result], list[Result]],
+) -> None:
+    saved, plain = undisturbed[1]["dp2 distributed"], again[2][-1]
+    assert plain.losses == saved.losses
+    assert equal(plain.weights, saved.weights)
 
 
 def test_weights_are_published_as_the_main_ones_are_rounded(
