@@ -304,10 +304,13 @@ def _train_case(folder: Path) -> None:
     from quantexp.data.sample import sample_prefix
     from quantexp.folders import cache_dir
     from quantexp.model.layout import Layout
+    from quantexp.runs.paths import RunDir
     from quantexp.runs.ranks import own_rank
+    from quantexp.training.context import RunContext
     from quantexp.training.megatron.data_loader import rank_batches
     from quantexp.training.megatron.session import session
     from quantexp.training.megatron.trainer import train
+    from quantexp.training.saver import make_saver
 
     torch.set_num_threads(1)
     experiment = read(folder / "config.yaml")
@@ -319,7 +322,8 @@ def _train_case(folder: Path) -> None:
     with session(experiment.training, rank, 2.0, Layout.of(experiment)) as device:
         batches = rank_batches(experiment, rank, prefixes, tokenizer_of(dataset))
         observer = _Observer(experiment, rank.rank, folder)
-        train(experiment, batches.train, observer, device)
+        saver = make_saver(RunContext(RunDir(folder), experiment, rank))
+        train(experiment, batches.train, observer, device, saver=saver)
         observer.store()
 
 

@@ -23,7 +23,7 @@ from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
 from quantexp.folders import user_path
 from quantexp.model.checkpoint_hashes import HASHES, require_intact, saved_files
-from quantexp.model.checkpoints import PADDING, STATE, folder_of, saved_iterations
+from quantexp.model.checkpoints import OLD_STATE, PADDING, STATE, folder_of, saved_iterations
 from quantexp.model.huggingface.weights import CONFIG
 from quantexp.reading.json_files import require_json
 from quantexp.runs.paths import RunDir
@@ -68,14 +68,15 @@ def export(words: Sequence[str], root: Path) -> Path:
     if target.exists():
         raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
     experiment = read(run.config)
-    require_intact(folder_of(run, iteration), (PADDING, STATE))
+    folder, left_out = folder_of(run, iteration), (PADDING, STATE, OLD_STATE)
+    require_intact(folder, left_out)
     part = target.with_name(target.name + ".part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         end = _write_tokenizer(experiment.dataset, _recorded(run), part)
-        for file in saved_files(folder_of(run, iteration)):
-            if file.name not in (PADDING, STATE, HASHES):
+        for file in saved_files(folder):
+            if file.parent == folder and file.name not in (*left_out, HASHES):
                 shutil.copyfile(file, part / file.name)
         content = require_json(part / CONFIG, dict[str, Any])
         (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")

@@ -15,7 +15,15 @@ from pathlib import Path
 from quantexp.config.load import read
 from quantexp.errors import DataError, RunError, UnreadableError
 from quantexp.folders import user_path
-from quantexp.model.checkpoints import PADDING, STATE, folder_of, named, saved_iterations
+from quantexp.model.checkpoints import (
+    OLD_STATE,
+    PADDING,
+    STATE,
+    STATE_INDEX,
+    folder_of,
+    named,
+    saved_iterations,
+)
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
@@ -23,7 +31,6 @@ from quantexp.schema import Experiment
 
 #: The options that, with the data, determine the tokens of an iteration.
 _ORDER = ("seed", "seq_length", "global_batch_size", "iterations")
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,8 @@ class StartPoint:
 
     @property
     def state(self) -> Path:
-        """Resume state besides the weights; the file may be missing."""
-        return self.weights / STATE
+        """The index of the training state; the file may be missing."""
+        return self.weights / STATE / STATE_INDEX
 
     @property
     def padding(self) -> Path:
@@ -49,12 +56,8 @@ class StartPoint:
         return self.weights / PADDING
 
     def state_fingerprint(self) -> str:
-        """The sha256 of the state's file, in hex."""
-        digest = hashlib.sha256()
-        with self.state.open("rb") as stream:
-            while piece := stream.read(_PIECE):
-                digest.update(piece)
-        return digest.hexdigest()
+        """The sha256 of the state's index, in hex; the index has the hashes of all other files."""
+        return hashlib.sha256(self.state.read_bytes()).hexdigest()
 
 
 def start_point(experiment: Experiment) -> StartPoint | None:
@@ -85,6 +88,11 @@ def start_point(experiment: Experiment) -> StartPoint | None:
             f"{option}: there is no checkpoint of iteration {iteration}; {point.run.root} {has}"
         )
     if training.start_optimizer and not point.state.is_file():
+        if (point.weights / OLD_STATE).is_file():
+            raise DataError(
+                f"{option}: the checkpoint holds {OLD_STATE}, which only earlier versions read; repeat its run with "
+                "checkpoint.optimizer=true, or leave out training.start_optimizer"
+            )
         raise DataError(
             f"{option}: the checkpoint holds no optimizer; its run needs checkpoint.optimizer=true, or leave out "
             "training.start_optimizer"

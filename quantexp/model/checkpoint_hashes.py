@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 import xxhash
 
 from quantexp.errors import DataError, UnreadableError
-from quantexp.model.checkpoints import STATE, iteration_of
+from quantexp.model.checkpoints import STATE, STATE_INDEX, iteration_of
 from quantexp.model.huggingface.weights import CONFIG, INDEX, open_weights
 from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import typed
@@ -35,21 +35,23 @@ class FileHash(TypedDict):
     tensors: dict[str, str]
 
 
-def record_hashes(folder: Path, iteration: int | None = None) -> None:
-    """Write the hashes of all files of a folder.
+def record_hashes(
+    folder: Path, iteration: int | None = None, known: Mapping[str, FileHash] | None = None
+) -> None:
+    """Write the hashes of all files of a folder and of its training state.
 
     Args:
         folder: the folder.
         iteration: that of the checkpoint, which its folder's name must have when it is read.
+        known: hashes that other processes computed, by name: `state/rank00003.safetensors`.
 
     Raises:
         OSError: a file cannot be read, or the hashes cannot be written.
     """
-    files = sorted(path for path in folder.iterdir() if path.name != HASHES)
-    content: dict[str, Any] = {
-        "iteration": iteration,
-        "files": {path.name: _hash_of(path) for path in files},
-    }
+    names = [path.relative_to(folder).as_posix() for path in _files_in(folder)]
+    hashes = dict(known or {})
+    hashes |= {n: hash_of(folder / n) for n in names if n not in hashes and n != HASHES}
+    content: dict[str, Any] = {"iteration": iteration, "files": dict(sorted(hashes.items()))}
     content["xxh3_128"] = _own_hash(content)
     (folder / HASHES).write_text(json.dumps(content, indent=1) + "\n")
 
@@ -64,7 +66,7 @@ def require_intact(
 
     Args:
         path: a checkpoint, or any other folder of weights, or one file in it.
-        leave_out: names of files that the caller does not read.
+        leave_out: names of files and folders that the caller does not read.
         only: names of the files that the caller reads, if they are few.
 
     Raises:
@@ -76,7 +78,8 @@ def require_intact(
         if iteration_of(folder) is not None:
             LOG.warning("%s is missing: the checkpoint is used without a check", folder / HASHES)
         return
-    names = [name for name in files if name not in leave_out and (only is None or name in only)]
+    read = (name for name in files if only is None or name in only)
+    names = [name for name in read if not {name, name.partition("/")[0]} & {*leave_out}]
     try:
         damage = (_damage(folder / name, files[name]) for name in names)
         words = next(filter(None, [_added(folder, files), *damage]), None)
@@ -106,7 +109,8 @@ def _recorded(folder: Path) -> dict[str, FileHash] | None:
                 raise ValueError("its content does not match its own hash")
             _require_place(folder, content["iteration"])
         for name in files:
-            if Path(name).name != name or not name:
+            own = name.removeprefix(f"{STATE}/")
+            if Path(own).name != own or not own:
                 raise ValueError(f"{name!r} is not the name of a saved file")
     except UnreadableError as error:
         raise DataError(f"{error}; {_earlier(folder)}") from error
@@ -129,11 +133,17 @@ def _own_hash(content: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(kept, sort_keys=True).encode())
 
 
+def _files_in(folder: Path) -> list[Path]:
+    """The files of a folder and of its training state."""
+    found = (*folder.iterdir(), *(folder / STATE).glob("*"))
+    return sorted(path for path in found if not (path.name == STATE and path.is_dir()))
+
+
 def _added(folder: Path, files: dict[str, FileHash]) -> str | None:
     """What was added for a reader to read, in words: an index would lead it to other weights."""
-    for path in sorted(folder.iterdir()):
-        is_read = path.suffix == ".safetensors" or path.name in (INDEX, CONFIG, STATE)
-        if is_read and path.name not in files:
+    for path in _files_in(folder):
+        is_read = path.suffix == ".safetensors" or path.name in (INDEX, CONFIG, STATE_INDEX)
+        if is_read and path.relative_to(folder).as_posix() not in files:
             return f"{path} was not saved with the checkpoint: remove it"
     return None
 
@@ -170,7 +180,12 @@ def _earlier(folder: Path) -> str:
     )
 
 
-def _hash_of(path: Path) -> FileHash:
+def hash_of(path: Path) -> FileHash:
+    """The hashes of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     size = path.stat().st_size
     tensors = _tensor_hashes(path) if path.suffix == ".safetensors" else {}
     return {"bytes": size, "xxh3_128": _digest(path, 0, size), "tensors": tensors}

@@ -2,7 +2,7 @@
 
     checkpoints/iteration_00000100/     model.safetensors (or shards with an index), config.json
                                         padding.safetensors, where Megatron pads the vocabulary
-                                        training_state.pt, with checkpoint.optimizer
+                                        state/, with checkpoint.optimizer (`quantexp.model.training_state`)
                                         hashes.json (`quantexp.model.checkpoint_hashes`)
 
 Each contains the weights in the published form, so that runs can start from it (`model.init_from`), `export` can copy
@@ -24,8 +24,10 @@ from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment
 from quantexp.schema.limits import check_limits
 
-#: The optimizer's state in a checkpoint's folder, if it is saved.
-STATE = "training_state.pt"
+#: The folder of the training state in a checkpoint's folder, if it is saved, and its index.
+STATE, STATE_INDEX = "state", "state.json"
+#: The training state of earlier versions, which is no longer read.
+OLD_STATE = "training_state.pt"
 #: The padding rows of the vocabulary, which are trained too but are not part of a published model.
 PADDING = "padding.safetensors"
 _NAME = re.compile(r"iteration_(\d{8})")
@@ -87,10 +89,9 @@ def iteration_of(folder: Path) -> int | None:
 def checkpoint_bytes(experiment: Experiment) -> int:
     """Bytes of one checkpoint, without its small files and the padding of the vocabulary."""
     shapes = published(mapping(experiment.model)).values()
-    per_element = size = element_bytes(experiment.training)
-    # two moments, and with 16-bit weights a copy of them in fp32
-    if experiment.checkpoint.optimizer:
-        per_element += 8 if size == 4 else 12
+    per_element = element_bytes(experiment.training)
+    if experiment.checkpoint.optimizer:  # main weights and two moments in fp32
+        per_element += 12
     return sum(math.prod(shape) for shape in shapes) * per_element
 
 

@@ -91,6 +91,8 @@ def write_safetensors(
 ) -> dict[str, list[int]]:
     """Write named tensors and text metadata to one file, under a temporary name that is then renamed.
 
+    Tensors on a device are copied to the host one at a time.
+
     Returns the first byte of each tensor's values in the file, and the one after the last.
 
     Raises:
@@ -106,5 +108,5 @@ def write_safetensors(
     with written_beside(path) as part, part.open("wb") as stream:
         stream.write(head)
         for tensor in tensors.values():
-            stream.write(content_of(tensor))
+            stream.write(content_of(tensor.cpu()))
     return {name: [len(head) + place for place in header[name]["data_offsets"]] for name in tensors}

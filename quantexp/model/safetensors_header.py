@@ -52,6 +52,15 @@ def read_header(file: Path) -> dict[str, Entry]:
     """The tensors of a file by name, in the order of the header.
 
     Raises:
+        DataError: as `read_header_and_metadata`.
+    """
+    return read_header_and_metadata(file)[0]
+
+
+def read_header_and_metadata(file: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors of a file by name, in the order of the header, and the texts that were stored with them.
+
+    Raises:
         DataError: the file cannot be read, or is not a complete safetensors file; one line says why.
     """
     try:
@@ -65,7 +74,7 @@ def read_header(file: Path) -> dict[str, Entry]:
             content = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
         if not isinstance(content, dict):
             raise ValueError("its header is not an object")
-        content.pop("__metadata__", None)
+        metadata = content.pop("__metadata__", None) or {}
         entries = {name: _entry(name, each, 8 + length, size) for name, each in content.items()}
         _require_no_gaps(entries, 8 + length, size)
     except RecursionError as error:
@@ -74,7 +83,8 @@ def read_header(file: Path) -> dict[str, Entry]:
         ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"{file} is not a complete safetensors file: {error}") from error
-    return entries
+    texts = metadata if isinstance(metadata, dict) else {}
+    return entries, {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
 def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

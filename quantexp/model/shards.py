@@ -13,6 +13,7 @@ fc1 holds gate and up, and a rank's share of each: two ranges of rows. Needs no 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quantexp.model.layout import Layout, Place
@@ -119,6 +120,24 @@ def holds(name: str, model: ModelConfig, layout: Layout, place: Place) -> bool:
     expert = expert_of(name)
     assert model.moe is not None or expert is None
     return expert is None or expert in layout.experts(_num_experts(model), place)
+
+
+def owners(
+    name: str,
+    shape: tuple[int, ...],
+    model: ModelConfig,
+    layout: Layout,
+    places: Iterable[tuple[int, Place]],
+) -> dict[Shard, int]:
+    """The ranks that together hold a parameter, of whole `shape`, once: of equal parts the lowest rank's counts.
+
+    `places` are `layout.model_places()`.
+    """
+    ranks: dict[Shard, int] = {}
+    for rank, place in places:
+        if holds(name, model, layout, place):
+            ranks.setdefault(shard_of(name, shape, layout, place), rank)
+    return ranks
 
 
 def _num_experts(model: ModelConfig) -> int:

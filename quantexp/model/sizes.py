@@ -32,13 +32,10 @@ def num_micro_batches_each(experiment: Experiment) -> int:
 def distributes_optimizer(experiment: Experiment) -> bool:
     """Whether the ranks that hold the same parameters divide the optimizer's state among them.
 
-    By default where there are several data-parallel ranks, unless the state is saved or loaded.
+    By default where there are several data-parallel ranks.
     """
-    training = experiment.training
-    if training.distributed_optimizer is not None:
-        return training.distributed_optimizer
-    is_whole = experiment.checkpoint.optimizer or training.start_optimizer
-    return Layout.of(experiment).data > 1 and not is_whole
+    configured = experiment.training.distributed_optimizer
+    return Layout.of(experiment).data > 1 if configured is None else configured
 
 
 def num_parameters(model: ModelConfig) -> int:

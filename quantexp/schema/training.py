@@ -98,8 +98,8 @@ class TrainingConfig:
     #: fp16's first loss scale (a power of two); it adapts from there.
     initial_loss_scale: float = limited(65536.0, _POWER_OF_TWO, at_most(1 << 64))
     recompute: Recompute = Recompute.none
-    #: Each data-parallel rank keeps a share of the optimizer's state (ZeRO-1, arXiv 1910.02054). null means yes with
-    #: several such ranks, unless the optimizer's state is saved or loaded.
+    #: Each data-parallel rank keeps a share of the optimizer's state (ZeRO-1, arXiv 1910.02054); null means yes with
+    #: several such ranks.
     distributed_optimizer: bool | None = None
     #: plain stores T x T scores per head and supports every scheme; fused does not and supports FA_* and linear_*;
     #: tiled does not either and supports all except stochastic rounding of P or dS.
@@ -108,7 +108,7 @@ class TrainingConfig:
     weight_cache: bool = True
     #: RUN@ITERATION: continue from that checkpoint of another run, at its position in the data.
     start_from: str | None = None
-    #: Also load the optimizer's state, if the run saved it (its checkpoint.optimizer=true).
+    #: Also load the training state, if the run saved it (its checkpoint.optimizer=true), in any layout.
     start_optimizer: bool = False
     #: At most what numpy's generators accept.
     seed: int = limited(1234, *between(0, (1 << 32) - 1))
@@ -138,5 +138,5 @@ class CheckpointConfig:
     every: int | None = limited(None, *_ITERATIONS)
     #: After the last iteration, for `quantexp export`.
     at_end: bool = False
-    #: Save the optimizer's state as well, about six times the weights in bf16, for training.start_optimizer.
+    #: Save the training state as well, about six times the weights in bf16, for training.start_optimizer.
     optimizer: bool = False

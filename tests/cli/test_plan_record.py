@@ -59,6 +59,8 @@ def test_checkpoints_are_the_published_tensors_in_the_working_dtype(full: Plan) 
     plan = planned("checkpoint.every=400", "checkpoint.at_end=true", *FULL)
     assert (plan.checkpoints, plan.checkpoint_bytes) == (3, 3 * 2 * 1_235_814_400)
     assert "checkpoints  7.4 GB in 3 of them" in text_of(plan)
+    with_state = planned("checkpoint.at_end=true", "checkpoint.optimizer=true", *FULL)
+    assert with_state.checkpoint_bytes == (2 + 12) * 1_235_814_400
     assert full.checkpoint_bytes == 0
     assert "checkpoints" not in text_of(full)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -20,11 +21,15 @@ from safetensors.torch import load_file, save_file
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError, DataError
 from quantexp.model.checkpoint_hashes import HASHES, record_hashes, require_intact
-from quantexp.model.checkpoints import PADDING, STATE
+from quantexp.model.checkpoints import PADDING, STATE, STATE_INDEX
 from quantexp.model.huggingface.weights import open_weights, read_rows
 from tests.hostile.damage import ANY
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, RANK, INDEX = (
+    "model.safetensors",
+    f"{STATE}/rank00000.safetensors",
+    f"{STATE}/{STATE_INDEX}",
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors = {f"layer.{i}": torch.randn(8, 16, generator=generator) for i in range(4)}
         save_file(tensors, folder / WEIGHTS)
         save_file({"rows": torch.randn(2, 16, generator=generator)}, folder / PADDING)
-        torch.save({"steps": iteration, "optimizer": tensors, "moment": {}}, folder / STATE)
+        (folder / STATE).mkdir()
+        save_file({f"main/{name}": x for name, x in tensors.items()}, folder / RANK)
+        (folder / INDEX).write_text('{"version": 1}\n')
         (folder / "config.json").write_text('{"hidden_size": 16}\n')
         (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
         record_hashes(folder, iteration)
@@ -56,7 +63,7 @@ def refusal(folder: Path) -> str:
 def test_every_damage_of_any_file_is_named(run: Path, cases: Iterator[random.Random]) -> None:
     folder = run / "iteration_00000004"
     for source in cases:
-        file = source.choice(sorted(folder.iterdir()))
+        file = source.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
         before = file.read_bytes()
         source.choice(ANY)(source, file)
         is_changed = not file.exists() or file.read_bytes() != before
@@ -105,8 +112,7 @@ def edit_hashes(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], 
 
 def copy_other(folder: Path) -> None:
     """All files of the earlier checkpoint, as a folder that was renamed."""
-    for file in folder.with_name("iteration_00000002").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder.with_name("iteration_00000002"), folder, dirs_exist_ok=True)
 
 
 def to_link(folder: Path) -> None:
@@ -123,8 +129,8 @@ def to_dangling(name: str) -> Callable[[Path], None]:
 
 
 def to_folder(folder: Path) -> None:
-    (folder / STATE).unlink()
-    (folder / STATE).mkdir()
+    (folder / INDEX).unlink()
+    (folder / INDEX).mkdir()
 
 
 def write(name: str, text: str) -> Callable[[Path], object]:
@@ -137,19 +143,23 @@ def write(name: str, text: str) -> Callable[[Path], object]:
         (swap_hashes, r"holds the checkpoint of iteration 2: it was renamed or copied"),
         (copy_other, r"holds the checkpoint of iteration 2: it was renamed or copied"),
         (to_link, r"model\.safetensors is damaged: its content is not .*\(first in layer\.0\)"),
-        (to_dangling(STATE), r"training_state\.pt is missing"),
+        (to_dangling(RANK), r"state/rank00000\.safetensors is missing"),
         (to_dangling(HASHES), r"hashes\.json is missing"),
-        (to_folder, r"training_state\.pt is not a regular file"),
+        (to_folder, r"state/state\.json is not a regular file"),
         (edit_hashes(lambda c: c["files"].pop(WEIGHTS)), r"hashes\.json .*its content does not match its own hash"),
         (edit_hashes(lambda c: c.update(iteration=2)), r"hashes\.json .*its content does not match its own hash"),
-        (edit_hashes(lambda c: [c.pop("iteration"), c.pop("xxh3_128"), c["files"].pop(STATE)]),
-         r"training_state\.pt was not saved with the checkpoint: remove it"),
+        (edit_hashes(lambda c: [c.pop("iteration"), c.pop("xxh3_128"), c["files"].pop(INDEX)]),
+         r"state/state\.json was not saved with the checkpoint: remove it"),
         (edit_hashes(lambda c: [c.pop("iteration"), c.pop("xxh3_128"),
-                                c["files"].update({"../x": c["files"][STATE]})]),
+                                c["files"].update({"../x": c["files"][RANK]})]),
          r"hashes\.json .*'\.\./x' is not the name of a saved file"),
+        (edit_hashes(lambda c: [c.pop("iteration"), c.pop("xxh3_128"),
+                                c["files"].update({"state/../x": c["files"][RANK]})]),
+         r"hashes\.json .*'state/\.\./x' is not the name of a saved file"),
         (write(HASHES, "[" * 100_000), r"hashes\.json, line 1: depth limit exceeded"),
         (write("model.safetensors.index.json", '{"weight_map": {"layer.0": "evil.safetensors"}}'),
          r"index\.json was not saved with the checkpoint: remove it"),
+        (write("state/evil.safetensors", ""), r"state/evil\.safetensors was not saved with the che"),
         (write("evil.safetensors", ""), r"evil\.safetensors was not saved with the checkpoint: rem"),
     ],
 )  # fmt: skip
@@ -157,9 +167,7 @@ def test_a_forger_without_care_is_noticed(
     tmp_path: Path, run: Path, damage: Callable[[Path], object], words: str
 ) -> None:
     for name in ("iteration_00000002", "iteration_00000004"):
-        (tmp_path / name).mkdir()
-        for file in (run / name).iterdir():
-            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(run / name, tmp_path / name)
     damage(tmp_path / "iteration_00000004")
     with pytest.raises(DataError, match=words):
         require_intact(tmp_path / "iteration_00000004")

@@ -16,10 +16,10 @@ import torch
 from quantexp.capture import open_capture
 from quantexp.errors import CaptureError
 from quantexp.model.checkpoint_hashes import require_intact
+from quantexp.model.safetensors import write_safetensors
 from quantexp.runs.disk import writing
 from quantexp.schema import StoreKind
 from quantexp.training.megatron import publish
-from quantexp.training.saver import save_state
 from tests.hostile.captured import write_capture
 
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_one(
 ) -> None:
     def write_all(whole: object, model: object, part: Path, *rest: object) -> None:
         (part / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}" + bytes(0))
-        save_state({"steps": torch.arange(2000)}, part / "training_state.pt")
+        write_safetensors(part / "padding.safetensors", {"rows": torch.arange(2000)}, {})
 
     monkeypatch.setattr(publish, "_write_all", write_all)
     first, second = (tmp_path / f"iteration_0000000{i}" for i in (1, 2))

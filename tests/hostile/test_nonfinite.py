@@ -13,7 +13,6 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
+from quantexp.training.megatron.state_shards import RankState
 from quantexp.training.megatron.step import Stepper
 from quantexp.training.observer import RunObserver
 
@@ -209,8 +209,8 @@ def test_finite_gradient_whose_norm_exceeds_float32_is_left_out(tiny: Tiny) -> N
     "poison",
     [
         ("weight", "model.layers.0.mlp.down_proj.weight"),
-        ("optimizer", "optimizer.optimizer.state.3.exp_avg"),
-        ("moment", "moment.layer 0 fc1 linear.fprop.x.amaxes.0"),
+        ("optimizer", "exp_avg/decoder.layers.0.mlp.linear_fc1.weight"),
+        ("amax", "amax_histories.layer 0 fc1 linear.fprop.x.amaxes.0"),
     ],
     ids=lambda poison: poison[0],
 )
@@ -221,12 +221,13 @@ def test_checkpoint_with_a_value_that_is_not_finite_is_never_published(
     kind, name = poison
     plain = Stepper.state
 
-    def state(stepper: Stepper) -> dict[str, Any]:
+    def state(stepper: Stepper) -> RankState:
         content = plain(stepper)
         if kind == "optimizer":
-            content["optimizer"]["optimizer"]["state"][3]["exp_avg"].view(-1)[5] = math.nan
-        elif kind == "moment":
-            content["moment"] = {"layer 0 fc1 linear.fprop.x": {"window": 4, "amaxes": [math.inf]}}
+            dict(content.named_tensors())[name].view(-1)[5] = math.nan
+        elif kind == "amax":
+            history = {"window": 4, "amaxes": [math.inf]}
+            content.amax_histories["layer 0 fc1 linear.fprop.x"] = history
         return content
 
     def planted(observer: RunObserver, metrics: Metrics) -> bool:

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from quantexp.capture import open_capture
 from quantexp.capture.check.folder import check
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.errors import CaptureError, QuantexpError
-from quantexp.model.checkpoint_hashes import require_intact
+from quantexp.folders import beside, sync
+from quantexp.model.checkpoint_hashes import FileHash, hash_of, require_intact
+from quantexp.model.checkpoints import STATE, STATE_INDEX
 from quantexp.model.huggingface.weights import open_weights
+from quantexp.model.safetensors import write_safetensors
 from quantexp.runs.metrics import read_metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, finish, read_status, write_json, write_status
@@ -151,17 +155,29 @@ def test_a_checkpoint_is_whole_or_not_there(
 
         save_file({"w": torch.arange(64.0)}, part / "model.safetensors")
         (part / "config.json").write_text('{"hidden_size": 64}\n')
-        torch.save({"steps": 1}, part / "training_state.pt")
+
+    def write_state(folder: Path) -> dict[str, FileHash]:
+        """As the ranks do."""
+        file = beside(folder) / STATE / "rank00000.safetensors"
+        file.parent.mkdir()
+        write_safetensors(file, {"main/w": torch.arange(64.0)}, {})
+        (file.parent / STATE_INDEX).write_text('{"version": 1}\n')
+        for path in (*file.parent.iterdir(), file.parent):
+            sync(path)
+        return {f"{STATE}/{file.name}": hash_of(file)}
 
     monkeypatch.setattr(publish, "_write_all", write_all)
     nothing: Any = None
     with recorded(root) as recording:
         for iteration in (1, 2):
-            publish.save_published(nothing, nothing, root / f"iteration_{iteration:08d}")
+            folder = root / f"iteration_{iteration:08d}"
+            state = partial(write_state, folder)
+            publish.save_published(nothing, nothing, folder, state=state)
     for event, folder in states(recording, cases, tmp_path / "after"):
         there = [path for path in folder.glob("iteration_*") if path.suffix != ".part"]
         for checkpoint in there:
             assert (checkpoint / "hashes.json").is_file()
             require_intact(checkpoint)
             assert open_weights(checkpoint).tensors
+            assert open_weights(checkpoint / STATE / "rank00000.safetensors").tensors
         assert event < len(recording.names) - 1 or len(there) == 2

@@ -12,10 +12,10 @@ import xxhash
 from safetensors.torch import save_file
 
 from quantexp.errors import DataError
-from quantexp.model.checkpoint_hashes import HASHES, record_hashes, require_intact
+from quantexp.model.checkpoint_hashes import HASHES, hash_of, record_hashes, require_intact
 from quantexp.model.checkpoints import STATE
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, RANK = "model.safetensors", f"{STATE}/rank00000.safetensors"
 
 
 @pytest.fixture
@@ -25,7 +25,8 @@ def checkpoint(tmp_path: Path) -> Path:
         folder = tmp_path / f"iteration_{iteration:08d}"
         folder.mkdir()
         save_file({"a": torch.ones(8), "b": torch.arange(8.0)}, folder / WEIGHTS)
-        torch.save({"step": iteration}, folder / STATE)
+        (folder / STATE).mkdir()
+        save_file({"main/a": torch.ones(8) * iteration}, folder / RANK)
         (folder / "config.json").write_text("{}\n")
         record_hashes(folder)
     return folder
@@ -53,7 +54,7 @@ def test_intact_checkpoint_passes_and_so_does_one_of_an_earlier_version(checkpoi
 
 def test_every_file_and_tensor_is_recorded(checkpoint: Path) -> None:
     files = json.loads((checkpoint / HASHES).read_bytes())["files"]
-    assert set(files) == {WEIGHTS, STATE, "config.json"}
+    assert set(files) == {WEIGHTS, RANK, "config.json"}
     for name, recorded in files.items():
         content = (checkpoint / name).read_bytes()
         assert recorded["bytes"] == len(content)
@@ -63,7 +64,7 @@ def test_every_file_and_tensor_is_recorded(checkpoint: Path) -> None:
     assert set(files[WEIGHTS]["tensors"]) == {"a", "b"}
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, STATE, "config.json"])
+@pytest.mark.parametrize("name", [WEIGHTS, RANK, "config.json"])
 def test_any_flipped_bit_is_noticed(checkpoint: Path, name: str) -> None:
     size = (checkpoint / name).stat().st_size
     for place in range(0, size, max(1, size // 50)):
@@ -83,8 +84,8 @@ def test_message_names_the_tensor_and_the_checkpoint_before_it(checkpoint: Path)
 
 def test_first_checkpoint_has_none_before_it(checkpoint: Path) -> None:
     first = checkpoint.with_name("iteration_00000002")
-    (first / STATE).unlink()
-    assert refused(first) == f"{first / STATE} is missing; there is none before it"
+    (first / RANK).unlink()
+    assert refused(first) == f"{first / RANK} is missing; there is none before it"
 
 
 def test_shortened_file_is_named_with_its_sizes(checkpoint: Path) -> None:
@@ -102,8 +103,24 @@ def test_damaged_list_of_hashes_is_refused(checkpoint: Path, text: str) -> None:
 
 
 def test_files_that_are_not_read_are_not_checked(checkpoint: Path) -> None:
-    (checkpoint / STATE).unlink()
+    flip(checkpoint / RANK, -1)
     require_intact(checkpoint, [STATE])
+    require_intact(checkpoint, only=[WEIGHTS])
+    with pytest.raises(DataError, match=r"rank00000\.safetensors is damaged"):
+        require_intact(checkpoint, only=[RANK])
+    (checkpoint / RANK).unlink()
+    require_intact(checkpoint, [STATE])
+
+
+def test_hashes_of_other_processes_are_recorded_as_they_are(tmp_path: Path) -> None:
+    """Rank 0 does not read what other ranks wrote."""
+    (tmp_path / STATE).mkdir()
+    save_file({"main/a": torch.ones(8)}, tmp_path / RANK)
+    other = hash_of(tmp_path / RANK)
+    save_file({"main/a": torch.zeros(8)}, tmp_path / RANK)
+    record_hashes(tmp_path, None, {RANK: other})
+    with pytest.raises(DataError, match=r"content is not what was saved \(first in main/a\)"):
+        require_intact(tmp_path)
 
 
 def test_damaged_weights_elsewhere_have_to_be_copied_again(tmp_path: Path) -> None:

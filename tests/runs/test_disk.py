@@ -74,7 +74,7 @@ def test_error_of_another_kind_is_left_as_it_is(tmp_path: Path) -> None:
 def test_torch_s_error_about_a_position_is_the_system_s(
     tmp_path: Path, largest_file: Callable[[int], AbstractContextManager[None]]
 ) -> None:
-    file = tmp_path / "training_state.pt"
+    file = tmp_path / "tensor.pt"
     with (
         pytest.raises(OSError, match="File too large") as caught,
         largest_file(100_000),

@@ -39,7 +39,6 @@ def validate_parallel(experiment: Experiment) -> None:
     _ranks(experiment)
     _experts(experiment)
     _tokens(experiment)
-    _optimizer(experiment)
 
 
 def _meaningful(experiment: Experiment) -> None:
@@ -203,21 +202,6 @@ def _tokens(experiment: Experiment) -> None:
             f"training.seq_length must be a multiple of {multiple}, for {' and '.join(words)}, got {length}; take "
             f"training.seq_length={max(1, length // multiple) * multiple}"
         )
-
-
-def _optimizer(experiment: Experiment) -> None:
-    """Refuse to divide an optimizer's state that is saved or loaded whole."""
-    if not experiment.training.distributed_optimizer:
-        return
-    for key, is_whole in (
-        ("checkpoint.optimizer", experiment.checkpoint.optimizer),
-        ("training.start_optimizer", experiment.training.start_optimizer),
-    ):
-        if is_whole:
-            raise ConfigError(
-                f"training.distributed_optimizer must not be true with {key}=true, which needs each rank's whole state "
-                "of the optimizer, got true; drop one of them"
-            )
 
 
 def _require_possible(key: str, size: int, obstacle: _Obstacle) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.parameters import Parameter
 from quantexp.model.layout import Layout
-from quantexp.model.shards import Shard, holds, shard_of
+from quantexp.model.shards import Shard, owners
 from quantexp.schema import ModelConfig
 
 
@@ -74,11 +74,7 @@ def sources(model: ModelConfig, layout: Layout) -> dict[str, Source]:
     by_name = {name: Source(shape) for name, shape in shapes.items()}
     places = layout.model_places()
     for parameter in parameters:
-        owners: dict[Shard, int] = {}
-        for rank, place in places:
-            if holds(parameter.name, model, layout, place):
-                owners.setdefault(shard_of(parameter.name, parameter.shape, layout, place), rank)
-        for shard, rank in owners.items():
+        for shard, rank in owners(parameter.name, parameter.shape, model, layout, places).items():
             for block in blocks_of(parameter, shard):
                 by_name[block.tensor].blocks.setdefault(rank, []).append(block)
     return by_name

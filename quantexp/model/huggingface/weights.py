@@ -165,14 +165,20 @@ def read_rows(
         with stored.file.open("rb", buffering=0) as stream:
             for index in range(runs):
                 stream.seek(begin + index * width * size)
-                _fill(stream, content_of(raw)[index * run : (index + 1) * run])
+                fill(stream, content_of(raw)[index * run : (index + 1) * run])
     except OSError as error:
         raise DataError(f"{stored.file} cannot be read: {error.strerror}") from error
     shape = stored.shape[1:] if runs == 1 else (stop - start,)
     return raw.view(getattr(torch, name)).view(count, *shape)
 
 
-def _fill(stream: FileIO, rest: memoryview) -> None:
+def fill(stream: FileIO, rest: memoryview) -> None:
+    """Read as many bytes as fit.
+
+    Raises:
+        DataError: the file ends before.
+        OSError: it cannot be read.
+    """
     while rest and (num_read := stream.readinto(rest)):
         rest = rest[num_read:]
     if rest:

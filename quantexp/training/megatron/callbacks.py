@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from megatron.core.models.gpt.gpt_model import GPTModel
 
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
+from quantexp.training.megatron.state_shards import RankState
 
 #: Arguments: the iteration, whether it is the last, this rank's chunks of the model, and a function that returns the
-#: resume state. Every rank calls it.
-Saver = Callable[[int, bool, Sequence[GPTModel], Callable[[], dict[str, Any]]], None]
+#: training state that this rank writes. Every rank calls it.
+Saver = Callable[[int, bool, Sequence[GPTModel], Callable[[], RankState]], None]
 
 
 class Observer(Protocol):

@@ -95,7 +95,7 @@ def step_if_finite(optimizer: Any, loss: float) -> tuple[bool, float]:
     Returns whether the optimizer stepped, and the norm; Inf if an fp16 gradient overflowed. `loss` is the same on all
     ranks.
     """
-    if optimizer.prepare_grads():
+    if _overflows(optimizer):
         return False, math.inf
     norm = float(optimizer.get_grad_norm())
     if any_rank(not (math.isfinite(loss) and math.isfinite(norm))):
@@ -104,6 +104,17 @@ def step_if_finite(optimizer: Any, loss: float) -> tuple[bool, float]:
         if (parameters := each.get_parameters()) and each.config.clip_grad > 0.0:
             clip_grad_by_total_norm_fp32(parameters, each.config.clip_grad, norm)
     return bool(optimizer.step_with_ready_grads()), norm
+
+
+def _overflows(optimizer: Any) -> bool:
+    """Prepare the gradients; whether an fp16 one overflows, which lowers the loss scale of all chained optimizers."""
+    scalers = [s for s in (getattr(each, "grad_scaler", None) for each in chained(optimizer)) if s]
+    before = [scaler.state_dict() for scaler in scalers]
+    overflows = bool(optimizer.prepare_grads())
+    for scaler, state in zip(scalers, before, strict=True) if overflows else ():
+        scaler.load_state_dict(state)
+        scaler.update(True)
+    return overflows
 
 
 def chained(optimizer: Any) -> list[Any]:

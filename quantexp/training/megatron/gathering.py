@@ -27,8 +27,8 @@ from quantexp.training.log import first_line
 from quantexp.training.megatron.collectives import is_lost_peer
 from quantexp.training.megatron.parameters import Part, parts_of
 
-#: The request that ends serving.
-_END = -1
+#: The request that ends serving, and the one that makes every rank call a function together.
+_END, TOGETHER = -1, -2
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class WholeTensors:
         largest = max((_numel(blocks) for blocks in others.values()), default=0)
         buffer = torch.empty(largest, dtype=self.dtype, device=_device())
         if others:
-            _request(list(self.sources).index(name))
+            request_of(list(self.sources).index(name))
         for block in source.blocks.get(0, ()):
             _rows(whole, block).copy_(self._values(block))
         for rank, blocks in others.items():
@@ -91,7 +91,7 @@ def lead_or_serve(lead: Callable[[], None], serve: Callable[[int], None]) -> Non
         RunError: on the other ranks, with the words of the error that `lead` raised on rank 0.
     """
     if torch.distributed.get_rank():
-        while (request := _request()) != _END:
+        while (request := request_of()) != _END:
             serve(request)
         if words := _words():
             raise RunError(words)
@@ -106,11 +106,11 @@ def lead_or_serve(lead: Callable[[], None], serve: Callable[[int], None]) -> Non
 
 
 def _end(words: str) -> None:
-    _request(_END)
+    request_of(_END)
     _words(words)
 
 
-def _request(request: int = _END) -> int:
+def request_of(request: int = _END) -> int:
     """Rank 0's request, on all ranks."""
     if torch.distributed.get_world_size() == 1:
         return request

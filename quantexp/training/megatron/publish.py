@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantexp.folders import beside, sync
-from quantexp.model.checkpoint_hashes import record_hashes
+from quantexp.model.checkpoint_hashes import FileHash, record_hashes
 from quantexp.model.checkpoints import iteration_of
 from quantexp.model.huggingface.configuration import config_json
 from quantexp.model.huggingface.mapping import mapping, published
@@ -39,6 +39,7 @@ def save_published(
     folder: Path,
     shard_bytes: int = SHARD_BYTES,
     extra: Mapping[str, Callable[[Path], object]] | None = None,
+    state: Callable[[], Mapping[str, FileHash]] | None = None,
 ) -> None:
     """Write a model into a new folder, under a temporary name that is renamed at the end, on the disk before and after.
 
@@ -50,6 +51,7 @@ def save_published(
         folder: must not exist.
         shard_bytes: maximum bytes of a file.
         extra: further files of the folder, each with the function that writes it.
+        state: writes the training state into the temporary folder, and returns the hashes of the ranks' files by name.
 
     Raises:
         OSError, RuntimeError: the folder cannot be written; torch raises the latter (see `quantexp.runs.disk.writing`).
@@ -61,7 +63,8 @@ def save_published(
     part.mkdir(parents=True)
     try:
         _write_all(whole, model, part, shard_bytes, extra or {})
-        record_hashes(part, iteration_of(folder))
+        hashes = {} if state is None else state()
+        record_hashes(part, iteration_of(folder), hashes)
         for file in (*part.iterdir(), part):
             sync(file)
         part.rename(folder)

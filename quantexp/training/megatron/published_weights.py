@@ -16,7 +16,7 @@ from quantexp.config.start_point import StartPoint, start_point
 from quantexp.errors import DataError
 from quantexp.folders import user_path
 from quantexp.model.checkpoint_hashes import require_intact
-from quantexp.model.checkpoints import PADDING, STATE
+from quantexp.model.checkpoints import OLD_STATE, PADDING, STATE
 from quantexp.model.huggingface.blocks import blocks_of
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import Weights, open_weights, read_rows
@@ -42,11 +42,11 @@ def load_initial_weights(chunks: Sequence[GPTModel], experiment: Experiment) -> 
     mark_divided(parts)
     start = start_point(experiment)
     if start is not None:
-        _require_intact(start.weights, () if experiment.training.start_optimizer else (STATE,))
+        _require_intact(start.weights, (STATE, OLD_STATE))  # `load_state` checks what it reads
         padding = open_weights(start.padding) if start.padding.is_file() else None
         load_weights(parts, fitting_weights(model, start.weights), padding)
     elif model.init_from is not None:
-        _require_intact(user_path(model.init_from), (STATE, PADDING))
+        _require_intact(user_path(model.init_from), (STATE, OLD_STATE, PADDING))
         load_weights(parts, fitting_weights(model))
     else:
         draw_weights(parts, model, experiment.training.seed)

@@ -11,7 +11,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -28,7 +27,6 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from quantexp.config.start_point import StartPoint
-from quantexp.errors import DataError
 from quantexp.formats.types import Scaling
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import (
@@ -58,9 +56,17 @@ from quantexp.training.megatron.model import (
     set_precision,
     share_weight_copies,
 )
+from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
 from quantexp.training.megatron.schedule import optimizer_config, scheduler
+from quantexp.training.megatron.state_shards import (
+    RankState,
+    held_pieces,
+    load_state,
+    loss_scale_of,
+    written_pieces,
+)
 
 #: The largest whole loss whose exponential a float64 can represent.
 _MAX_EXP_LOSS = 709.0
@@ -82,7 +88,7 @@ class Stepper:
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
         self.layout = Layout.of(experiment)
-        self.step_state, self.moe = step_state, experiment.model.moe
+        self.step_state, self.model = step_state, experiment.model
         forget_balancing_loss()
         self.chunks, config = build_chunks(
             experiment.model, training, layer_spec, self.layout, experiment.parallel.dispatcher
@@ -91,6 +97,8 @@ class Stepper:
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
         start = load_initial_weights(self.chunks, experiment)
+        place = self.layout.place(torch.distributed.get_rank())
+        self.parts = parts_of(self.chunks, experiment.model, self.layout, place)
         self.is_distributed = distributes_optimizer(experiment)
         self.models = _wrapped(self.chunks, config, training.precision, device, self.is_distributed)
         self.optimizer = get_megatron_optimizer(
@@ -126,28 +134,26 @@ class Stepper:
             if model.ddp_config.overlap_param_gather:
                 model.start_param_sync(force_sync=True)
 
-    def state(self) -> dict[str, Any]:
-        """The resume state besides the published weights: tensors and plain numbers."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "steps": self.scheduler.num_steps,
-            "moment": self.step_state.state_dict(),
-        }
+    def state(self) -> RankState:
+        """What this rank writes of the training state besides the published weights."""
+        held = held_pieces(self.optimizer, self.parts)
+        rank = torch.distributed.get_rank()
+        return RankState(
+            written_pieces(held, self.model, self.layout, rank, self.is_distributed),
+            self.scheduler.num_steps,
+            max((each.steps for each in held.values()), default=0),
+            loss_scale_of(self.optimizer),
+            self.step_state.state_dict(),
+        )
 
     def _resume(self, start: StartPoint) -> None:
-        """Restore the schedule and, if configured, the optimizer state from a checkpoint."""
+        """Restore the schedule and, if configured, the training state from a checkpoint."""
         if not self.training.start_optimizer:
             self.scheduler.step(start.iteration)
             return
-        state = _read_state(start.state, self.device)
-        options = [
-            {k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups
-        ]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, configured in zip(self.optimizer.param_groups, options, strict=True):
-            group |= configured  # rates, decay and betas come from the configuration
-        self.scheduler.step(state["steps"])
-        self.step_state.load_state_dict(state["moment"], self.device)
+        index = load_state(start.weights, self.optimizer, self.parts, self.models)
+        self.scheduler.step(index.schedule_steps)
+        self.step_state.load_state_dict(index.amax_histories, self.device)
 
     def step(
         self,
@@ -235,9 +241,10 @@ class Stepper:
 
     def _balancing_loss(self) -> float | None:
         """The mean balancing loss of this iteration's micro-batches; None for a model without one."""
-        if self.moe is None or self.moe.aux_loss is AuxLoss.none:
+        moe = self.model.moe
+        if moe is None or moe.aux_loss is AuxLoss.none:
             return None
-        own = take_balancing_loss(self.device) * self.moe.aux_loss_coefficient
+        own = take_balancing_loss(self.device) * moe.aux_loss_coefficient
         own = sum_over_model_parallel(own / self.num_micro_batches)
         return float(mean_over_data_parallel(own))
 
@@ -290,21 +297,3 @@ def _overlap(config: Any, models: list[DistributedDataParallel]) -> None:
         config.grad_sync_func = of_each([model.start_grad_sync for model in models])
         if ddp.overlap_param_gather:
             config.param_sync_func = of_each([model.start_param_sync for model in models])
-
-
-def _read_state(file: Path, device: torch.device) -> dict[str, Any]:
-    """The resume state that a checkpoint's file holds.
-
-    Raises:
-        DataError: the file cannot be read as one; a checkpoint with hashes was checked before.
-    """
-    try:
-        state = torch.load(file, map_location=device, weights_only=True)
-    except Exception as error:  # an unpickler may raise any exception on other bytes
-        raise DataError(
-            f"{file} is no resume state, or is damaged: start from another checkpoint, or without "
-            "training.start_optimizer"
-        ) from error
-    if not isinstance(state, dict) or not {"optimizer", "steps", "moment"} <= state.keys():
-        raise DataError(f"{file} is no resume state: it lacks optimizer, steps or moment")
-    return state

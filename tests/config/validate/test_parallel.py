@@ -239,28 +239,6 @@ CASES: list[tuple[tuple[str, ...], dict[str, object], str]] = [
         "evaluation.samples must be a multiple of 4 (training.micro_batch_size x data-parallel ranks "
         "(launcher.num_processes / 4)), got 6",
     ),
-    (
-        (
-            *LLAMA,
-            "training.distributed_optimizer=true",
-            "checkpoint.at_end=true",
-            "checkpoint.optimizer=true",
-        ),
-        {"processes": 2},
-        "training.distributed_optimizer must not be true with checkpoint.optimizer=true, which needs each rank's whole "
-        "state of the optimizer, got true; drop one of them",
-    ),
-    (
-        (
-            *LLAMA,
-            "training.distributed_optimizer=true",
-            "training.start_from=RUN@1",
-            "training.start_optimizer=true",
-        ),
-        {"processes": 2},
-        "training.distributed_optimizer must not be true with training.start_optimizer=true, which needs each rank's "
-        "whole state of the optimizer, got true; drop one of them",
-    ),
 ]
 
 
@@ -319,8 +297,9 @@ def test_megatron_refuses_the_same_heads(tensor: int) -> None:
         )
 
 
-def test_optimizer_may_be_divided_where_its_state_is_not_saved() -> None:
-    validated(*LLAMA, "training.distributed_optimizer=true", *parallel(processes=2))
+def test_optimizer_may_be_divided_and_saved() -> None:
+    saved = ("checkpoint.at_end=true", "checkpoint.optimizer=true")
+    validated(*LLAMA, *saved, "training.distributed_optimizer=true", *parallel(processes=2))
 
 
 def test_shipped_models_divide_by_eight() -> None:

@@ -9,15 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 
 from quantexp.errors import RunError
 from quantexp.schema import Experiment
+from quantexp.training.megatron.cpu import cpu_device
 from quantexp.training.megatron.finite import (
     count_words,
     first_nonfinite,
     gradients,
     is_finite,
     require_finite,
+    step_if_finite,
     tensors_in,
 )
 from quantexp.training.megatron.model import build_model
@@ -89,3 +92,30 @@ def test_gradients_come_in_the_order_of_the_backward_pass(
         *("kv_layernorm", "linear_kv_down_proj", "linear_q_up_proj", "q_layernorm"),
         *("linear_q_down_proj", "input_layernorm"),
     ]
+
+
+class _Fp16Optimizer:
+    """As Megatron's: its own loss scale follows its own gradients."""
+
+    def __init__(self, overflows: bool) -> None:
+        self.overflows = overflows
+        self.grad_scaler = DynamicGradScaler(1024.0, 1.0, 2.0, 0.5, 3, 1)
+
+    def prepare_grads(self) -> bool:
+        self.grad_scaler.update(self.overflows)
+        return self.overflows
+
+
+def test_gradients_of_experts_that_overflow_lower_the_scale_of_all_gradients() -> None:
+    """The loss is scaled by that of the first optimizer, the gradients unscaled by their own."""
+    with cpu_device():
+        optimizers = [_Fp16Optimizer(False), _Fp16Optimizer(True), _Fp16Optimizer(False)]
+        chain = SimpleNamespace(
+            chained_optimizers=optimizers,
+            prepare_grads=lambda: bool(sum(each.prepare_grads() for each in optimizers)),
+        )
+        assert step_if_finite(chain, 1.0) == (False, math.inf)
+    states = [each.grad_scaler.state_dict() for each in optimizers]
+    assert [float(state["scale"]) for state in states] == [512.0] * 3
+    assert {state["growth_tracker"] for state in states} == {0}
+    assert {state["hysteresis_tracker"] for state in states} == {0}
