@@ -109,10 +109,9 @@ def quantised_operand(
     """x quantised as the module declares, or its copy if that exists; the hooks receive it if `is_shown`."""
     if copy is None:
         spec = precision.spec(slot)
-        copy = x
-        if spec.quantised:
-            axis = dim_of(slot.operand, spec)
-            copy = quantise_operand(x, spec, axis, whole_amax(precision.module, x, spec, axis))
+        axis = dim_of(slot.operand, spec)
+        amax = whole_amax(precision.module, x, spec, axis) if spec.quantised else None
+        copy = quantise_operand(x, spec, axis, amax)
     if is_shown:
         call_operand_hooks(precision, slot, x, copy, captured)
     return copy

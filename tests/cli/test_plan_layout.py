@@ -48,7 +48,7 @@ def test_printed_plan_says_who_holds_and_sends_what(stages: Plan) -> None:
         in text
     )
     assert (
-        "sends         tensor 124.6 GB, pipeline 4.3 GB, data 3.4 GB a rank and step, at most"
+        "sends         tensor 89.1 GB, pipeline 4.3 GB, data 3.4 GB a rank and step, at most"
         in text
     )
     assert "GB a process" in text

@@ -24,6 +24,7 @@ from quantexp.runs.metrics import Metrics
 from quantexp.runs.ranks import Rank, own_rank
 from quantexp.schema import Experiment
 from quantexp.training.megatron.session import session
+from quantexp.training.megatron.state_shards import held_pieces
 from quantexp.training.megatron.trainer import train
 
 
@@ -107,27 +108,15 @@ class Poisoner:
     def saver(
         self, iteration: int, last: bool, chunks: Sequence[Any], state: Callable[[], Any]
     ) -> None:
-        """Records the state after each iteration."""
-        content = state()
-        inner = content["optimizer"]
+        """Records the state after each iteration: what this rank has, also where another one would write it."""
+        stepper = state.__self__  # type: ignore[attr-defined]
+        held = held_pieces(stepper.optimizer, stepper.parts).values()
         tensors = [p.detach() for chunk in chunks for p in chunk.parameters()]
-        tensors += [x for x in _tensors(inner) if x.ndim > 0]
+        tensors += [x for each in held for x in each.tensors().values()]
         self.trace.states.append(hash(tuple(_bits(x) for x in tensors)))
-        self.trace.histories.append(repr(content["moment"]))
+        self.trace.histories.append(repr(stepper.step_state.state_dict()))
         if not all(bool(x.isfinite().all()) for x in tensors):
             self.trace.poisoned.append(iteration)
-
-
-def _tensors(content: Any) -> Iterator[Tensor]:
-    if isinstance(content, Tensor):
-        yield content
-    elif isinstance(content, dict):
-        for key, value in content.items():
-            if key != "grad_scaler":
-                yield from _tensors(value)
-    elif isinstance(content, list | tuple):
-        for value in content:
-            yield from _tensors(value)
 
 
 def _bits(x: Tensor) -> bytes:

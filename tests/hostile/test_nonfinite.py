@@ -139,6 +139,8 @@ def test_ranks_leave_out_the_same_steps(
         words, parameters = setting(group[0])
         plants = [plant(random, parameters, 2 * i + 2, ranks=2) for i, random in enumerate(group)]
         words += ["launcher.num_processes=2", f"training.iterations={2 * len(plants) + 1}"]
+        is_divided = number % 2 == 1  # then each rank has moments of its own
+        words.append(f"training.distributed_optimizer={str(is_divided).lower()}")
         job = tmp_path / str(number) / "job.json"
         job.parent.mkdir()
         job.write_text(
@@ -147,7 +149,7 @@ def test_ranks_leave_out_the_same_steps(
         traces = both_ranks(job)
         for trace in traces:
             check(trace, plants)
-        assert traces[0].states == traces[1].states
+        assert is_divided or traces[0].states == traces[1].states
         assert [m.nonfinite for m in traces[0].metrics] == [m.nonfinite for m in traces[1].metrics]
 
 

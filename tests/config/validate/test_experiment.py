@@ -60,7 +60,7 @@ def test_valid_experiment_passes(valid: Experiment) -> None:
         ("capture.control_iter", 0),
         ("capture.collect_micro_batches", 0),
         ("launcher.num_threads", 1),
-        ("launcher.num_processes", 1),
+        ("launcher.num_processes", 0),
     ],
 )
 def test_count_below_its_least_is_refused(valid: Experiment, key: str, least: int) -> None:

@@ -40,7 +40,7 @@ def refusal(experiment: Experiment, **keys: Any) -> str:
 @pytest.mark.parametrize(
     ("key", "least"),
     [
-        ("num_processes", 1),
+        ("num_processes", 0),
         ("nodes", 1),
         ("num_threads", 1),
         ("max_parallel", 1),
