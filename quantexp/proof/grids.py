@@ -303,9 +303,9 @@ def _is_evidence(mantissa: Tensor, telling: Tensor) -> Tensor:
 def _is_varied(mantissa: Tensor, telling: Tensor) -> Tensor:
     """For each window: whether there are enough telling elements besides those of the most frequent significand.
 
-    Where the other grid's steps are no powers of two, it may be coarser only just above its own powers of two. If a
-    single significand of the declared grid lies there, all telling elements have it, and one accident puts all of them
-    on the other grid. Two neighbours of the declared grid cannot both be on a coarser one.
+    If the other grid's steps are not powers of two, it may be coarser in a narrow range of significands only. A single
+    significand of the declared grid may lie there. Then all telling elements have it, and one accident puts them all on
+    the other grid. Two neighbours on the declared grid cannot both lie on a coarser one.
     """
     varied = torch.zeros(len(telling), dtype=torch.bool, device=telling.device)
     for i, (values, mask) in enumerate(zip(mantissa, telling, strict=True)):

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import layouts
 import pytest
-from layouts import LAYOUTS, MODELS, Case, Difference, Result, difference, differences, run_all
+from layout_runs import Case, Result, run_all
+from layouts import LAYOUTS, MODELS, Difference, difference, differences
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

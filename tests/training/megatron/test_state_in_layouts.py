@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import LAYOUTS, MODELS, Case, Result, run_all
+from layout_runs import Case, Result, run_all
+from layouts import LAYOUTS, MODELS
 from safetensors import safe_open
 
 from tests.training.megatron.state_plants import NAN
