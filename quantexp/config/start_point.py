@@ -15,6 +15,7 @@ from pathlib import Path
 from quantexp.config.load import read
 from quantexp.errors import DataError, RunError, UnreadableError
 from quantexp.folders import user_path
+from quantexp.model import checkpoints
 from quantexp.model.checkpoints import (
     OLD_STATE,
     PADDING,
@@ -58,6 +59,11 @@ class StartPoint:
     def state_fingerprint(self) -> str:
         """The sha256 of the state's index, in hex; the index has the hashes of all other files."""
         return hashlib.sha256(self.state.read_bytes()).hexdigest()
+
+
+def first_iteration(experiment: Experiment, own: StartPoint | None) -> int:
+    """The first iteration of a run that goes on from its own checkpoint, or of one that has none, from 1."""
+    return checkpoints.first_iteration(experiment) if own is None else own.iteration + 1
 
 
 def start_point(experiment: Experiment) -> StartPoint | None:

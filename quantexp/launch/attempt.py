@@ -23,20 +23,31 @@ from quantexp.config.load import save
 from quantexp.errors import RunError, RunInUseError
 from quantexp.folders import user_path
 from quantexp.launch.backend import OPEN, live_job
+from quantexp.launch.going_on import (
+    RESERVE_BYTES,
+    Continuation,
+    continuation,
+    cut_back,
+    status_of,
+)
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import named, require_room
 from quantexp.runs.claim import Claim, take_claim
 from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
 from quantexp.runs.paths import RunDir
-from quantexp.runs.provenance import Provenance, Source, provenance
+from quantexp.runs.provenance import (
+    Provenance,
+    Source,
+    add_start,
+    provenance,
+    read_provenance,
+)
 from quantexp.runs.redaction import redacted
-from quantexp.runs.snapshot import take_snapshot
+from quantexp.runs.snapshot import check_snapshot, take_snapshot
 from quantexp.runs.status import State, Status, now, read_status, write_json, write_status
-from quantexp.schema import Experiment
+from quantexp.schema import Code, Experiment
 
-#: Disk space that a run reserves for its last status.
-RESERVE_BYTES = 1 << 16
 #: Seconds between two queries of the scheduler while waiting for a folder's lock.
 PATIENCE_STEP_S = 2.0
 
@@ -56,6 +67,8 @@ class Opened:
     elsewhere: str | None = None
     #: This process's claim on the folder, if a new attempt is ready.
     claim: Claim | None = None
+    #: Where the attempt in the folder goes on; None if a new one begins.
+    goes_on: Continuation | None = None
     #: Another process of the same sweep has ended the run for good; no new attempt is ready.
     settled: bool = False
 
@@ -136,7 +149,7 @@ def open_run(
             if folder.ready:
                 require_affordable(experiment, run.root)
                 require_room(experiment, run.root)
-                _prepare(experiment, run, provenance(content, command, snapshot, source))
+                folder = _prepared(experiment, folder, content, command, source)
             yield folder, lock
     finally:
         os.close(lock)
@@ -188,13 +201,60 @@ def _elsewhere(run: RunDir, job_lookup: JobLookup) -> str | None:
     return None if status is None or status.state not in OPEN else job_lookup(run, status)
 
 
-def _prepare(experiment: Experiment, run: RunDir, started_with: Provenance) -> None:
+def _prepared(
+    experiment: Experiment,
+    folder: Opened,
+    content: dict[str, Any],
+    command: list[str],
+    source: Source | None,
+) -> Opened:
+    """The folder with an attempt that is ready to start: the one in it, cut back to its checkpoint, or a new one."""
+    run = folder.run
+    point, notice = continuation(experiment, run)
+    if point is not None:
+        folder = replace(folder, goes_on=point, snapshot=_snapshot_of(experiment, folder))
+    started_with = provenance(content, command, folder.snapshot, source)
     try:
-        if not _only_prepared(run):
-            set_aside(run, experiment.capture.dir)
-        _write_new(experiment, run, started_with)
+        if point is not None:
+            go_on(point, experiment, run, started_with)
+        else:
+            if not _only_prepared(run):
+                set_aside(run, experiment.capture.dir)
+            _write_new(experiment, run, started_with)
     except OSError as error:
         raise cannot_write(run, error) from error
+    notices = [folder.notice, notice, None if point is None else f"{run.root.name} {point.notice}"]
+    return replace(folder, notice="\n".join(filter(None, notices)) or None)
+
+
+def _snapshot_of(experiment: Experiment, folder: Opened) -> Path:
+    """The source snapshot of a run that goes on.
+
+    Raises:
+        RunError: that of its first start is gone or was changed.
+    """
+    recorded = read_provenance(folder.run.provenance).get("source", {}).get("snapshot")
+    if experiment.code is Code.current or recorded is None:
+        return folder.snapshot
+    snapshot = folder.snapshot.with_name(recorded)
+    try:
+        check_snapshot(snapshot)
+    except RunError as error:
+        words = str(error).rpartition("; ")[0]
+        raise RunError(f"{words}; code=current goes on with the present source") from error
+    return snapshot
+
+
+def go_on(point: Continuation, experiment: Experiment, run: RunDir, started: Provenance) -> None:
+    """Cut an attempt back to its checkpoint, and record the new start.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    cut_back(run, experiment.capture.dir, point.iteration)
+    save(_recorded(experiment), run.config)
+    add_start(run.provenance, started, point.iteration, point.changed)
+    write_status(run.status, status_of(point, experiment, requeued=False))
 
 
 def _only_prepared(run: RunDir) -> bool:
@@ -239,7 +299,7 @@ def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) ->
     run.logs.mkdir(exist_ok=True, mode=0o700)
     run.kill.unlink(missing_ok=True)
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
-    save(with_absolute_paths(experiment), run.config)
+    save(_recorded(experiment), run.config)
     write_json(run.provenance, redacted(started_with))
     status = Status(
         created=now(),
@@ -248,6 +308,13 @@ def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) ->
         launcher=experiment.launcher.kind,
     )
     write_status(run.status, status)
+
+
+def _recorded(experiment: Experiment) -> Experiment:
+    """The experiment for config.yaml: without the words that are about one start only."""
+    recorded = with_absolute_paths(experiment)
+    recorded.training.restart, recorded.code = False, Code.recorded
+    return recorded
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:

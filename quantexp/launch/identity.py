@@ -59,6 +59,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         (training, "name"),
         (training, "start_from"),
         (training, "start_optimizer"),
+        (training, "restart"),
         (training, "distributed_optimizer"),
         (model, "name"),
     ):

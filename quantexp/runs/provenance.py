@@ -11,12 +11,14 @@ import functools
 import importlib.metadata
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from quantexp import __version__
 from quantexp.reading.json_files import require_json
 from quantexp.runs.precision import PrecisionEntry
+from quantexp.runs.redaction import redacted
 from quantexp.runs.secret_files import SECRET_FILES, git_output
 from quantexp.runs.status import now, write_json
 
@@ -58,6 +60,19 @@ class Provenance(TypedDict):
     ran: NotRequired[Ran]
     #: The verdict of `quantexp verify` on the numerics of the device.
     verified: NotRequired[dict[str, Any]]
+    #: The later starts of the attempt.
+    starts: NotRequired[list[Start]]
+
+
+class Start(TypedDict):
+    """A start that goes on from a checkpoint, and what is not as at the start before it."""
+
+    created: str
+    goes_on_from: int
+    host: str
+    folder: str
+    command: list[str]
+    changed: list[str]
 
 
 class RecordedSource(TypedDict, total=False):
@@ -111,6 +126,7 @@ class RecordedProvenance(TypedDict, total=False):
     identity: RecordedIdentity
     ran: RecordedRan
     verified: RecordedVerdict | None
+    starts: list[Start]
 
 
 def read_provenance(file: Path) -> RecordedProvenance:
@@ -133,6 +149,8 @@ PACKAGES = (
     "transformer-engine",
     "triton",
 )
+#: What describes the source.
+_OF_SOURCE = ("quantexp", "source")
 #: The longest recorded diff, in characters.
 LARGEST_DIFF = 1 << 20
 
@@ -163,6 +181,33 @@ def provenance(
         "created": now(),
         "identity": content,
     }
+
+
+def add_start(file: Path, new: Provenance, iteration: int, changed: Sequence[str]) -> None:
+    """Add a start that goes on from the checkpoint of an iteration to provenance.json.
+
+    If its source is another one, the top level describes that, and `changed` of the start says so.
+    """
+    recorded: dict[str, Any] = dict(read_provenance(file))
+    before, after = recorded.get("source", {}).get("snapshot"), new["source"].get("snapshot")
+    words = [*changed]
+    if before != after:
+        recorded |= {key: value for key, value in new.items() if key in _OF_SOURCE}
+        words.append(f"source {before} -> {after}")
+    words += [
+        f"{name} {old} -> {new['packages'].get(name)}"
+        for name, old in recorded["packages"].items()
+        if old != new["packages"].get(name)
+    ]
+    start: Start = {
+        "created": new["created"],
+        "goes_on_from": iteration,
+        "host": new["host"],
+        "folder": new["folder"],
+        "command": new["command"],
+        "changed": words,
+    }
+    write_json(file, redacted({**recorded, "starts": [*recorded.get("starts", []), start]}))
 
 
 def add_what_ran(

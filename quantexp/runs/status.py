@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -105,11 +106,18 @@ class Delivered(TypedDict, total=False):
 
 
 class Restart(TypedDict, total=False):
-    """A requeue of the run's job."""
+    """A start of the run after an end from outside."""
 
     time: str
+    #: Why the start before it ended, and the last iteration that it completed.
     reason: str
     iteration: Count
+    #: The checkpoint that the run goes on from; None if it begins again.
+    goes_on_from: Count | None
+    #: Whether the scheduler started it, and not the user.
+    requeued: bool
+    #: What is not as at the start before it: the number of processes, the layout, the source.
+    changed: list[str]
 
 
 @dataclass
@@ -147,7 +155,9 @@ class Status:
     submission: str | None = None
     #: The index of the run in the submission's list of runs.
     task: Count | None = None
-    #: One entry for each requeue: its time, its reason and the iteration that was reached.
+    #: The iteration of the run's own checkpoint that the last start goes on from; None if it begins at the first one.
+    goes_on_from: Count | None = None
+    #: One entry for each start of this attempt after the first.
     restarts: Annotated[list[dict[str, Any]], Like(list[Restart])] = field(default_factory=list)
     #: The number of captured tensors, their bytes, and the last one.
     capture: Annotated[dict[str, Any], Like(Capturing)] = field(default_factory=dict)
@@ -193,6 +203,12 @@ def write_whole(file: Path, text: str, *, is_durable: bool = False) -> None:
         raise
     if is_durable:
         sync(file.parent)
+
+
+def requeues(status: Status) -> list[dict[str, Any]]:
+    """The starts by the scheduler since the user's last one."""
+    restarts = reversed(status.restarts)
+    return list(itertools.takewhile(lambda each: each.get("requeued", True), restarts))[::-1]
 
 
 def write_status(file: Path, status: Status) -> None:

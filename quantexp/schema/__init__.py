@@ -25,6 +25,7 @@ from quantexp.schema.dataset import (
     TokenizerKind,
 )
 from quantexp.schema.experiment import (
+    Code,
     Composition,
     Experiment,
     MemoryCheck,
@@ -93,6 +94,7 @@ __all__ = [
     "CaptureRule",
     "CaptureValues",
     "CheckpointConfig",
+    "Code",
     "Composition",
     "ContainerRuntime",
     "DatasetConfig",

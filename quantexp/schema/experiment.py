@@ -26,12 +26,23 @@ class MemoryCheck(Enum):
     ignore = "ignore"
 
 
+class Code(Enum):
+    """Which source a run executes that goes on from its checkpoint."""
+
+    #: That of its first start.
+    recorded = "recorded"
+    #: The present one; provenance.json records the change.
+    current = "current"
+
+
 @dataclass
 class PathsConfig:
     """Folders of runs and caches."""
 
     #: Folder of the run folders, relative to the working directory unless absolute.
     root: str = "runs"
+    #: A run folder in it that the run goes on in with another layout; `quantexp resume` sets it.
+    run: str | None = None
     #: Prepared samples and index caches; null means the user's cache folder.
     cache: str | None = None
 
@@ -60,6 +71,7 @@ class Experiment:
     dry_run: bool = False
     #: Run again although a completed run with this identity exists; the earlier attempt is kept.
     force: bool = False
+    code: Code = Code.recorded
 
     @property
     def memory_gb(self) -> float | None:

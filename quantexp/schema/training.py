@@ -108,6 +108,8 @@ class TrainingConfig:
     weight_cache: bool = True
     #: RUN@ITERATION: continue from that checkpoint of another run, at its position in the data.
     start_from: str | None = None
+    #: Start over at the first iteration where an unfinished attempt would go on from its last checkpoint.
+    restart: bool = False
     #: Also load the training state, if the run saved it (its checkpoint.optimizer=true), in any layout.
     start_optimizer: bool = False
     #: At most what numpy's generators accept.

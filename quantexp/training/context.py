@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from quantexp.config.start_point import StartPoint
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
@@ -46,6 +47,9 @@ class RunContext:
         self.run, self.experiment, self.rank = run, experiment, rank or Rank()
         self.in_job = in_job
         self.status = read_status(run.status) or Status(created=now())
+        goes_on_from = self.status.goes_on_from
+        #: The run's own checkpoint that this start goes on from; None if it begins at its first iteration.
+        self.start = None if goes_on_from is None else StartPoint(run, goes_on_from)
         self.tracking = Tracking(run, experiment) if self.rank.leads else None
         #: Whether a signal requested the end; the interrupted code may replace or drop the signal's exception.
         self.interrupted = False

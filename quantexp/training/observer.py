@@ -20,7 +20,7 @@ from quantexp.model.sizes import num_micro_batches_each
 from quantexp.runs.disk import writing
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.metrics import Metrics
-from quantexp.runs.status import Phase, now, write_json
+from quantexp.runs.status import Phase, now, read_json, write_json
 from quantexp.schema import AttentionPath, CaptureLevel
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
@@ -51,14 +51,17 @@ class RunObserver:
         from quantexp.capture.select.choice import last_captured
         from quantexp.capture.select.rules import captured_iterations
         from quantexp.capture.store.folder import CaptureStore
+        from quantexp.capture.store.kept import NOTHING, kept
         from quantexp.training.megatron.collectives import gather
 
         self.context, self.run, self.experiment = context, context.run, context.experiment
         capture = self.experiment.capture
         self.recorder = None
         if capture.level is not CaptureLevel.off:
+            folder = self.run.captured(capture.dir)
+            before = NOTHING if context.start is None else kept(folder, context.rank.rank)
             store = CaptureStore(
-                self.run.captured(capture.dir),
+                folder,
                 context.rank.rank,
                 int(capture.queue_gb * 1e9),
                 capture.store,
@@ -69,13 +72,14 @@ class RunObserver:
                 rank=context.rank.rank,
                 on_progress=context.set_captured,
                 world_size=context.rank.world_size,
-                timestamp=gather(start_timestamp())[0],
+                timestamp=gather(before.timestamp or start_timestamp())[0],
                 iterations=captured_iterations(capture, self.experiment.training.iterations),
                 num_layers=self.experiment.model.num_layers,
                 holder=Holder.of(self.experiment, context.rank.rank),
+                before=before,
             )
         self.last_captured = last_captured(self.experiment)
-        self.proofs: list[dict[str, object]] = []
+        self.proofs = _earlier_proofs(context)
         self.unproved = False
         self._is_proving = False
         self._logged = -math.inf
@@ -296,6 +300,16 @@ class RunObserver:
         self._hooks.close()
         if self.recorder is not None:
             self.recorder.store.close()
+
+
+def _earlier_proofs(context: RunContext) -> list[dict[str, object]]:
+    """The proofs of the iterations before the one that the run goes on with."""
+    if context.start is None or not context.run.precision.exists():
+        return []
+    record = read_json(context.run.precision)
+    del record["scheme"]
+    proofs: list[dict[str, object]] = [*record.pop("earlier"), record]
+    return [each for each in proofs if int(str(each["iteration"])) <= context.start.iteration]
 
 
 #: Tensors of a linear layer with one row per token.

@@ -266,7 +266,9 @@ class Worker:
                 products = products_of(training, device)
                 provenance = context.run.provenance
                 add_what_ran(provenance, device_name(device), certificate.record(), products)
-            batches = rank_batches(experiment, context.rank, prefixes, tokenizer)
+            batches = rank_batches(
+                experiment, context.rank, prefixes, tokenizer, start=context.start
+            )
             context.set_phase(Phase.BUILDING)
             self._observer = observer = RunObserver(context, device)
             with contextlib.closing(observer):
@@ -277,6 +279,7 @@ class Worker:
                     device,
                     saver=make_saver(context),
                     held_out=batches.held_out,
+                    start=context.start,
                 )
                 observer.finish()
                 context.status.trained = now()

@@ -183,7 +183,8 @@ def _begin(task: Task) -> int:
 
 def _restart(task: Task, experiment: Experiment, before: Status) -> Status | None:
     """Move the earlier start aside and return the new status; None if `launcher.max_requeue` is exhausted."""
-    from quantexp.launch.attempt import RESERVE_BYTES, set_aside
+    from quantexp.launch.attempt import set_aside
+    from quantexp.launch.going_on import RESERVE_BYTES
 
     printed = cause_printed(task.submission.printed(task.job_id), before.started)
     reason, max_requeue = restart_reason(before, printed), experiment.launcher.max_requeue

@@ -30,6 +30,7 @@ from quantexp.capture.statistics.fidelity import Chosen, chosen_for
 from quantexp.capture.statistics.summary import Summary, summarise
 from quantexp.capture.store.deferred import Deferred, deferred
 from quantexp.capture.store.folder import CaptureStore, Stored
+from quantexp.capture.store.kept import NOTHING, Kept
 from quantexp.capture.store.metadata import BEFORE, About, Describer
 from quantexp.errors import CaptureError
 from quantexp.formats.torch_internals import in_backward, without_torch_function
@@ -88,17 +89,22 @@ class Recorder:
         iterations: Collection[int] = (1,),
         num_layers: int = 1,
         holder: Holder | None = None,
+        before: Kept = NOTHING,
     ) -> None:
-        """`holder` says which parts of tensors this rank holds; None means whole ones, of its own micro-batches."""
+        """`holder` says which parts of tensors this rank holds; None means whole ones, of its own micro-batches.
+
+        `before` is what the rank captured up to the checkpoint that its run goes on from.
+        """
         self.config, self.store, self.rank = config, store, rank
+        store.num_bytes = before.num_bytes
         layout = Layout(data=world_size)
         self.holder = holder or Holder(layout, layout.place(rank), num_query_groups=1)
         self.iterations, self._num_layers = iterations, num_layers
         self.on_progress = on_progress
-        self.tensors = 0
+        self.tensors = before.tensors
         self._world_size = world_size
         self._timestamp = timestamp or start_timestamp()
-        self._counter = rank + 1
+        self._counter = rank + 1 + before.num_files * world_size
         #: The current iteration.
         self.iteration = -1
         self._is_captured = False

@@ -26,13 +26,13 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 from torch import Tensor
 
 from quantexp.config.evaluation import num_samples
+from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.data.binary import fingerprint
 from quantexp.data.intact import check_intact
 from quantexp.data.prepared import check_split, read_card, read_whole
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import cache_dir as cache_folder
-from quantexp.model.checkpoints import first_iteration
 from quantexp.model.layout import Layout
 from quantexp.runs.ranks import Rank
 from quantexp.schema import Experiment
@@ -199,9 +199,15 @@ class RankBatches:
 
 
 def rank_batches(
-    experiment: Experiment, rank: Rank, prefixes: Mapping[Path, float], tokenizer: Tokenizer
+    experiment: Experiment,
+    rank: Rank,
+    prefixes: Mapping[Path, float],
+    tokenizer: Tokenizer,
+    start: StartPoint | None = None,
 ) -> RankBatches:
     """The training and held-out micro-batches of a rank; every rank calls this.
+
+    With a checkpoint `start`, the training ones are those after its iteration.
 
     Raises:
         DataError: see `build_datasets`.
@@ -227,7 +233,7 @@ def rank_batches(
         "data_parallel_rank": layout.place(rank.rank).data,
         "data_parallel_size": layout.data,
     }
-    start_sample = (first_iteration(experiment) - 1) * training.global_batch_size
+    start_sample = (first_iteration(experiment, start) - 1) * training.global_batch_size
     num_held_out = num_samples(experiment) // (training.micro_batch_size * layout.data)
 
     def held_out() -> Iterator[dict[str, Tensor]]:

@@ -28,8 +28,12 @@ from quantexp.training.megatron.initial_weights import draw_weights
 from quantexp.training.megatron.parameters import Part, mark_divided, parts_of
 
 
-def load_initial_weights(chunks: Sequence[GPTModel], experiment: Experiment) -> StartPoint | None:
+def load_initial_weights(
+    chunks: Sequence[GPTModel], experiment: Experiment, own: StartPoint | None = None
+) -> StartPoint | None:
     """Fill a new model with its configured initial weights; returns the checkpoint to resume from, or None.
+
+    Weights of the run's `own` checkpoint are not loaded here: they follow from the training state.
 
     Every rank calls this, inside `session` and before the model is wrapped.
 
@@ -40,6 +44,8 @@ def load_initial_weights(chunks: Sequence[GPTModel], experiment: Experiment) -> 
     place = layout.place(torch.distributed.get_rank())
     parts = parts_of(chunks, model, layout, place)
     mark_divided(parts)
+    if own is not None:
+        return own
     start = start_point(experiment)
     if start is not None:
         _require_intact(start.weights, (STATE, OLD_STATE))  # `load_state` checks what it reads

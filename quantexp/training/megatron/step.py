@@ -84,7 +84,9 @@ class Stepper:
         device: torch.device,
         observer: Observer,
         step_state: StepState,
+        own: StartPoint | None = None,
     ) -> None:
+        """`own` is the run's own checkpoint, from which it goes on; None starts as configured."""
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
         self.layout = Layout.of(experiment)
@@ -96,7 +98,7 @@ class Stepper:
         self.copies = WeightCopies()
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
-        start = load_initial_weights(self.chunks, experiment)
+        start = load_initial_weights(self.chunks, experiment, own)
         place = self.layout.place(torch.distributed.get_rank())
         self.parts = parts_of(self.chunks, experiment.model, self.layout, place)
         self.is_distributed = distributes_optimizer(experiment)
@@ -107,7 +109,7 @@ class Stepper:
         agree_on_overflow(self.optimizer)
         self.scheduler = scheduler(training, self.optimizer)
         if start is not None:
-            self._resume(start)
+            self._resume(start, with_state=own is not None or training.start_optimizer)
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         _overlap(config, self.models)
@@ -146,9 +148,9 @@ class Stepper:
             self.step_state.state_dict(),
         )
 
-    def _resume(self, start: StartPoint) -> None:
-        """Restore the schedule and, if configured, the training state from a checkpoint."""
-        if not self.training.start_optimizer:
+    def _resume(self, start: StartPoint, *, with_state: bool) -> None:
+        """Restore the schedule, and the training state or not, from a checkpoint."""
+        if not with_state:
             self.scheduler.step(start.iteration)
             return
         index = load_state(start.weights, self.optimizer, self.parts, self.models)

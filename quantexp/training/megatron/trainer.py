@@ -14,8 +14,9 @@ import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 
 from quantexp.config.evaluation import is_evaluated
+from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.errors import RunError
-from quantexp.model.checkpoints import first_iteration, is_saved
+from quantexp.model.checkpoints import is_saved
 from quantexp.model.layout import Layout
 from quantexp.model.shards import global_name
 from quantexp.quant.precision import changes, precision_map
@@ -43,6 +44,7 @@ def train(
     layer_spec: Spec | None = None,
     saver: Saver | None = None,
     held_out: Callable[[], Iterable[Batch]] | None = None,
+    start: StartPoint | None = None,
 ) -> None:
     """Train as configured; call inside `session`.
 
@@ -54,6 +56,7 @@ def train(
         layer_spec: replaces the stock decoder with the scheme injected (for tests and peers).
         saver: called after every iteration.
         held_out: returns a new iterator over this rank's evaluation micro-batches.
+        start: the run's own checkpoint, from which it goes on; None begins at its first iteration.
 
     Raises:
         RunError: the loss or gradient was not finite in too many consecutive iterations, or the last step left a
@@ -69,7 +72,7 @@ def train(
         use_step_state(state),
         use_reduction(reduce_amax) if is_divided else contextlib.nullcontext(),
     ):
-        _train(experiment, batches, observer, device, layer_spec, state, saver, held_out)
+        _train(experiment, batches, observer, device, layer_spec, state, saver, held_out, start)
 
 
 def _train(
@@ -81,13 +84,14 @@ def _train(
     state: StepState,
     saver: Saver | None,
     held_out: Callable[[], Iterable[Batch]] | None,
+    start: StartPoint | None,
 ) -> None:
     spec = layer_spec or inject(stock_spec(experiment.model))
-    stepper = Stepper(experiment, spec, device, observer, state)
+    stepper = Stepper(experiment, spec, device, observer, state, start)
     observer.built(stepper.chunks)
     starts = changes(experiment.quant)
     nonfinite = 0
-    first, last = first_iteration(experiment), experiment.training.iterations
+    first, last = first_iteration(experiment, start), experiment.training.iterations
     for iteration in range(first, last + 1):
         changed = iteration in starts or iteration == first
         if changed:

@@ -1,0 +1,109 @@
+"""What a capture keeps when its run goes on from a checkpoint: everything up to that iteration, and nothing after it.
+
+`cut_back` runs before the ranks start, and may be repeated after an interruption. Each rank then counts on from what is
+left (`Kept`), so that names, numbers and the budget are those of a run that was never interrupted. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantexp.capture.store.manifest import (
+    HASHES,
+    INDEX,
+    MANIFEST,
+    STATISTICS,
+    ManifestLine,
+    join_parts,
+    lines_of,
+)
+from quantexp.errors import UnreadableError
+from quantexp.folders import PART, sync, written_beside
+from quantexp.reading import json_files
+from quantexp.reading.json_files import value_of
+
+#: The files of values that a run writes: see `quantexp.capture.names`, and `ShardFiles`.
+_OWN = re.compile(r"\d{8}_\d{6}_\d+_\w.*\.pt|rank\d+-\d+\.safetensors")
+_STAMP = re.compile(r"\d{8}_\d{6}(?=_\d+_)")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one rank has captured so far."""
+
+    #: At the start of the names of all files; None if there are none.
+    timestamp: str | None = None
+    #: Files, or tensors in shards, and their bytes.
+    num_files: int = 0
+    num_bytes: int = 0
+    #: Tensors with statistics.
+    tensors: int = 0
+
+
+NOTHING = Kept()
+
+
+def kept(folder: Path, rank: int) -> Kept:
+    """What the lists of a folder say of a rank."""
+    sizes: dict[tuple[str, str | None], int] = {}
+    stamp = None
+    for line in lines_of(folder / MANIFEST):
+        if (file := line.get("file")) is None:
+            continue
+        name = line.get("key")
+        found = _STAMP.search(str(name or file))
+        stamp = stamp or (found[0] if found else None)
+        if line.get("rank", 0) == rank:
+            sizes[str(file), name] = line.get("bytes") or 0
+    tensors = sum(line.get("rank", 0) == rank for line in lines_of(folder / STATISTICS))
+    return Kept(stamp, len(sizes), sum(sizes.values()), tensors)
+
+
+def cut_back(folder: Path, iteration: int) -> int:
+    """Remove everything captured after an iteration; returns the number of files that are listed and missing.
+
+    Raises:
+        OSError, UnreadableError: the folder cannot be read or written.
+    """
+    if not folder.is_dir():
+        return 0
+    join_parts(folder)
+    for name in (INDEX, HASHES):  # written again at the end of the run
+        (folder / name).unlink(missing_ok=True)
+    for name in (MANIFEST, STATISTICS):
+        _cut_list(folder / name, iteration)
+    listed = {str(line["file"]) for line in lines_of(folder / MANIFEST) if line.get("file")}
+    for path in _values_in(folder):
+        if str(path.relative_to(folder)) not in listed:
+            path.unlink(missing_ok=True)
+    return sum(not (folder / file).is_file() for file in listed)
+
+
+def _cut_list(listing: Path, iteration: int) -> None:
+    """Drop the lines of later iterations, and an incomplete last one."""
+    if not listing.is_file():
+        return
+    left = [
+        line.text
+        for line in json_files.lines_of(listing, _refuse)
+        if line.is_ended
+        and (value := value_of(line, listing, ManifestLine, _refuse)) is not None
+        and value.get("iteration", 0) <= iteration
+    ]
+    with written_beside(listing) as part:
+        part.write_bytes(b"".join(left))
+        sync(part)
+
+
+def _values_in(folder: Path) -> Iterator[Path]:
+    """Every file of values that a run wrote, whole or not."""
+    for path in folder.glob("*/*"):
+        if _OWN.fullmatch(path.name.removesuffix(PART)):
+            yield path
+
+
+def _refuse(error: UnreadableError) -> None:
+    raise error
