@@ -179,7 +179,7 @@ def _folder(experiment: Experiment) -> tuple[str | None, str]:
     except DataError as error:
         names = (experiment.model.name, experiment.dataset.name, experiment.quant.name)
         return str(error), str(root / ("_".join(map(str, names)) + "-<hash8>"))
-    return None, str(root / folder_name(experiment, content))
+    return None, str(root / (experiment.paths.run or folder_name(experiment, content)))
 
 
 def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:

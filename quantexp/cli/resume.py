@@ -2,15 +2,15 @@
 
 resume takes what is missing or was interrupted: prepared and never started, cancelled, ended from outside, or listed by
 a sweep and gone. retry takes what failed. What waits, runs or has completed is left alone. The configuration is the
-run's own, so the run is the same; only how it is launched may be changed (`launcher.time_min=600`), and whether its
-memory is checked (`memory=ignore`). A run begins again at its first iteration; what it had, checkpoints included, is
-kept in its `attempts/`.
+run's own, so the run is the same; how it is launched, laid out and saved may be changed (`CHANGEABLE`). A run goes on
+from its last whole checkpoint with a training state (`quantexp.launch.going_on`), in its folder also where the layout
+is another one. Without such a checkpoint it begins at its first iteration, and what it had is kept in `attempts/`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +23,16 @@ from quantexp.cli.verbs import CHANGEABLE
 from quantexp.config.launchers import check_launcher
 from quantexp.config.load import from_plain, plain, read
 from quantexp.errors import ConfigError, RunError
+from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import Standing, launcher_of
+from quantexp.launch.going_on import differs_in_layout_alone, next_iteration
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standings
 from quantexp.launch.refusal import Request, require_memory
 from quantexp.runs.device import device_class
 from quantexp.runs.find import UNNAMED, Missing, Scope, scope
+from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
 from quantexp.schema.launcher import LOCAL
@@ -92,12 +95,24 @@ def start_again(
         check_launcher(each.experiment.launcher)
         _require_same(each)
     require_memory([Request(each.experiment) for each in again])
-    begun = len(again)
-    console.print(
-        f"{begun} {'run starts' if begun == 1 else 'runs start'} at the first iteration",
-        soft_wrap=True,
-    )
+    console.print(_where(again), soft_wrap=True)
     return _launch(again, console)
+
+
+def _where(again: Sequence[Again]) -> str:
+    """How many runs go on, and how many start at their first iteration."""
+    root = root_of(again[0].experiment)
+    restarts = [each.experiment.training.restart for each in again]
+    going_on = sum(
+        not restart and next_iteration(RunDir(root / each.name)) > 1
+        for each, restart in zip(again, restarts, strict=True)
+    )
+    new = len(again) - going_on
+    parts = [
+        f"{going_on} {'run goes' if going_on == 1 else 'runs go'} on from the last checkpoint",
+        f"{new} {'run starts' if new == 1 else 'runs start'} at the first iteration",
+    ]
+    return ", ".join(part for part, count in zip(parts, (going_on, new), strict=True) if count)
 
 
 def _chosen(where: Scope, wanted: Wanted) -> list[Again]:
@@ -125,8 +140,8 @@ def _changed(again: Again, overrides: list[str]) -> Again:
     for word in overrides:
         if not word.startswith(CHANGEABLE):
             raise ConfigError(
-                f"{word} would make it another run; of a run that exists only launcher.KEY=VALUE and memory=VALUE can "
-                "be changed"
+                f"{word} would make it another run; of a run that exists only launcher.KEY, parallel.KEY, "
+                "checkpoint.KEY, memory, code and training.restart can be changed"
             )
     if not overrides:
         return again
@@ -146,14 +161,27 @@ def _changed(again: Again, overrides: list[str]) -> Again:
 
 
 def _require_same(again: Again) -> None:
-    """Refuse a run whose data, device or numerics have changed: it would get another folder."""
+    """Refuse a run whose data, device or numerics have changed: it would get another folder.
+
+    One whose layout alone has changed keeps its folder, and goes on there.
+    """
     experiment = again.experiment
-    name = folder_name(experiment, identity(experiment, device_class(experiment.launcher)))
-    if again.name not in (name, UNNAMED):
+    experiment.paths.run = None
+    content = identity(experiment, device_class(experiment.launcher))
+    name = folder_name(experiment, content)
+    if again.name in (name, UNNAMED):
+        return
+    run = RunDir(root_of(experiment) / again.name)
+    if not differs_in_layout_alone(content, run):
         raise RunError(
-            f"{again.name} would be another run now ({name}): its data, device, number of processes or the numerics "
-            "changed; start it anew with quantexp"
+            f"{again.name} would be another run now ({name}): its data, device or the numerics changed; start it anew "
+            "with quantexp"
         )
+    if next_iteration(run) == 1:
+        raise RunError(
+            f"{again.name} has no checkpoint to go on from in another layout; start it anew with quantexp"
+        )
+    experiment.paths.run = again.name
 
 
 def _launch(again: list[Again], console: Console) -> int:

@@ -29,8 +29,8 @@ SHELLS = ("bash", "zsh", "fish")
 #: The first word of a call from a shell that completes a command line.
 COMPLETE = "__complete"
 #: What may be changed of a run that exists: how these words begin.
-CHANGEABLE = ("launcher.", "memory=")
-_CHANGES = "[launcher.key=value ...] [memory=ignore]"
+CHANGEABLE = ("launcher.", "parallel.", "checkpoint.", "memory=", "code=", "training.restart=")
+_CHANGES = "[launcher.key=value ...] [parallel.key=value ...]"
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,17 @@ VERBS = {
         module="ledger",
     ),
     "resume": Verb(
-        "start again what was interrupted or is missing",
+        "go on with what was interrupted or is missing",
         f"[DIR] [paths.root=FOLDER] {_CHANGES}",
         _ledger("DIR"),
-        ("resume", "resume FA_mxfp8-1a2b3c4d launcher.time_min=600"),
-        "What waits, runs or has completed is left alone.",
+        (
+            "resume",
+            "resume FA_mxfp8-1a2b3c4d launcher.time_min=600",
+            "resume FA_mxfp8-1a2b3c4d parallel.tensor=1",
+        ),
+        "A run with checkpoints (checkpoint.every=N checkpoint.optimizer=true) goes on\n"
+        "from the last one; training.restart=true starts over, code=current takes the\n"
+        "present source. What waits, runs or has completed is left alone.",
     ),
     "retry": Verb(
         "start again what failed",

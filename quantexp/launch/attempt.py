@@ -28,6 +28,7 @@ from quantexp.launch.going_on import (
     Continuation,
     continuation,
     cut_back,
+    differs_in_layout_alone,
     status_of,
 )
 from quantexp.launch.identity import folder_name, identity
@@ -172,7 +173,15 @@ def run_folder(experiment: Experiment, device_class: str) -> RunDir:
 
 
 def _folder(experiment: Experiment, content: dict[str, Any]) -> RunDir:
-    return RunDir(root_of(experiment) / folder_name(experiment, content))
+    if experiment.paths.run is None:
+        return RunDir(root_of(experiment) / folder_name(experiment, content))
+    run = RunDir(root_of(experiment) / experiment.paths.run)
+    if not differs_in_layout_alone(content, run):
+        raise RunError(
+            f"paths.run={experiment.paths.run} is no folder of this run in another layout; leave it out, or see "
+            "quantexp resume"
+        )
+    return run
 
 
 def _lock_or_job(
@@ -213,6 +222,11 @@ def _prepared(
     point, notice = continuation(experiment, run)
     if point is not None:
         folder = replace(folder, goes_on=point, snapshot=_snapshot_of(experiment, folder))
+    elif experiment.paths.run is not None:
+        why = notice or "it has no checkpoint to go on from"
+        raise RunError(
+            f"{run.root.name} cannot take another layout: {why}; start it anew with quantexp"
+        )
     started_with = provenance(content, command, folder.snapshot, source)
     try:
         if point is not None:
@@ -223,8 +237,9 @@ def _prepared(
             _write_new(experiment, run, started_with)
     except OSError as error:
         raise cannot_write(run, error) from error
-    notices = [folder.notice, notice, None if point is None else f"{run.root.name} {point.notice}"]
-    return replace(folder, notice="\n".join(filter(None, notices)) or None)
+    if point is not None and point.notice:
+        notice = f"{run.root.name} {point.notice}"
+    return replace(folder, notice="\n".join(filter(None, (folder.notice, notice))) or None)
 
 
 def _snapshot_of(experiment: Experiment, folder: Opened) -> Path:
@@ -253,7 +268,7 @@ def go_on(point: Continuation, experiment: Experiment, run: RunDir, started: Pro
     """
     cut_back(run, experiment.capture.dir, point.iteration)
     save(_recorded(experiment), run.config)
-    add_start(run.provenance, started, point.iteration, point.changed)
+    add_start(run.provenance, started, point.iteration, point.changed, replaces=point.is_prepared)
     write_status(run.status, status_of(point, experiment, requeued=False))
 
 

@@ -10,12 +10,14 @@ Metrics, captures and checkpoints up to the checkpoint stay; what follows is com
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from quantexp.capture.store.kept import cut_back as cut_back_capture
 from quantexp.capture.store.manifest import MANIFEST
@@ -28,7 +30,7 @@ from quantexp.model.layout import Layout
 from quantexp.reading.json_files import lines_of, value_of
 from quantexp.runs.metrics import MetricsLine
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status, now, read_status
+from quantexp.runs.status import State, Status, now, read_json, read_status
 from quantexp.schema import Experiment
 
 LOG = logging.getLogger(__name__)
@@ -56,8 +58,15 @@ class Continuation:
         return max(0, self.before.iteration - self.iteration)
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether the attempt is cut back to this point already, and has not started since."""
+        return self.before.started is None
+
+    @property
     def notice(self) -> str:
-        """The point in words."""
+        """The point in words; empty if it was said before."""
+        if self.is_prepared and not self.changed:
+            return ""
         lines = [f"goes on at iteration {self.iteration + 1} ({lost_words(self.lost)})"]
         lines += [f"not from a later checkpoint: {words}" for words in self.damaged]
         lines += [f"changed: {', '.join(self.changed)}"] if self.changed else []
@@ -78,6 +87,23 @@ def resumable(run: RunDir) -> list[int]:
         for iteration in saved_iterations(run)
         if (folder_of(run, iteration) / STATE / STATE_INDEX).is_file()
     ]
+
+
+def next_iteration(run: RunDir) -> int:
+    """The iteration at which a run goes on if its newest checkpoint is undamaged; 1 without a checkpoint."""
+    return max(resumable(run), default=0) + 1
+
+
+def differs_in_layout_alone(content: dict[str, Any], run: RunDir) -> bool:
+    """Whether an identity equals that of a run folder in everything but the layout."""
+    try:
+        recorded = read_json(run.provenance)["identity"]
+    except (UnreadableError, KeyError, TypeError):
+        return False
+    own = json.loads(json.dumps(content))
+    return all(
+        own.get(key) == recorded.get(key) for key in {*own, *recorded} - {"data_parallel", "layout"}
+    )
 
 
 def whole(run: RunDir) -> tuple[int | None, tuple[str, ...]]:

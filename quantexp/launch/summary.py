@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp.folders import short_path
+from quantexp.launch.going_on import next_iteration
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
 from quantexp.launch.progress import captured_size, tokens_words
@@ -78,8 +79,10 @@ def print_how_to_go_on(run: RunDir, console: Console) -> None:
     saved = saved_iterations(run)
     if status is not None:
         none = "" if saved else ", and no checkpoint was saved"
+        first = next_iteration(run)
+        again = "begin again at the first" if first == 1 else f"go on at iteration {first}"
         console.print(
-            f"{status.iteration} of {status.iterations} iterations were complete{none}. To begin again at the first:"
+            f"{status.iteration} of {status.iterations} iterations were complete{none}. To {again}:"
         )
     _print_command(f"quantexp resume {folder}", console)
     if saved:
@@ -93,7 +96,7 @@ def print_how_to_go_on_with_sweep(
     """Print the commands that continue an interrupted sweep: `resume` for pending runs, `retry` for failed ones."""
     if num_left:
         console.print(
-            f"{num_left} of {num_runs} runs are left. To run them, each from its first iteration:"
+            f"{num_left} of {num_runs} runs are left. To run them, each from its last checkpoint:"
         )
         _print_command(f"quantexp resume {short_path(listing)}", console)
     if num_failed:

@@ -183,14 +183,18 @@ def provenance(
     }
 
 
-def add_start(file: Path, new: Provenance, iteration: int, changed: Sequence[str]) -> None:
+def add_start(
+    file: Path, new: Provenance, iteration: int, changed: Sequence[str], *, replaces: bool = False
+) -> None:
     """Add a start that goes on from the checkpoint of an iteration to provenance.json.
 
-    If its source is another one, the top level describes that, and `changed` of the start says so.
+    If its source is another one, the top level describes that, and `changed` of the start says so. A start that was
+    only prepared is replaced, and its changes are kept.
     """
     recorded: dict[str, Any] = dict(read_provenance(file))
     before, after = recorded.get("source", {}).get("snapshot"), new["source"].get("snapshot")
-    words = [*changed]
+    starts: list[Start] = [*recorded.get("starts", [])]
+    words = [*(starts.pop()["changed"] if replaces and starts else ()), *changed]
     if before != after:
         recorded |= {key: value for key, value in new.items() if key in _OF_SOURCE}
         words.append(f"source {before} -> {after}")
@@ -207,7 +211,7 @@ def add_start(file: Path, new: Provenance, iteration: int, changed: Sequence[str
         "command": new["command"],
         "changed": words,
     }
-    write_json(file, redacted({**recorded, "starts": [*recorded.get("starts", []), start]}))
+    write_json(file, redacted({**recorded, "starts": [*starts, start]}))
 
 
 def add_what_ran(

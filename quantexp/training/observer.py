@@ -59,7 +59,8 @@ class RunObserver:
         self.recorder = None
         if capture.level is not CaptureLevel.off:
             folder = self.run.captured(capture.dir)
-            before = NOTHING if context.start is None else kept(folder, context.rank.rank)
+            own = context.rank
+            before = NOTHING if context.start is None else kept(folder, own.rank, own.world_size)
             store = CaptureStore(
                 folder,
                 context.rank.rank,

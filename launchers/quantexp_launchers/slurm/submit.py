@@ -21,8 +21,13 @@ from rich.console import Console
 from quantexp.capture.select.budget import require_affordable_together
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import Opened, open_run, root_of, with_absolute_paths
-from quantexp.launch.identity import folder_name, identity
+from quantexp.launch.attempt import (
+    Opened,
+    open_run,
+    root_of,
+    run_folder,
+    with_absolute_paths,
+)
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.provenance import command_line
@@ -213,7 +218,7 @@ def _common_root(experiments: list[Experiment]) -> Path:
 
 def _open_runs(points: list[tuple[Experiment, int]], locks: contextlib.ExitStack) -> list[Opened]:
     """Open and lock the folder of every point, sorted by name so that two submitters cannot deadlock."""
-    names = [folder_name(e, identity(e, device_class(e.launcher))) for e, _ in points]
+    names = [run_folder(e, device_class(e.launcher)).root.name for e, _ in points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             f"several points are the same run ({', '.join(twice)}): they differ in nothing that changes its numbers; "

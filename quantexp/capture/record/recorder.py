@@ -104,7 +104,7 @@ class Recorder:
         self.tensors = before.tensors
         self._world_size = world_size
         self._timestamp = timestamp or start_timestamp()
-        self._counter = rank + 1 + before.num_files * world_size
+        self._counter = before.next_number or rank + 1
         #: The current iteration.
         self.iteration = -1
         self._is_captured = False

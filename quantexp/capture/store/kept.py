@@ -7,7 +7,7 @@ left (`Kept`), so that names, numbers and the budget are those of a run that was
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from quantexp.reading.json_files import value_of
 
 #: The files of values that a run writes: see `quantexp.capture.names`, and `ShardFiles`.
 _OWN = re.compile(r"\d{8}_\d{6}_\d+_\w.*\.pt|rank\d+-\d+\.safetensors")
-_STAMP = re.compile(r"\d{8}_\d{6}(?=_\d+_)")
+#: The timestamp and the number in a name.
+_NAME = re.compile(r"(\d{8}_\d{6})_(\d+)_")
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Kept:
 
     #: At the start of the names of all files; None if there are none.
     timestamp: str | None = None
-    #: Files, or tensors in shards, and their bytes.
-    num_files: int = 0
+    #: The number of the rank's next file; None if no rank has one.
+    next_number: int | None = None
+    #: Bytes of its values.
     num_bytes: int = 0
     #: Tensors with statistics.
     tensors: int = 0
@@ -46,20 +48,29 @@ class Kept:
 NOTHING = Kept()
 
 
-def kept(folder: Path, rank: int) -> Kept:
-    """What the lists of a folder say of a rank."""
-    sizes: dict[tuple[str, str | None], int] = {}
-    stamp = None
+def kept(folder: Path, rank: int, world_size: int) -> Kept:
+    """What the lists of a folder say of one of `world_size` ranks."""
+    stamp, numbers, num_bytes = None, dict[int, set[int]](), 0
     for line in lines_of(folder / MANIFEST):
-        if (file := line.get("file")) is None:
+        name = _NAME.search(str(line.get("key") or line.get("file")))
+        if name is None:
             continue
-        name = line.get("key")
-        found = _STAMP.search(str(name or file))
-        stamp = stamp or (found[0] if found else None)
-        if line.get("rank", 0) == rank:
-            sizes[str(file), name] = line.get("bytes") or 0
+        stamp, number, owner = name[1], int(name[2]), line.get("rank", 0)
+        known = numbers.setdefault(owner, set())
+        if owner == rank and number not in known:
+            num_bytes += line.get("bytes") or 0
+        known.add(number)
     tensors = sum(line.get("rank", 0) == rank for line in lines_of(folder / STATISTICS))
-    return Kept(stamp, len(sizes), sum(sizes.values()), tensors)
+    return Kept(stamp, _next_number(numbers, rank, world_size), num_bytes, tensors)
+
+
+def _next_number(numbers: Mapping[int, Collection[int]], rank: int, world_size: int) -> int | None:
+    """The next number of a rank's own sequence, or, after another number of ranks, above all numbers."""
+    if not numbers:
+        return None
+    if all(max(own) == r + 1 + (len(own) - 1) * world_size for r, own in numbers.items()):
+        return rank + 1 + len(numbers.get(rank, ())) * world_size
+    return max(map(max, numbers.values())) + rank + 1
 
 
 def cut_back(folder: Path, iteration: int) -> int:

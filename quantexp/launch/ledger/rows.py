@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantexp.launch.backend import Standing
+from quantexp.launch.going_on import next_iteration
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import MISSING, UNREADABLE, State, Status
@@ -33,6 +34,15 @@ def state_word(standing: Standing) -> str:
 def reason(standing: Standing) -> str:
     """Why a run is unreadable, why it ended, or why it was requeued."""
     return standing.damage or standing.reason
+
+
+def goes_on_at(standing: Standing) -> int | None:
+    """The iteration at which an unfinished run that has ended goes on from its checkpoint; None without one."""
+    unfinished = standing.state in (State.FAILED, State.PREEMPTED, State.CANCELLED)
+    if standing.alive or not unfinished:
+        return None
+    first = next_iteration(standing.run)
+    return first if first > 1 else None
 
 
 def _captured(status: Status) -> dict[str, object] | None:
@@ -71,6 +81,7 @@ def _row(standing: Standing) -> dict[str, object]:
         "pid": status.pid,
         "job_id": job.id if job is not None else status.job_id,
         "submission": status.submission,
+        "goes_on_at": goes_on_at(standing),
         "restarts": max(len(status.restarts), job.restarts if job is not None else 0),
         "created": status.created,
         "started": status.started,

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantexp.launch.backend import Standing
-from quantexp.launch.ledger.rows import reason, state_word
+from quantexp.launch.ledger.rows import goes_on_at, reason, state_word
 from quantexp.launch.progress import activity, captured_words
 from quantexp.runs.find import Missing
 from quantexp.runs.status import MISSING, UNREADABLE, State
@@ -146,9 +146,11 @@ def _numbers(standing: Standing) -> list[str]:
 def _about(standing: Standing, where: str | None = None) -> str:
     """The location, activity and captures of a run, or the first line of its reason."""
     why = next(iter(reason(standing).splitlines()), "")
+    first = goes_on_at(standing)
+    again = "" if first is None else f"goes on at iteration {first}"
     running = standing.state is State.RUNNING
     now = (activity(standing.status), captured_words(standing.status.capture)) if running else ()
-    return "; ".join(part for part in (where or standing.where, *now, why) if part)
+    return "; ".join(part for part in (where or standing.where, *now, again, why) if part)
 
 
 def _below(

@@ -79,10 +79,7 @@ class Tracking:
         """The deliveries for status.json: address, id, iteration, end and error of each tracker."""
         if time.monotonic() - self._looked > LOOK_S:
             self._look()
-        records = {name: asdict(delivery) for name, delivery in self._deliveries.items()}
-        for record in records.values():
-            del record["offset"]
-        return records
+        return {name: asdict(delivery) for name, delivery in self._deliveries.items()}
 
     def _upload(self, backend: Backend) -> subprocess.Popen[bytes]:
         with self._folder.tracker_log(backend.NAME).open("ab") as log:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
@@ -24,6 +24,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+#: The start of the name of every event file.
+PREFIX = "events.out.tfevents."
 #: The version at the beginning of an event file.
 _VERSION = "brain.Event:2"
 
@@ -33,7 +35,7 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         now = time.time()
-        name = f"events.out.tfevents.{now:017.6f}.{platform.node()}.{os.getpid()}"
+        name = f"{PREFIX}{now:017.6f}.{platform.node()}.{os.getpid()}"
         self._file = (folder / name).open("xb", buffering=0)
         self._write(Event(wall_time=now, file_version=_VERSION))
 
@@ -63,11 +65,6 @@ class EventFile:
             tensor=metadata.NULL_TENSOR,
         )
         self._write(Event(wall_time=time_s, summary=Summary(value=[value])))
-
-    def take_back(self, time_s: float, step: int) -> None:
-        """Make readers drop this step and all later ones of the folder's earlier files."""
-        log = SessionLog(status=SessionLog.START)
-        self._write(Event(wall_time=time_s, step=step, session_log=log))
 
     def close(self) -> None:
         """Close the file."""

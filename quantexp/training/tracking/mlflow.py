@@ -2,7 +2,7 @@
 
 Without an address the database is a SQLite file beside the run folders. MLflow itself reads user, password and token
 from MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. The server assigns the id of a run;
-a restarted run continues with the id in its folder.
+a restarted run continues with the id in its folder, after the last step that MLflow has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.redaction import without_userinfo
 from quantexp.runs.status import State
 from quantexp.schema import TrackingConfig
-from quantexp.training.tracking.events import Point, TrackedRun, hyperparameters
+from quantexp.training.tracking.events import LOSS, Point, TrackedRun, hyperparameters
 
 NAME = "mlflow"
 REMOTE = True
@@ -58,15 +58,19 @@ class MlflowTracker:
 
         uri = tracking_uri(run.experiment.tracking, run.folder)
         self._client = MlflowClient(tracking_uri=uri)
-        # MLflow accepts the same parameters again after a restart.
-        self._params = hyperparameters(run.experiment)
+        self._params, self._last = hyperparameters(run.experiment), 0
         if earlier is None:
             experiment = _experiment(self._client, run.experiment.tracking.mlflow.experiment)
             tags = {"quantexp.run": run.folder.root.name, "quantexp.attempt": str(run.attempt)}
             info = self._client.create_run(experiment, run_name=run.name, tags=tags).info
         else:
             self._client.update_run(earlier, status="RUNNING")
-            info = self._client.get_run(earlier).info
+            known = self._client.get_run(earlier)
+            info = known.info
+            # MLflow refuses another value of a parameter, which a changed layout has.
+            self._params = {k: v for k, v in self._params.items() if k not in known.data.params}
+            steps = [each.step for each in self._client.get_metric_history(earlier, LOSS)]
+            self._last = max(steps, default=0)
         self.id = str(info.run_id)
         shown = without_userinfo(uri)
         page = f"{shown.rstrip('/')}/#/experiments/{info.experiment_id}/runs/{self.id}"
@@ -83,6 +87,7 @@ class MlflowTracker:
         metrics = [
             Metric(tag, value, round(point.time_s * 1000), point.iteration)
             for point in points
+            if point.iteration > self._last
             for tag, value in point.scalars.items()
         ]
         for batch in _parts(metrics, MAX_METRICS):

@@ -1,8 +1,8 @@
 """TensorBoard: event files in the run folder's tensorboard/, written by the worker itself after every iteration.
 
 The step of a curve is the iteration; `train/loss_by_tokens` is the loss with the tokens as its step. The resolved
-configuration and the run's end are on the Text page, the hyperparameters on the HParams page. A worker that restarts in
-the same attempt begins a new file, which takes back the iterations that it repeats.
+configuration and the run's end are on the Text page, the hyperparameters on the HParams page. A run that goes on from a
+checkpoint replaces the file by a new one, which begins with the iterations in metrics.jsonl: each is there once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import TrackingConfig
-from quantexp.training.tracking.events import LOSS, TOKENS_SEEN, Point, TrackedRun, hyperparameters
+from quantexp.training.tracking.events import (
+    LOSS,
+    TOKENS_SEEN,
+    Point,
+    TrackedRun,
+    hyperparameters,
+    read_points,
+)
 
 NAME = "tensorboard"
 REMOTE = False
@@ -34,24 +41,28 @@ class TensorboardTracker:
     """
 
     def __init__(self, run: TrackedRun, earlier: str | None = None) -> None:
-        from quantexp.training.tracking.event_file import EventFile
+        from quantexp.training.tracking.event_file import PREFIX, EventFile
 
         self.id, self.where = run.name, NAME
         folder = run.folder.tensorboard
         folder.mkdir(exist_ok=True)
-        self._repeats = any(folder.iterdir())
+        for earlier_file in folder.glob(f"{PREFIX}*"):
+            earlier_file.unlink()
         config = run.folder.config.read_text()
         self._file = EventFile(folder)
         now = time.time()
         self._file.text(now, "config", f"```yaml\n{config}```")
         self._file.session_start(now, hyperparameters(run.experiment))
+        if run.folder.metrics.exists():
+            with run.folder.metrics.open("rb") as metrics:
+                points, end = read_points(metrics, 0)
+                while points:
+                    self.log(points)
+                    points, end = read_points(metrics, end)
 
     def log(self, points: Sequence[Point]) -> None:
         """Write an event for each point, and one for its loss by tokens."""
         for point in points:
-            if self._repeats:
-                self._file.take_back(point.time_s, point.iteration)
-                self._repeats = False
             self._file.scalars(point.time_s, point.iteration, point.scalars)
             by_tokens = {LOSS_BY_TOKENS: point.scalars[LOSS]}
             self._file.scalars(point.time_s, int(point.scalars[TOKENS_SEEN]), by_tokens)

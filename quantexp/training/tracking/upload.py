@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,8 +51,6 @@ class Delivery:
     id: str | None = None
     #: The last iteration that it has.
     iteration: int = 0
-    #: Bytes of metrics.jsonl that it has.
-    offset: int = 0
     #: Whether it has the run's end.
     ended: bool = False
     #: The current error in one line; empty if there is none.
@@ -62,8 +60,9 @@ class Delivery:
     def read(cls, file: Path) -> Delivery:
         """The record in a file; a new one if it is missing or unreadable."""
         try:
-            return cls(**require_json(file, dict[str, Any]))
-        except (UnreadableError, TypeError):
+            content = require_json(file, dict[str, Any])
+            return cls(**{each.name: content[each.name] for each in fields(cls)})
+        except (UnreadableError, KeyError):
             return cls()
 
     def write(self, file: Path) -> None:
@@ -88,6 +87,8 @@ class Upload:
         self._tracker: Tracker | None = None
         #: Stays open, so that it is read to its end even if another attempt moves it.
         self._metrics: BinaryIO | None = None
+        #: Bytes of metrics.jsonl that were read.
+        self._offset = 0
         self._pause_s, self._not_before = PAUSE_S, 0.0
 
     def follow(self, is_worker_alive: Callable[[], bool]) -> bool:
@@ -132,14 +133,16 @@ class Upload:
         if self._metrics is None and self.run.folder.metrics.exists():
             self._metrics = self.run.folder.metrics.open("rb")
         while self._metrics is not None:
-            points, offset = read_points(self._metrics, delivery.offset)
-            if offset == delivery.offset:
+            points, offset = read_points(self._metrics, self._offset)
+            if offset == self._offset:
                 break
-            if points:
-                self._tracker.log(points)
-                delivery.iteration = points[-1].iteration
-            delivery.offset = offset
-            self._write()
+            # A run that goes on from a checkpoint repeats iterations that were sent, with the same numbers.
+            new = [point for point in points if point.iteration > delivery.iteration]
+            if new:
+                self._tracker.log(new)
+                delivery.iteration = new[-1].iteration
+                self._write()
+            self._offset = offset
         if end is not None:
             state, reason = end
             self._tracker.end(state, redacted(reason))

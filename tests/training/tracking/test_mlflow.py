@@ -121,7 +121,9 @@ def test_restarted_run_continues_its_mlflow_run(tracked: Make) -> None:
     with run.folder.metrics.open("a") as stream:
         stream.write(json.dumps(line(2)) + "\n")
     delivery = json.loads(run.folder.delivery("mlflow").read_text())
-    run.folder.delivery("mlflow").write_text(json.dumps({**delivery, "ended": False}))
+    # An upload that was killed after it sent iteration 1, and before it recorded so.
+    not_recorded = {**delivery, "ended": False, "iteration": 0}
+    run.folder.delivery("mlflow").write_text(json.dumps(not_recorded))
     run = tracked(*words, status=Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00"))
     assert send(run).returncode == 0
     assert rows(database, "select status from runs") == [("FINISHED",)]

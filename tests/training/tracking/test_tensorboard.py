@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -115,15 +116,20 @@ def test_every_final_state_is_written_with_its_reason(
     assert hparams(events, metadata.SESSION_END_INFO_TAG).status == (1 if success else 2)
 
 
-def test_restarted_worker_replaces_the_iterations_that_it_repeats(tracked: Make) -> None:
+def test_run_that_goes_on_has_each_iteration_once_in_every_curve(tracked: Make) -> None:
     run = tracked()
     first = tensorboard.start(run)
     first.log([point(line(i)) for i in (1, 2, 3, 4)])
-    second = tensorboard.start(run)  # the first process was killed
+    # The first process was killed, and the run goes on from its checkpoint of iteration 2.
+    run.folder.metrics.write_text("".join(json.dumps(line(i)) + "\n" for i in (1, 2)))
+    second = tensorboard.start(run)
     second.log([point(line(i, loss=float(i))) for i in (3, 4, 5)])
     second.end(State.COMPLETED, "")
-    losses = [(event.step, event.value) for event in read(run.folder).Scalars("train/loss")]
+    events = read(run.folder)
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert losses == [(1, 4), (2, 3), (3, 3), (4, 4), (5, 5)]
+    by_tokens = [event.step for event in events.Scalars(tensorboard.LOSS_BY_TOKENS)]
+    assert by_tokens == [i * line(i)["tokens"] for i in (1, 2, 3, 4, 5)]
     first.end(State.FAILED, "")
 
 

@@ -92,8 +92,7 @@ def test_everything_is_sent_in_order_and_recorded(tracked: Make) -> None:
         [1, 2],
         [(State.FAILED, "loss nan")],
     )
-    size = run.folder.metrics.stat().st_size
-    assert record(run) == Delivery("https://there/theirs", "theirs", 2, size, True, "")
+    assert record(run) == Delivery("https://there/theirs", "theirs", 2, True, "")
 
 
 def test_run_is_followed_while_it_trains(tracked: Make) -> None:
@@ -206,6 +205,24 @@ def test_worker_that_restarts_after_an_end_is_followed_again(tracked: Make) -> N
     assert not record(run).ended
     upload_.close()
     assert server.iterations == [1, 2]
+
+
+def test_iterations_that_a_run_repeats_are_sent_once(tracked: Make) -> None:
+    run, server = tracked(), Server()
+    write_metrics(run, 1, 2, 3)
+    write_state(run, State.PREEMPTED, "node taken")
+    Upload(server, run).follow(lambda: True)
+    run.folder.metrics.unlink()
+    write_metrics(run, 1)  # cut back to its checkpoint
+    write_state(run, State.RUNNING)
+    upload_ = Upload(server, run)
+    for iteration in (2, 3, 4):
+        upload_.send()
+        write_metrics(run, iteration)
+    upload_.send()
+    upload_.close()
+    assert server.iterations == [1, 2, 3, 4]
+    assert record(run).iteration == 4
 
 
 def test_worker_that_ends_without_a_result_is_a_failure(tracked: Make) -> None:
@@ -328,7 +345,7 @@ def test_unreadable_record_does_not_fail_the_upload(tracked: Make) -> None:
 
 
 def test_record_is_read_back(tmp_path: Path) -> None:
-    delivery = Delivery("https://here", "abc", 7, 1234, True, "")
+    delivery = Delivery("https://here", "abc", 7, True, "")
     delivery.write(tmp_path / "wandb.json")
     assert Delivery.read(tmp_path / "wandb.json") == delivery
 
