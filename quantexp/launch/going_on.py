@@ -123,12 +123,11 @@ def whole(run: RunDir) -> tuple[int | None, tuple[str, ...]]:
 
 
 def continuation(experiment: Experiment, run: RunDir) -> tuple[Continuation | None, str | None]:
-    """Where the attempt in a folder goes on, or None; and, where it has checkpoints but begins again, why.
-
-    Raises:
-        RunError: the status cannot be read.
-    """
-    before = read_status(run.status)
+    """Where the attempt in a folder goes on, or None; and, where it has checkpoints but begins again, why."""
+    try:
+        before = read_status(run.status)
+    except UnreadableError as error:
+        return None, _begins_again(str(error)) if resumable(run) else None
     if before is None or experiment.training.restart or not _is_unfinished(experiment, before):
         return None, None
     if not resumable(run):
@@ -178,9 +177,9 @@ def cut_back(run: RunDir, capture_dir: str | None, iteration: int) -> None:
     captured = run.captured(capture_dir)
     if missing := cut_back_capture(captured, iteration):
         LOG.warning("%d captured files that %s lists are missing", missing, captured / MANIFEST)
-    for path in run.checkpoints.iterdir():
+    for path in sorted(run.checkpoints.iterdir(), reverse=True):
         number = iteration_of(path)
-        if number is None or number > iteration:  # later, or never completed
+        if path.exists() and (number is None or number > iteration):  # later, or never completed
             _remove(path)
     for path in run.logs.glob("rank*.json"):
         path.unlink(missing_ok=True)
@@ -207,7 +206,9 @@ def _refuse(error: UnreadableError) -> None:
 def _remove(path: Path) -> None:
     """Remove a checkpoint's folder, which at no moment has its final name and is not whole."""
     hidden = path.with_name(f".{path.name}") if iteration_of(path) is not None else path
-    path.rename(hidden)
+    if hidden != path:
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)
     shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink()
 
 

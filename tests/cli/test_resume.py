@@ -96,7 +96,10 @@ def test_run_is_the_same_except_for_its_launcher(
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("training.lr=1", r"training\.lr=1 would make it another run; .* only launcher\.KEY, parallel\.KEY"),
+        (
+            "training.lr=1",
+            r"training\.lr=1 would make it another run; .* only launcher\.KEY, parallel\.KEY",
+        ),
         ("launcher.num_threads=x", r"launcher\.num_threads=x: Value 'x' .* could not be converted"),
         ("launcher.nothing=1", r"launcher\.nothing=1: Key 'nothing' not in 'LauncherConfig'"),
         ("launcher.num_threads=0", r"launcher\.num_threads must be at least 1, got 0"),

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, signal_name
-from quantexp.runs.status import State, Status
+from quantexp.runs.status import State, Status, requeues
 from quantexp_launchers.slurm.states import JobState, SlurmJob, minutes
 
 
@@ -31,6 +31,8 @@ class End:
     advice: str = ""
     #: Whether the job is requeued while `launcher.max_requeue` allows it, if the job's script sees this end.
     is_requeued: bool = False
+    #: The same, if the run has a checkpoint to go on from; without one it would only come to the same end again.
+    is_requeued_with_checkpoint: bool = False
 
 
 ENDS = {
@@ -38,6 +40,7 @@ ENDS = {
         State.PREEMPTED,
         "the time limit{limit} was reached{at}",
         "so give launcher.time_min more to quantexp resume",
+        is_requeued_with_checkpoint=True,
     ),
     JobState.DEADLINE: End(State.PREEMPTED, "the deadline of job {job.id} was reached{at}"),
     JobState.PREEMPTED: End(State.PREEMPTED, "preempted by another job{at}", is_requeued=True),
@@ -68,29 +71,41 @@ _PRINTED_STATES = {
 _NO_VALUE = ("", "None", "Unknown", "N/A", "(null)")
 
 
-def run_end(job: SlurmJob, status: Status, cause: str | None = None) -> tuple[State, str]:
+def run_end(
+    job: SlurmJob, status: Status, cause: str | None = None, *, first: int = 1
+) -> tuple[State, str]:
     """The state and reason of a run after its job: the cause, the progress, and the consequence.
 
     Args:
         job: the job, which has ended or is ending.
         status: what the run recorded last.
         cause: a more specific cause than the job's state.
+        first: the iteration at which the run goes on.
     """
     end = ENDS[job.state]
     at = "" if status.state is State.PENDING else f" at {progress(status)}"
     cause = cause_of(job, at) if cause is None else f"{cause}{at}"
     if end.state is not State.PREEMPTED:
         return end.state, "; ".join(filter(None, (cause, end.advice)))
+    if first > 1:
+        return end.state, f"{cause}; it will go on at iteration {first}"
     again = ", ".join(filter(None, ("it will begin again at its first iteration", end.advice)))
     return end.state, f"{cause}; {again}"
 
 
+def is_requeued(job: SlurmJob, first: int) -> bool:
+    """Whether a run whose job ends so is to start again by itself; `first` is where it goes on."""
+    end = ENDS[job.state]
+    return end.is_requeued or (end.is_requeued_with_checkpoint and first > 1)
+
+
 def end_in_job(
-    job: SlurmJob, status: Status, max_requeue: int, printed: str | None
+    job: SlurmJob, status: Status, max_requeue: int, printed: str | None, *, first: int = 1
 ) -> tuple[State, str]:
     """`run_end` as the job's own script records it, which knows whether the job is requeued."""
-    state, reason = run_end(job, status, printed if job.state is JobState.REQUEUED else None)
-    if not ENDS[job.state].is_requeued or len(status.restarts) < max_requeue:
+    cause = printed if job.state is JobState.REQUEUED else None
+    state, reason = run_end(job, status, cause, first=first)
+    if not is_requeued(job, first) or len(requeues(status)) < max_requeue:
         return state, reason
     cause = reason.partition("; ")[0]
     if max_requeue == 0:
@@ -205,8 +220,8 @@ def too_many_requeues(reasons: list[str], max_requeue: int) -> str:
 
 
 def reasons(status: Status) -> list[str]:
-    """The reason of the end of each earlier start."""
-    return [str(restart["reason"]) for restart in status.restarts]
+    """The reason of the end of each start that the scheduler repeated."""
+    return [str(restart["reason"]) for restart in requeues(status)]
 
 
 def progress(status: Status) -> str:

@@ -1,11 +1,11 @@
 """The commands of a SLURM job on its nodes: `python -m quantexp_launchers.slurm.job begin|rank|end SUBMISSION [CODE]`.
 
-`begin` checks that the folder still belongs to this submission. After a requeue it moves the earlier start aside: the
-run starts again at its first iteration. `rank`, started by srun, runs the worker of one rank in a child and watches it:
-srun cannot see that a worker is stopped or waits for ever. `end` records the end of a run that could not record it. It
-knows the ranks' exit code, the record of each rank, and, from its standard input (`scontrol show job`), what the
-scheduler is doing to the job. No verb calls SLURM's clients, which a container may not have: the exit code requests a
-requeue.
+`begin` checks that the folder still belongs to this submission. After a requeue it cuts the run back to its last whole
+checkpoint, or moves the earlier start aside if there is none. `rank`, started by srun, runs the worker of one rank in a
+child and watches it: srun cannot see that a worker is stopped or waits for ever. `end` records the end of a run that
+could not record it. It knows the ranks' exit code, the record of each rank, and, from its standard input (`scontrol
+show job`), what the scheduler is doing to the job. No verb calls SLURM's clients, which a container may not have: the
+exit code requests a requeue.
 
 A run is recorded as cancelled only if the scheduler reports that, because a cancelled run is never restarted.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError, RunError, RunInUseError
+from quantexp.launch.going_on import next_iteration
 from quantexp.processes.silence import Watch
 from quantexp.processes.watched_child import end_child, end_like, run_in_child
 from quantexp.runs.fencing import is_ours, take_over
@@ -39,7 +40,7 @@ from quantexp.runs.outcome import (
 from quantexp.runs.paths import RunDir, Submission
 from quantexp.runs.ranks import RANK_MAY_WAIT, log_end, outcome_of_ranks, record_silent_end
 from quantexp.runs.snapshot import check_snapshot
-from quantexp.runs.status import State, Status, now, read_status, write_status
+from quantexp.runs.status import State, Status, now, read_status, requeues, write_status
 from quantexp.runs.sweep_list import read_tasks
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.training.log import LOG, log_to_stderr
@@ -47,6 +48,7 @@ from quantexp_launchers.slurm.ends import (
     cause_printed,
     end_in_job,
     ending_job,
+    is_requeued,
     read_within,
     reasons,
     record_of,
@@ -182,19 +184,27 @@ def _begin(task: Task) -> int:
 
 
 def _restart(task: Task, experiment: Experiment, before: Status) -> Status | None:
-    """Move the earlier start aside and return the new status; None if `launcher.max_requeue` is exhausted."""
+    """Prepare the folder for another start and return its status; None if `launcher.max_requeue` is exhausted."""
     from quantexp.launch.attempt import set_aside
-    from quantexp.launch.going_on import RESERVE_BYTES
+    from quantexp.launch.going_on import RESERVE_BYTES, continuation, cut_back, status_of
 
     printed = cause_printed(task.submission.printed(task.job_id), before.started)
     reason, max_requeue = restart_reason(before, printed), experiment.launcher.max_requeue
-    if len(before.restarts) >= max_requeue:
+    if len(requeues(before)) >= max_requeue:
         why = too_many_requeues([*reasons(before), reason], max_requeue)
         record_end(task.run, State.FAILED, why)
         return None
-    LOG.info(f"restarted by the scheduler ({reason}); it begins again at its first iteration")
+    run = task.run
+    point, why_not = continuation(experiment, run)
+    if point is not None:
+        LOG.info(f"restarted by the scheduler ({reason}); {point.notice or 'goes on'}")
+        cut_back(run, experiment.capture.dir, point.iteration)
+        status = status_of(point, experiment, requeued=True, reason=reason)
+        status.submission, status.task = before.submission, before.task
+        return status
+    why = why_not or "it begins again at its first iteration"
+    LOG.info(f"restarted by the scheduler ({reason}); {why}")
     if before.started is not None:
-        run = task.run
         set_aside(run, experiment.capture.dir, keep=(run.config, run.provenance, run.status))
         run.logs.mkdir(exist_ok=True, mode=0o700)
         run.reserve.write_bytes(bytes(RESERVE_BYTES))
@@ -206,7 +216,14 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
         task=before.task,
         restarts=[
             *before.restarts,
-            {"time": now(), "reason": reason, "iteration": before.iteration},
+            {
+                "time": now(),
+                "reason": reason,
+                "iteration": before.iteration,
+                "goes_on_from": None,
+                "requeued": True,
+                "changed": [],
+            },
         ],
     )
 
@@ -286,9 +303,14 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
             return 0
         if ending is None:
             return _end_by_itself(task, launcher, code, has_record=bool(job))
-        record_end(task.run, *end_in_job(ending, status, launcher.max_requeue, printed))
-    needs_request = ending.state is JobState.PREEMPTED  # SLURM requeues in the other cases
-    return REQUEUE if needs_request and len(status.restarts) < launcher.max_requeue else 1
+        first = next_iteration(task.run)
+        record_end(
+            task.run, *end_in_job(ending, status, launcher.max_requeue, printed, first=first)
+        )
+    # SLURM itself requeues in the other cases.
+    needs_request = ending.state in (JobState.PREEMPTED, JobState.TIMEOUT)
+    may_requeue = len(requeues(status)) < launcher.max_requeue and is_requeued(ending, first)
+    return REQUEUE if needs_request and may_requeue else 1
 
 
 def _end_by_itself(task: Task, launcher: LauncherConfig, code: int, *, has_record: bool) -> int:

@@ -26,6 +26,7 @@ from quantexp.launch.backend import (
     has_recorded_end,
     reread,
 )
+from quantexp.launch.going_on import next_iteration
 from quantexp.runs.lock import is_locked
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.ranks import log_end
@@ -268,7 +269,7 @@ def _end(run: RunDir, status: Status, job: SlurmJob) -> tuple[State, str]:
         return status.state, status.reason
     if status.state is State.CANCELLED and by_itself:
         return status.state, status.reason
-    state, reason = run_end(job, status)
+    state, reason = run_end(job, status, first=next_iteration(run))
     return state, f"{reason}; {_end_of_log(run, status, job)}" if state is State.FAILED else reason
 
 
