@@ -24,7 +24,7 @@ from quantexp.model.checkpoints import PADDING, STATE, STATE_INDEX, checkpoint_b
 from quantexp.model.finite import require_finite, tensors_in
 from quantexp.model.pieces import Piece
 from quantexp.model.publish import write_config, write_padding, write_published
-from quantexp.model.rank_records import RECORDS, RankRecord, num_records
+from quantexp.model.rank_records import RECORDS, RankRecord, num_others
 from quantexp.model.retention import HIDDEN, remove
 from quantexp.model.safetensors import write_safetensors
 from quantexp.model.saved_tensors import SavedTensors, dtype_name_of
@@ -148,12 +148,12 @@ def complete(
 
 
 def discard(draft: Draft, patience_s: float) -> None:
-    """Remove a checkpoint that failed, as soon as no rank writes into it.
+    """Remove a checkpoint that failed, as soon as no other rank writes into it; rank 0 calls this.
 
     After `patience_s` seconds it is left to `remove_leftovers`.
     """
     until = time.monotonic() + patience_s
-    while num_records(draft.part) < draft.num_ranks:
+    while num_others(draft.part) < draft.num_ranks - 1:
         if time.monotonic() > until:
             return
         time.sleep(0.01)

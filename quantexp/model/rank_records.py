@@ -82,9 +82,9 @@ def await_records(
     return [records[rank] for rank in range(num_ranks)]
 
 
-def num_records(part: Path) -> int:
-    """How many ranks are done with their parts, failed ones too."""
-    return len(list((part / RECORDS).glob("*.json")))
+def num_others(part: Path) -> int:
+    """How many ranks besides rank 0 are done with their parts, failed ones too."""
+    return sum(path != _file(part, 0) for path in (part / RECORDS).glob("*.json"))
 
 
 def _file(part: Path, rank: int) -> Path:
