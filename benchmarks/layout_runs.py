@@ -208,7 +208,8 @@ def _train_case(folder: Path) -> None:
         batches = rank_batches(experiment, rank, prefixes, tokenizer_of(dataset))
         observer = _Observer(experiment, rank.rank, folder)
         saver = make_saver(RunContext(RunDir(folder), experiment, rank))
-        train(experiment, batches.train, observer, device, saver=saver)
+        with contextlib.closing(saver):
+            train(experiment, batches.train, observer, device, saver=saver)
         observer.store()
 
 

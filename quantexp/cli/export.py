@@ -1,8 +1,9 @@
 """`quantexp export RUN format=hf`: a run's checkpoint as a published model, with config.json and tokenizer.
 
 What comes out is what transformers and other tools load by its folder. Weights are copied as they were saved, bit for
-bit. The tokenizer is the run's: a Hugging Face folder's files, the one file of another kind under its own name; the
-byte tokenizer is written as the tokenizer.json that gives the same ids.
+bit, or made from the training state to the same bits (checkpoint.publish=false). The tokenizer is the run's: a Hugging
+Face folder's files, the one file of another kind under its own name; the byte tokenizer is written as the
+tokenizer.json that gives the same ids.
 """
 
 from __future__ import annotations
@@ -23,15 +24,28 @@ from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
 from quantexp.folders import user_path
 from quantexp.model.checkpoint_hashes import HASHES, require_intact, saved_files
-from quantexp.model.checkpoints import OLD_STATE, PADDING, STATE, folder_of, saved_iterations
+from quantexp.model.checkpoints import (
+    OLD_STATE,
+    PADDING,
+    STATE,
+    STATE_INDEX,
+    folder_of,
+    is_published,
+    saved_iterations,
+)
 from quantexp.model.huggingface.weights import CONFIG
+from quantexp.model.publish import write_published
+from quantexp.model.saved_tensors import SavedTensors
+from quantexp.model.training_state import read_index
 from quantexp.reading.json_files import require_json
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
-from quantexp.schema import DatasetConfig, TokenizerKind
+from quantexp.schema import DatasetConfig, Experiment, TokenizerKind
 
 #: What a tokenizer's folder may hold besides tokenizer.json that belongs to it.
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+#: What a checkpoint has besides its published form.
+_LEFT_OUT = (PADDING, STATE, OLD_STATE)
 _END_OF_DOCUMENT = "<|endoftext|>"
 
 
@@ -68,16 +82,14 @@ def export(words: Sequence[str], root: Path) -> Path:
     if target.exists():
         raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
     experiment = read(run.config)
-    folder, left_out = folder_of(run, iteration), (PADDING, STATE, OLD_STATE)
-    require_intact(folder, left_out)
+    folder = folder_of(run, iteration)
+    require_intact(folder, _LEFT_OUT if is_published(folder) else ())
     part = target.with_name(target.name + ".part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         end = _write_tokenizer(experiment.dataset, _recorded(run), part)
-        for file in saved_files(folder):
-            if file.parent == folder and file.name not in (*left_out, HASHES):
-                shutil.copyfile(file, part / file.name)
+        _write_weights(experiment, folder, part)
         content = require_json(part / CONFIG, dict[str, Any])
         (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")
         part.rename(target)
@@ -86,6 +98,19 @@ def export(words: Sequence[str], root: Path) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
+
+
+def _write_weights(experiment: Experiment, folder: Path, part: Path) -> None:
+    """Copy the published form of a checkpoint, or make it from the shards, to the same bytes."""
+    if not is_published(folder):
+        model, precision = experiment.model, experiment.training.precision
+        files = read_index(folder / STATE / STATE_INDEX).files
+        tensors = SavedTensors.open(folder / STATE, files, model, precision)
+        write_published(tensors, model, part)
+        return
+    for file in saved_files(folder):
+        if file.parent == folder and file.name not in (*_LEFT_OUT, HASHES):
+            shutil.copyfile(file, part / file.name)
 
 
 def _is_option(word: str) -> bool:

@@ -20,7 +20,7 @@ from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
 from quantexp.memory.footprint import fullest_rank
 from quantexp.memory.room import misfit, never, room_of
-from quantexp.model.checkpoints import checkpoint_bytes, iterations_saved
+from quantexp.model.checkpoints import checkpoint_bytes, checkpoints_at_once
 from quantexp.model.decoder import shapes_by_layer
 from quantexp.model.label import describe_model
 from quantexp.model.sizes import (
@@ -80,7 +80,7 @@ class Plan:
     capture_statistics: int
     #: pt or safetensors.
     capture_store: str
-    #: What the models take that are saved on the way and at the end, and how many they are.
+    #: What the checkpoints take that are there at once, and how many they are at most.
     checkpoint_bytes: int
     checkpoints: int
     tflop_per_iteration: float
@@ -122,7 +122,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
     too_large = misfit(experiment, room, maps, fast)
     done, takes = work(experiment), duration(experiment)
     captured = price(experiment, maps)
-    saved = iterations_saved(experiment.checkpoint, training.iterations)
+    checkpoints = checkpoints_at_once(experiment)
     missing, folder = _folder(experiment)
     launched = launcher_of(experiment.launcher.kind).plan(experiment, Path(folder))
     return Plan(
@@ -148,8 +148,8 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         capture_tensors=captured.tensors,
         capture_statistics=captured.statistics,
         capture_store=experiment.capture.store.value,
-        checkpoint_bytes=len(saved) * checkpoint_bytes(experiment),
-        checkpoints=len(saved),
+        checkpoint_bytes=checkpoints * checkpoint_bytes(experiment),
+        checkpoints=checkpoints,
         tflop_per_iteration=done.flop / done.iterations / 1e12,
         iterations=done.iterations,
         tokens=done.tokens,

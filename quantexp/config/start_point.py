@@ -22,6 +22,7 @@ from quantexp.model.checkpoints import (
     STATE,
     STATE_INDEX,
     folder_of,
+    is_published,
     named,
     saved_iterations,
 )
@@ -50,6 +51,11 @@ class StartPoint:
     def state(self) -> Path:
         """The index of the training state; the file may be missing."""
         return self.weights / STATE / STATE_INDEX
+
+    @property
+    def is_in_shards(self) -> bool:
+        """Whether the weights are in the training state alone (checkpoint.publish=false)."""
+        return self.state.is_file() and not is_published(self.weights)
 
     @property
     def padding(self) -> Path:

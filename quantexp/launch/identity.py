@@ -27,8 +27,9 @@ from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import user_path
 from quantexp.formats.types import Rounding
-from quantexp.model.huggingface.fit import fitting_weights
-from quantexp.model.huggingface.weights import open_weights
+from quantexp.model.checkpoints import require_published
+from quantexp.model.huggingface.fit import fitting_weights, require_same_numbers
+from quantexp.model.huggingface.weights import CONFIG, open_weights
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
@@ -92,6 +93,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     numbers = dataclasses.asdict(model)
     numbers.pop("from_hf")
     if numbers.pop("init_from") is not None:
+        require_published(user_path(str(model.init_from)), f"model.init_from={model.init_from}")
         numbers["initial_weights"] = weights_fingerprint(model)
     for part in ("mla", "moe"):
         if numbers[part] is None:
@@ -241,10 +243,12 @@ def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
         raise DataError(
             f"{option} has its place in other data than dataset={experiment.dataset.label}"
         )
-    content = {
-        "iteration": point.iteration,
-        "weights": weights_fingerprint(experiment.model, point.weights, option),
-    }
+    content: dict[str, Any] = {"iteration": point.iteration}
+    if point.is_in_shards:
+        require_same_numbers(experiment.model, point.weights / CONFIG, option)
+        content["state"] = point.state_fingerprint()
+    else:
+        content["weights"] = weights_fingerprint(experiment.model, point.weights, option)
     if point.padding.is_file():
         content["padding"] = open_weights(point.padding).fingerprint()
     if experiment.training.start_optimizer:

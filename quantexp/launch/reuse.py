@@ -11,7 +11,7 @@ from quantexp.config.evaluation import was_evaluated
 from quantexp.config.load import read_capture
 from quantexp.errors import ConfigError, RunError, UnreadableError
 from quantexp.folders import user_path
-from quantexp.model.checkpoints import iterations_saved, saved_iterations
+from quantexp.model.checkpoints import iterations_saved, kept, saved_iterations
 from quantexp.reading.json_files import json_lines
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance, versions
@@ -63,9 +63,8 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
         return None
     if status.iteration < status.iterations and not experiment.capture.stop_after_capture:
         return None  # the earlier attempt stopped after its capture
-    if not set(iterations_saved(experiment.checkpoint, status.iteration)) <= set(
-        saved_iterations(run)
-    ):
+    saved = iterations_saved(experiment.checkpoint, status.iteration)
+    if not set(kept(experiment.checkpoint, saved)) <= set(saved_iterations(run)):
         return None
     if not was_evaluated(experiment, run):
         return None

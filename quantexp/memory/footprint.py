@@ -109,8 +109,20 @@ def _rank_parts_gb(
         )
         / 1e9,
         "capture": _capture_bytes(experiment, maps, updated * 8) / 1e9,
+        "checkpoint": (_copied_bytes(experiment, parameters.total, updated) if is_cpu else 0) / 1e9,
     }
     return parts | ({"heap": min(HEAP_GB, (activations + temporaries) / 1e9)} if is_cpu else {})
+
+
+def _copied_bytes(experiment: Experiment, total: int, updated: int) -> int:
+    """Bytes of the copy of what a rank writes to a checkpoint, on a CPU; from a GPU it goes to the host's memory.
+
+    Counted for a rank whose parts no lower rank has.
+    """
+    checkpoint = experiment.checkpoint
+    if not (checkpoint.asynchronous and (checkpoint.at_end or checkpoint.every is not None)):
+        return 0
+    return updated * 12 if checkpoint.optimizer else total * element_bytes(experiment.training)
 
 
 def _updated(experiment: Experiment, parameters: Parameters, layout: Layout) -> int:

@@ -220,6 +220,8 @@ def _changes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> Iterator[_
     training, parts = experiment.training, memory_parts_gb(experiment, maps)
     if parts["capture"] > _SMALL_QUEUE_GB:
         yield "capture", "queue_gb", _SMALL_QUEUE_GB
+    if parts["checkpoint"] > 0:
+        yield "checkpoint", "asynchronous", False
     if parts["weight_copies"] > 0:
         yield "training", "weight_cache", False
     if training.attention is AttentionPath.plain:

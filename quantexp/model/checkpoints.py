@@ -1,13 +1,14 @@
 """Checkpoints of a run: their iterations, folders and sizes. Imports no torch.
 
-    checkpoints/iteration_00000100/     model.safetensors (or shards with an index), config.json
-                                        padding.safetensors, where Megatron pads the vocabulary
+    checkpoints/iteration_00000100/     model.safetensors (or shards with an index), unless checkpoint.publish=false
+                                        padding.safetensors beside it, where Megatron pads the vocabulary
+                                        config.json
                                         state/, with checkpoint.optimizer (`quantexp.model.training_state`)
                                         hashes.json (`quantexp.model.checkpoint_hashes`)
 
-Each contains the weights in the published form, so that runs can start from it (`model.init_from`), `export` can copy
-it, and any tool can read it. A folder is written under a temporary name and renamed: a folder with the final name is
-complete.
+With the weights in the published form, runs can start from it (`model.init_from`), `export` can copy it, and any tool
+can read it; without it, `export` makes them from state/. A folder is written under a temporary name and renamed
+(`quantexp.model.checkpoint_writer`): a folder with the final name is complete.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.model.huggingface.mapping import mapping, published
+from quantexp.model.huggingface.weights import INDEX, SINGLE
 from quantexp.model.sizes import element_bytes
 from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment
@@ -48,19 +51,43 @@ def is_saved(checkpoint: CheckpointConfig, iteration: int, last: bool) -> bool:
     return is_due or (checkpoint.at_end and last)
 
 
+def kept(checkpoint: CheckpointConfig, saved: Sequence[int]) -> list[int]:
+    """Those of the saved iterations, in ascending order, whose checkpoints stay.
+
+    The newest `checkpoint.keep_last`, and multiples of `checkpoint.keep_every`; all without `keep_last`.
+    """
+    if checkpoint.keep_last is None:
+        return list(saved)
+    newest, every = set(saved[-checkpoint.keep_last :]), checkpoint.keep_every
+    return [i for i in saved if i in newest or (every is not None and i % every == 0)]
+
+
+def most_at_once(checkpoint: CheckpointConfig, saved: Sequence[int]) -> int:
+    """The largest number of checkpoints that are there at once: one is removed only after the next one is whole."""
+    return len(kept(checkpoint, saved[:-1])) + 1 if saved else 0
+
+
 def check_checkpoint(checkpoint: CheckpointConfig, iterations: int) -> None:
-    """Refuse intervals that save nothing.
+    """Refuse intervals that save nothing, and keys that do nothing.
 
     Raises:
         ConfigError: names key, value and bound.
     """
+    check_limits("checkpoint", checkpoint)
+    if checkpoint.keep_every is not None and checkpoint.keep_last is None:
+        raise ConfigError(
+            f"checkpoint.keep_every={checkpoint.keep_every} needs checkpoint.keep_last=N: without it all stay"
+        )
+    if not checkpoint.publish and not checkpoint.optimizer:
+        raise ConfigError(
+            "checkpoint.publish=false needs checkpoint.optimizer=true: a checkpoint without both has no weights"
+        )
     if checkpoint.every is None:
         if checkpoint.optimizer and not checkpoint.at_end:
             raise ConfigError(
                 "checkpoint.optimizer needs checkpoints to be kept in: checkpoint.every=N or checkpoint.at_end=true"
             )
         return
-    check_limits("checkpoint", checkpoint)
     if checkpoint.every > iterations:
         raise ConfigError(
             f"checkpoint.every must be at most training.iterations={iterations}, got {checkpoint.every}; "
@@ -86,13 +113,41 @@ def iteration_of(folder: Path) -> int | None:
     return None if name is None else int(name[1])
 
 
+def is_published(folder: Path) -> bool:
+    """Whether a checkpoint has the published form."""
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
+def require_published(path: Path, option: str) -> None:
+    """Refuse a checkpoint without the published form.
+
+    Raises:
+        DataError: names the option that gave its path, and the command that makes the form.
+    """
+    iteration = iteration_of(path)
+    if iteration is None or not (path / STATE).is_dir() or is_published(path):
+        return
+    run = path.absolute().parents[1]
+    raise DataError(
+        f"{option} is a checkpoint without published weights (checkpoint.publish=false): give the folder that quantexp "
+        f"export {run} format=hf iteration={iteration} writes"
+    )
+
+
 def checkpoint_bytes(experiment: Experiment) -> int:
     """Bytes of one checkpoint, without its small files and the padding of the vocabulary."""
-    shapes = published(mapping(experiment.model)).values()
-    per_element = element_bytes(experiment.training)
-    if experiment.checkpoint.optimizer:  # main weights and two moments in fp32
+    shapes, checkpoint = published(mapping(experiment.model)).values(), experiment.checkpoint
+    per_element = element_bytes(experiment.training) if checkpoint.publish else 0
+    if checkpoint.optimizer:  # main weights and two moments in fp32
         per_element += 12
     return sum(math.prod(shape) for shape in shapes) * per_element
+
+
+def checkpoints_at_once(experiment: Experiment) -> int:
+    """The largest number of a run's checkpoints that are there at once."""
+    checkpoint = experiment.checkpoint
+    saved = iterations_saved(checkpoint, experiment.training.iterations)
+    return most_at_once(checkpoint, saved)
 
 
 def require_room(experiment: Experiment, root: Path) -> None:
@@ -101,13 +156,17 @@ def require_room(experiment: Experiment, root: Path) -> None:
     Raises:
         RunError: names the required and the free space, and a remedy.
     """
-    number = len(iterations_saved(experiment.checkpoint, experiment.training.iterations))
+    number = checkpoints_at_once(experiment)
     required = number * checkpoint_bytes(experiment)
+    if (
+        not experiment.checkpoint.optimizer
+    ):  # the shards, until the published form is made from them
+        required += min(number, 1) * checkpoint_bytes(experiment)
     free = shutil.disk_usage(root).free
     if required > free:
         raise RunError(
             f"{number} checkpoints would take {required / 1e9:.3g} GB, and {root} has {free / 1e9:.3g} GB free; raise "
-            "checkpoint.every, or set paths.root to another disk"
+            "checkpoint.every, set checkpoint.keep_last=N, or set paths.root to another disk"
         )
 
 

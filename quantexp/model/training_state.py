@@ -4,6 +4,8 @@
     state/rank00003.safetensors     the pieces of rank 3 in fp32: `main/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` by
                                     the global name of a parameter; the metadata says which elements they are
 
+While a checkpoint without training state is written, such files hold `main/NAME` alone, in the working dtype.
+
 Every element of every parameter is in one file. A reader takes the elements of its own pieces from the files that have
 them, whatever the layout that wrote them. Importing this module imports no torch.
 """
@@ -17,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from quantexp.errors import DataError, UnreadableError
-from quantexp.model.huggingface.weights import Stored, fill
+from quantexp.model.huggingface.weights import DTYPES, Stored, fill
 from quantexp.model.pieces import Copy, Piece, common
-from quantexp.model.safetensors import content_of
+from quantexp.model.safetensors import content_of, dtype_name
 from quantexp.model.safetensors_header import read_header_and_metadata
 from quantexp.model.shards import Shard
 from quantexp.reading.json_files import json_of, require_json
@@ -29,11 +31,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: The form that this version writes and reads.
-VERSION = 1
+VERSION = 2
 #: The tensors of a piece: main weights, and Adam's moments once the optimizer has stepped.
 MAIN, MOMENTS = "main", ("exp_avg", "exp_avg_sq")
 _PIECES = "pieces"
-_FLOAT_BYTES = 4
 
 
 class History(TypedDict):
@@ -77,6 +78,10 @@ class StateIndex:
     amax_histories: dict[str, History]
     #: File -> its XXH3 hash, as in hashes.json.
     files: dict[str, str]
+    #: Steps in a row, up to this iteration, that were left out because they were not finite.
+    nonfinite: int = 0
+    #: By rank: what each goes on with besides.
+    ranks: list[dict[str, Any]] = field(default_factory=list)
 
 
 def rank_file(rank: int) -> str:
@@ -193,8 +198,8 @@ def _piece(
     tensors = {
         kind: stored[key] for kind in (MAIN, *MOMENTS) if (key := f"{kind}/{name}") in stored
     }
-    sizes = {each.stop - each.start for each in tensors.values()}
-    if not piece.fits or MAIN not in tensors or sizes != {piece.numel * _FLOAT_BYTES}:
+    counts = {(each.stop - each.start) / DTYPES[each.dtype][1] for each in tensors.values()}
+    if not piece.fits or MAIN not in tensors or counts != {piece.numel}:
         raise ValueError(f"the piece of {name} does not have the elements that it should")
     return piece, tensors
 
@@ -204,13 +209,22 @@ def _read(
 ) -> None:
     if kind not in tensors:
         raise DataError(f"{tensors[MAIN].file} lacks {kind}/{name}")
-    stored, bytes_of = tensors[kind], content_of(target)
+    import torch
+
+    stored = tensors[kind]
+    dtype, size = DTYPES[stored.dtype]
+    values = target
+    if dtype != dtype_name(target):
+        values = torch.empty_like(target, dtype=getattr(torch, dtype))
+    bytes_of = content_of(values)
     try:
         with stored.file.open("rb", buffering=0) as stream:
             for each in copies:
-                stream.seek(stored.start + each.source * _FLOAT_BYTES)
+                stream.seek(stored.start + each.source * size)
                 end = each.target + each.count
-                fill(stream, bytes_of[each.target * _FLOAT_BYTES : end * _FLOAT_BYTES])
+                fill(stream, bytes_of[each.target * size : end * size])
+                if values is not target:
+                    target[each.target : end] = values[each.target : end]
     except OSError as error:
         raise DataError(f"{stored.file} cannot be read: {error.strerror}") from error
 

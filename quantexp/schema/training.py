@@ -134,7 +134,7 @@ class EvaluationConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When a run saves its model: in the published form, below the run folder's checkpoints/."""
+    """When a run saves its model below the run folder's checkpoints/, what of it, and for how long."""
 
     #: After every N iterations; null means no intermediate checkpoints.
     every: int | None = limited(None, *_ITERATIONS)
@@ -142,3 +142,11 @@ class CheckpointConfig:
     at_end: bool = False
     #: Save the training state as well, about six times the weights in bf16, for training.start_optimizer.
     optimizer: bool = False
+    #: Write the published form; false: `quantexp export` makes it from the training state on request.
+    publish: bool = True
+    #: Write in the background, from a copy in host memory, while training goes on; false: training waits.
+    asynchronous: bool = True
+    #: Keep the newest N checkpoints and remove older ones; null keeps all.
+    keep_last: int | None = limited(None, *_ITERATIONS)
+    #: With keep_last: also keep the checkpoints of multiples of N iterations.
+    keep_every: int | None = limited(None, *_ITERATIONS)

@@ -1,83 +1,186 @@
-"""Writes the configured checkpoints; the training loop calls the saver after every iteration."""
+"""Saves checkpoints: training waits for a copy in host memory, a background thread of each rank writes the rest.
+
+    training thread     awaits the save before, copies what this rank writes, goes on
+    background          writes it, then its record; rank 0 awaits all records and completes the checkpoint
+                        (`quantexp.model.checkpoint_writer`), then removes those that are not to stay
+
+The background sends no messages, so it cannot disturb the order of training's collectives. Its error is raised by the
+next `save`, or by `finish`. With `checkpoint.asynchronous=false` training waits, and one tensor is copied at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from quantexp.model.checkpoints import PADDING, checkpoint_bytes, folder_of, is_saved
-from quantexp.model.huggingface.mapping import mapping
+import torch
+
+from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy, wait_for_copies
+from quantexp.model.checkpoint_writer import (
+    Draft,
+    complete,
+    discard,
+    new_token,
+    remove_leftovers,
+    write_part,
+)
+from quantexp.model.checkpoints import folder_of
 from quantexp.model.layout import Layout
-from quantexp.model.safetensors import write_safetensors
-from quantexp.runs.disk import writing
+from quantexp.model.pieces import Piece
+from quantexp.model.rank_records import RankRecord, await_records, write_record
+from quantexp.model.retention import remove_others
+from quantexp.model.training_state import StateIndex
+from quantexp.runs.fencing import require_ours
 from quantexp.runs.status import Phase
 from quantexp.training.context import RunContext
+from quantexp.training.log import LOG, first_line
+from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.state_shards import RankState, index_of, weights_of
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from torch import Tensor
 
-    from quantexp.model.checkpoint_hashes import FileHash
-    from quantexp.training.megatron.callbacks import Saver
-    from quantexp.training.megatron.gathering import WholeTensors
-    from quantexp.training.megatron.state_shards import RankState
+#: Seconds that rank 0 waits for the records of other ranks after training has ended, or a part has failed.
+GRACE_S = 5.0
+#: Seconds of waiting for the save before that are logged.
+_LOGGED_S = 1.0
 
 
-def make_saver(context: RunContext) -> Saver:
-    """The saver of a rank: rank 0 publishes the weights of all, each rank writes its part of the training state."""
-    checkpoint = context.experiment.checkpoint
+@dataclass(frozen=True)
+class _Save:
+    """What the background of one rank works on."""
+
+    draft: Draft
+    #: By name in the file; each waits for its copy.
+    copies: Mapping[str, Callable[[], Tensor]]
+    pieces: Mapping[str, Piece]
+    #: Of state.json, without what the records say; with this rank's amax histories.
+    index: StateIndex
+    more: dict[str, Any]
+
+
+def make_saver(context: RunContext) -> CheckpointSaver:
+    """The saver of a rank; every rank calls this, inside `session`.
+
+    Rank 0 removes what earlier starts left before any rank may write: all receive its token afterwards.
+    """
+    if context.rank.leads:
+        remove_leftovers(context.run.checkpoints)
+    return CheckpointSaver(context, gather(new_token())[0])
+
+
+class CheckpointSaver:
+    """The saver of one rank (see `quantexp.training.megatron.callbacks.Saver`)."""
+
+    def __init__(self, context: RunContext, token: str) -> None:
+        self.context, self.token = context, token
+        self.experiment, self.layout = context.experiment, Layout.of(context.experiment)
+        #: Called in the training thread at a save: what this rank goes on with besides, as JSON.
+        self.more: Callable[[], dict[str, Any]] = dict
+        #: Called in the background before this rank's record is written.
+        self.settled: Callable[[], None] = lambda: None
+        self._memory = HostMemory(sys.maxsize)
+        self._queue: WorkQueue[_Save] = WorkQueue(0, self._write, "checkpoint")
+        self._has_saved = False
+        self._device = torch.device("cpu")
+        #: When the background stops waiting for other ranks.
+        self._until: float | None = None
 
     def save(
-        iteration: int, last: bool, chunks: Sequence[GPTModel], state: Callable[[], RankState]
+        self,
+        iteration: int,
+        chunks: Sequence[GPTModel],
+        state: Callable[[], RankState],
+        nonfinite: int,
     ) -> None:
-        if not is_saved(checkpoint, iteration, last):
-            return
-        from quantexp.training.megatron.gathering import TOGETHER, WholeTensors, lead_or_serve
-        from quantexp.training.megatron.model import DTYPES
-        from quantexp.training.megatron.state_files import write_state
+        """Save a checkpoint; see `Saver.save`."""
+        self.context.set_phase(Phase.SAVING)
+        self._has_saved = True
+        self._await_earlier()
+        if self.experiment.checkpoint.optimizer:
+            content = state()
+        else:
+            content = weights_of(chunks, self.experiment.model, self.layout, self.context.rank.rank)
+        self._device = next(chunks[0].parameters()).device
+        folder = folder_of(self.context.run, iteration)
+        save = _Save(
+            Draft(folder, self.token, self.layout.num_processes),
+            {name: self._copy(tensor) for name, tensor in content.named_tensors()},
+            {name: each.piece for name, each in content.pieces.items()},
+            index_of(content, iteration, self.layout, nonfinite),
+            self.more(),
+        )
+        self._queue.put(save)
+        if not self.experiment.checkpoint.asynchronous:
+            self._queue.flush()
+        self.context.set_phase(Phase.TRAINING)
 
-        experiment = context.experiment
-        folder, layout = folder_of(context.run, iteration), Layout.of(experiment)
-        dtype = DTYPES[experiment.training.precision]
-        whole = WholeTensors.of(chunks, experiment.model, dtype, layout, context.rank.rank)
+    def before_update(self) -> None:
+        """The optimizer is about to change what may still be copied from a GPU."""
+        wait_for_copies(self._device)
 
-        def write_own() -> dict[str, FileHash]:
-            return write_state(folder, iteration, layout, state())
+    def finish(self) -> None:
+        """Wait until the last checkpoint is whole; see `Saver.finish`."""
+        if self._has_saved:
+            self.context.set_phase(Phase.SAVING)
+            self._await_earlier()
 
-        def serve(request: int) -> None:
-            if request == TOGETHER:
-                write_own()
-            else:
-                whole.send(request)
+    def close(self) -> None:
+        """End the background, however training ended; what other ranks do not complete soon is given up."""
+        self._until = time.monotonic() + GRACE_S
+        self._queue.close()
 
-        lead_or_serve(lambda: _write(context, folder, whole, write_own), serve)
+    def _await_earlier(self) -> None:
+        start = time.monotonic()
+        self._queue.flush()
+        if (waited := time.monotonic() - start) > _LOGGED_S:
+            LOG.info(f"waited {waited:.1f} s until the checkpoint before was written")
 
-    return save
+    def _copy(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start the copy of a tensor; where training waits, it is written from where it is."""
+        is_copied = self.experiment.checkpoint.asynchronous
+        return host_copy(tensor, self._memory) if is_copied else tensor.detach
 
+    def _write(self, save: _Save) -> None:
+        """Write this rank's part and record, and on rank 0 the checkpoint; runs in the background."""
+        tensors = {name: copied() for name, copied in save.copies.items()}
+        try:
+            self._write_part(save, tensors)
+            if self.context.rank.leads:
+                self._complete(save)
+        finally:
+            if self.experiment.checkpoint.asynchronous:
+                for tensor in tensors.values():
+                    self._memory.give_back(tensor)
 
-def _write(
-    context: RunContext,
-    folder: Path,
-    whole: WholeTensors,
-    write_own: Callable[[], dict[str, FileHash]],
-) -> None:
-    from quantexp.training.megatron.finite import require_finite
-    from quantexp.training.megatron.gathering import TOGETHER, request_of
-    from quantexp.training.megatron.publish import save_published
+    def _write_part(self, save: _Save, tensors: Mapping[str, Tensor]) -> None:
+        rank, histories = self.context.rank.rank, save.index.amax_histories
+        try:
+            hashes = write_part(save.draft, rank, tensors, save.pieces, histories)
+            self.settled()
+            record = RankRecord(None, hashes, histories, save.more)
+            write_record(save.draft.part, rank, record)
+        except Exception as error:
+            with suppress(OSError):  # the disk may be full
+                write_record(save.draft.part, rank, RankRecord(first_line(error)))
+            if self.context.rank.leads:
+                discard(save.draft, GRACE_S)
+            raise
 
-    context.set_phase(Phase.SAVING)
-    model = context.experiment.model
-    extra: dict[str, Callable[[Path], object]] = {}
-    padding = [(each.name, whole.tensor(each.name)) for each in mapping(model) if each.padding]
-    if padding:
-        finite = dict(require_finite(padding, folder))
-        extra[PADDING] = lambda file: write_safetensors(file, finite, {})
+    def _complete(self, save: _Save) -> None:
+        run, draft = self.context.run, save.draft
+        try:
+            records = await_records(draft.part, draft.num_ranks, self._is_abandoned)
+            complete(draft, self.experiment, records, save.index, lambda: require_ours(run))
+        except Exception:
+            discard(draft, GRACE_S)
+            raise
+        remove_others(run, self.experiment.checkpoint, save.index.iteration)
 
-    def write_together() -> dict[str, FileHash]:
-        request_of(TOGETHER)
-        return write_own()
-
-    state = write_together if context.experiment.checkpoint.optimizer else None
-    with writing(folder, checkpoint_bytes(context.experiment)):
-        save_published(whole, model, folder, extra=extra, state=state)
-    context.set_phase(Phase.TRAINING)
+    def _is_abandoned(self) -> bool:
+        return self._until is not None and time.monotonic() > self._until

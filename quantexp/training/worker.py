@@ -45,7 +45,6 @@ from quantexp.schema import AutoDraw, Experiment
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG, first_line, log_to_stderr, redirect_library_messages
 from quantexp.training.observer import RunObserver
-from quantexp.training.saver import make_saver
 
 #: Seconds to wait for the run lock while an earlier step of the job script, or an earlier attempt, still holds it.
 JOB_PATIENCE_S = 60.0
@@ -250,6 +249,7 @@ class Worker:
         from quantexp.training.megatron.device import device_name
         from quantexp.training.megatron.session import products_of, session
         from quantexp.training.megatron.trainer import train
+        from quantexp.training.saver import make_saver
 
         context, experiment = self.context, self.context.experiment
         training, launcher = experiment.training, experiment.launcher
@@ -271,13 +271,14 @@ class Worker:
             )
             context.set_phase(Phase.BUILDING)
             self._observer = observer = RunObserver(context, device)
-            with contextlib.closing(observer):
+            saver = make_saver(context)
+            with contextlib.closing(observer), contextlib.closing(saver):
                 train(
                     experiment,
                     batches.train,
                     observer,
                     device,
-                    saver=make_saver(context),
+                    saver=saver,
                     held_out=batches.held_out,
                     start=context.start,
                 )

@@ -18,16 +18,15 @@ from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.model.checkpoints import folder_of as checkpoint_of
 from quantexp.model.huggingface.weights import open_weights
+from quantexp.model.publish import write_published
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Precision, TokenizerKind
-from quantexp.training.megatron.gathering import WholeTensors
 from quantexp.training.megatron.model import DTYPES, build_model
-from quantexp.training.megatron.publish import save_published
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 from tests.model.huggingface.published import FAMILIES, of_folder, published_model, training, write
 from tests.model.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
-from tests.training.megatron.whole_models import load
+from tests.training.megatron.whole_models import load, saved_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +51,9 @@ def test_saved_weights_are_the_loaded_ones_bit_for_bit(
     with session(training(precision)):
         gpt, _ = build_model(model, training(precision), stock_spec(model))
         load(gpt, model)
-        whole = WholeTensors.of([gpt], model, dtype)
-        save_published(whole, model, tmp_path / "saved", shard_bytes)
+        tensors = saved_tensors(gpt, model, precision, tmp_path / "shards")
+    (tmp_path / "saved").mkdir()
+    write_published(tensors, model, tmp_path / "saved", shard_bytes=shard_bytes)
     before, after = tensors_of(published), tensors_of(tmp_path / "saved")
     assert before.keys() == after.keys()
     assert all(before[name].dtype == after[name].dtype == dtype for name in before)
@@ -109,6 +109,32 @@ def llama(tmp_path: Path, cache: Path) -> RunDir:
     words = [*model_words(folder_of("llama31", tmp_path)), *data_words(tmp_path)]
     checkpoint = ["checkpoint.at_end=true", "checkpoint.optimizer=true"]
     return run_of([*words, *checkpoint], tmp_path, cache)
+
+
+def test_shards_are_exported_to_the_bytes_of_the_published_form(
+    tmp_path: Path, cache: Path
+) -> None:
+    """Two equal runs, one of which publishes; the export adds the tokenizer and its end of text to each."""
+    folder = folder_of("deepseek_v2", tmp_path)
+    words = [*model_words(folder), *data_words(tmp_path), "checkpoint.every=1"]
+    words += ["checkpoint.optimizer=true"]
+    published = run_of(words, tmp_path / "published", cache)
+    shards = run_of([*words, "checkpoint.publish=false"], tmp_path / "shards", cache)
+    left = {path.name for path in checkpoint_of(shards, 2).iterdir()}
+    assert left == {"state", "config.json", "hashes.json"}
+    one, other = (
+        export([str(run.root), "format=hf", "iteration=2"], run.root.parent)
+        for run in (published, shards)
+    )
+    files = sorted(file.name for file in one.iterdir())
+    assert files == sorted(file.name for file in other.iterdir())
+    for name in files:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert tensors_of(checkpoint_of(published, 2)).keys() == tensors_of(other).keys()
+    file = checkpoint_of(shards, 1) / "state" / "rank00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(DataError, match=r"rank00000\.safetensors is damaged: it has "):
+        export([str(shards.root), "format=hf", "iteration=1"], shards.root.parent)
 
 
 def test_wrong_words_of_export_are_reported(llama: RunDir, tmp_path: Path) -> None:

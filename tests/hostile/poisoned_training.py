@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from quantexp.config.compose import compose
 from quantexp.errors import RunError
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.ranks import Rank, own_rank
-from quantexp.schema import Experiment
+from quantexp.schema import CheckpointConfig, Experiment
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.state_shards import held_pieces
 from quantexp.training.megatron.trainer import train
@@ -57,7 +57,7 @@ class Trace:
 
 
 class Poisoner:
-    """Observes a training, and plants."""
+    """Observes a training, plants, and saves nothing but records."""
 
     unproved = False
 
@@ -105,8 +105,14 @@ class Poisoner:
         self.trace.metrics.append(metrics)
         return True
 
-    def saver(
-        self, iteration: int, last: bool, chunks: Sequence[Any], state: Callable[[], Any]
+    def before_update(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def save(
+        self, iteration: int, chunks: Sequence[Any], state: Callable[[], Any], nonfinite: int
     ) -> None:
         """Records the state after each iteration: what this rank has, also where another one would write it."""
         stepper = state.__self__  # type: ignore[attr-defined]
@@ -126,6 +132,7 @@ def _bits(x: Tensor) -> bytes:
 def poisoned(experiment: Experiment, plants: Sequence[Plant], rank: Rank | None = None) -> Trace:
     """Train with plants, and return what this rank observed, the error that ended it included."""
     rank = rank or Rank()
+    experiment = replace(experiment, checkpoint=CheckpointConfig(every=1))
     poisoner = Poisoner(plants, rank.rank)
 
     def batches() -> Iterator[dict[str, Tensor]]:
@@ -144,7 +151,7 @@ def poisoned(experiment: Experiment, plants: Sequence[Plant], rank: Rank | None 
 
     try:
         with session(experiment.training, rank) as device:
-            train(experiment, batches(), poisoner, device, saver=poisoner.saver)
+            train(experiment, batches(), poisoner, device, saver=poisoner)
     except RunError as error:
         poisoner.trace.error = str(error)
     return poisoner.trace

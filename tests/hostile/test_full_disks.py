@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from quantexp.capture import open_capture
 from quantexp.errors import CaptureError
 from quantexp.model.checkpoint_hashes import require_intact
-from quantexp.model.safetensors import write_safetensors
-from quantexp.runs.disk import writing
+from quantexp.model.checkpoints import folder_of
+from quantexp.runs.paths import RunDir
 from quantexp.schema import StoreKind
-from quantexp.training.megatron import publish
 from tests.hostile.captured import write_capture
+from tests.model.small_checkpoints import save, tiny_llama
 
 
 @contextlib.contextmanager
@@ -59,25 +58,20 @@ def test_a_capture_keeps_what_it_lists(
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_one(
-    tmp_path: Path, cases: Iterator[random.Random], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cases: Iterator[random.Random]
 ) -> None:
-    def write_all(whole: object, model: object, part: Path, *rest: object) -> None:
-        (part / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}" + bytes(0))
-        write_safetensors(part / "padding.safetensors", {"rows": torch.arange(2000)}, {})
-
-    monkeypatch.setattr(publish, "_write_all", write_all)
-    first, second = (tmp_path / f"iteration_0000000{i}" for i in (1, 2))
-
-    def save(folder: Path) -> None:
-        with writing(folder):
-            publish.save_published(None, None, folder)  # type: ignore[arg-type]
-
-    save(first)
-    for source in cases:
-        with most_bytes(source.randrange(20, 17_000)), pytest.raises(OSError, match=r".") as full:
-            save(second)
-        assert full.value.filename == str(second)
-        assert [path.name for path in tmp_path.iterdir()] == [first.name]
-        require_intact(first)
-    save(second)
-    require_intact(second)
+    run, experiment = RunDir(tmp_path), tiny_llama()
+    save(run, experiment, 1)
+    whole = folder_of(run, 1)
+    largest = max(file.stat().st_size for file in whole.rglob("*.*") if file.is_file())
+    for source in itertools.islice(cases, 100):
+        with (
+            most_bytes(source.randrange(20, largest)),
+            pytest.raises(OSError, match=r".") as full,
+        ):
+            save(run, experiment, 2)
+        assert "iteration_00000002" in full.value.filename
+        assert [path.name for path in run.checkpoints.iterdir()] == [whole.name]
+        require_intact(whole)
+    save(run, experiment, 2)
+    require_intact(folder_of(run, 2))

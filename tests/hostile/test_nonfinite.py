@@ -210,7 +210,8 @@ def test_finite_gradient_whose_norm_exceeds_float32_is_left_out(tiny: Tiny) -> N
 @pytest.mark.parametrize(
     "poison",
     [
-        ("weight", "model.layers.0.mlp.down_proj.weight"),
+        ("weight", "decoder.layers.0.mlp.linear_fc2.weight"),
+        ("main", "decoder.layers.0.mlp.linear_fc2.weight"),
         ("optimizer", "exp_avg/decoder.layers.0.mlp.linear_fc1.weight"),
         ("amax", "amax_histories.layer 0 fc1 linear.fprop.x.amaxes.0"),
     ],
@@ -225,8 +226,9 @@ def test_checkpoint_with_a_value_that_is_not_finite_is_never_published(
 
     def state(stepper: Stepper) -> RankState:
         content = plain(stepper)
-        if kind == "optimizer":
-            dict(content.named_tensors())[name].view(-1)[5] = math.nan
+        if kind in ("main", "optimizer"):
+            key = f"main/{name}" if kind == "main" else name
+            dict(content.named_tensors())[key].view(-1)[5] = math.nan
         elif kind == "amax":
             history = {"window": 4, "amaxes": [math.inf]}
             content.amax_histories["layer 0 fc1 linear.fprop.x"] = history
@@ -242,7 +244,8 @@ def test_checkpoint_with_a_value_that_is_not_finite_is_never_published(
     iteration = RunObserver.iteration
     monkeypatch.setattr(RunObserver, "iteration", planted)
     monkeypatch.setattr(Stepper, "state", state)
-    words = [*SMALL, "training.iterations=4", "checkpoint.every=2", "checkpoint.optimizer=true"]
+    optimizer = f"checkpoint.optimizer={str(kind != 'weight').lower()}"
+    words = [*SMALL, "training.iterations=4", "checkpoint.every=2", optimizer]
     run = run_tiny(*words, expect=1)
     status = read_status(run.status)
     assert status is not None

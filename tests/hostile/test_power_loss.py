@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,17 @@ from quantexp.capture import open_capture
 from quantexp.capture.check.folder import check
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.errors import CaptureError, QuantexpError
-from quantexp.folders import beside, sync
-from quantexp.model.checkpoint_hashes import FileHash, hash_of, require_intact
-from quantexp.model.checkpoints import STATE, STATE_INDEX
+from quantexp.model.checkpoint_hashes import require_intact
+from quantexp.model.checkpoints import STATE, STATE_INDEX, iteration_of
 from quantexp.model.huggingface.weights import open_weights
-from quantexp.model.safetensors import write_safetensors
+from quantexp.model.training_state import SavedPieces, read_index
 from quantexp.runs.metrics import read_metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, finish, read_status, write_json, write_status
 from quantexp.schema import StoreKind
 from tests.hostile.captured import write_capture
 from tests.hostile.power import Recording, recorded
+from tests.model.small_checkpoints import PUBLISHED, save, tiny_llama
 
 
 def states(
@@ -142,42 +141,20 @@ def test_joining_the_lists_of_ranks_loses_no_line(
         assert kept == lines
 
 
-def test_a_checkpoint_is_whole_or_not_there(
-    tmp_path: Path, cases: Iterator[random.Random], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from quantexp.training.megatron import publish
-
-    root = tmp_path / "checkpoints"
-    root.mkdir()
-
-    def write_all(whole: object, model: object, part: Path, *rest: object) -> None:
-        from safetensors.torch import save_file
-
-        save_file({"w": torch.arange(64.0)}, part / "model.safetensors")
-        (part / "config.json").write_text('{"hidden_size": 64}\n')
-
-    def write_state(folder: Path) -> dict[str, FileHash]:
-        """As the ranks do."""
-        file = beside(folder) / STATE / "rank00000.safetensors"
-        file.parent.mkdir()
-        write_safetensors(file, {"main/w": torch.arange(64.0)}, {})
-        (file.parent / STATE_INDEX).write_text('{"version": 1}\n')
-        for path in (*file.parent.iterdir(), file.parent):
-            sync(path)
-        return {f"{STATE}/{file.name}": hash_of(file)}
-
-    monkeypatch.setattr(publish, "_write_all", write_all)
-    nothing: Any = None
-    with recorded(root) as recording:
+def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, cases: Iterator[random.Random]) -> None:
+    """Of two ranks; the last one is kept alone, and the one that is removed is whole until it has no name."""
+    run = RunDir(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    experiment = tiny_llama(2, keep_last=1)
+    with recorded(run.checkpoints) as recording:
         for iteration in (1, 2):
-            folder = root / f"iteration_{iteration:08d}"
-            state = partial(write_state, folder)
-            publish.save_published(nothing, nothing, folder, state=state)
+            save(run, experiment, iteration)
     for event, folder in states(recording, cases, tmp_path / "after"):
-        there = [path for path in folder.glob("iteration_*") if path.suffix != ".part"]
-        for checkpoint in there:
-            assert (checkpoint / "hashes.json").is_file()
+        left = [path for path in folder.iterdir() if iteration_of(path) is not None]
+        for checkpoint in left:
             require_intact(checkpoint)
-            assert open_weights(checkpoint).tensors
-            assert open_weights(checkpoint / STATE / "rank00000.safetensors").tensors
-        assert event < len(recording.names) - 1 or len(there) == 2
+            assert (checkpoint / "hashes.json").is_file()
+            assert open_weights(checkpoint).tensors.keys() == PUBLISHED
+            files = read_index(checkpoint / STATE / STATE_INDEX).files
+            assert SavedPieces.open(checkpoint / STATE, files, ["output_layer.weight"])
+        assert event < len(recording.names) - 1 or [iteration_of(path) for path in left] == [2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ LEFT, RIGHT = (Shard(1, ((start, start + 2),)) for start in (0, 2))
 #: Two ranks with two columns each; the second one's are divided over two data-parallel ranks.
 PIECES = [Piece(SHAPE, LEFT, 0, 12), Piece(SHAPE, RIGHT, 0, 5), Piece(SHAPE, RIGHT, 5, 12)]
 INDEX = StateIndex(
-    version=1,
+    version=2,
     iteration=7,
     layout={"tensor": 2},
     schedule_steps=7,
@@ -41,6 +41,8 @@ INDEX = StateIndex(
     loss_scale=LossScale(2.0**15, 3, 2),
     amax_histories={"layer 0 fc1 linear.fprop.x": {"window": 4, "amaxes": [0.1, 1e-38]}},
     files={rank_file(rank): "" for rank in range(3)},
+    nonfinite=2,
+    ranks=[{"captured": 7}, {}, {}],
 )
 
 
@@ -89,6 +91,17 @@ def test_any_piece_is_put_together_from_the_files_that_have_its_elements(
         assert torch.equal(read[kind], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_read_in_fp32(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Whole numbers up to 23 have the same value in all dtypes."""
+    for rank, piece in enumerate(PIECES):
+        tensors = {"main/w": values("main", piece).to(dtype)}
+        write_safetensors(tmp_path / rank_file(rank), tensors, metadata_of({"w": piece}))
+    target = Piece(SHAPE, Shard(0, ((1, 5),)), 1, 15)
+    read = SavedPieces.open(tmp_path, INDEX.files, ["w"]).read("w", target, (MAIN,))
+    assert torch.equal(read[MAIN], whole("main")[1:5].reshape(-1)[1:15])
+
+
 def test_files_are_safetensors_with_the_pieces_in_their_metadata(folder: Path) -> None:
     assert torch.equal(load_file(folder / rank_file(1))["exp_avg/w"], values("exp_avg", PIECES[1]))
 
@@ -105,8 +118,11 @@ def test_unreadable_index_is_named(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(DataError, match=r"state\.json: version is missing; start without"):
         read_index(file)
-    write_index(file, replace(INDEX, version=2))
-    with pytest.raises(DataError, match=r"has version 2, and this quantexp reads version 1: use "):
+    content = {
+        key: value for key, value in asdict(INDEX).items() if key not in ("nonfinite", "ranks")
+    }
+    file.write_text(json.dumps({**content, "version": 1}))
+    with pytest.raises(DataError, match=r"has version 1, and this quantexp reads version 2: use "):
         read_index(file)
 
 
@@ -144,6 +160,11 @@ def too_long(folder: Path) -> None:
     write_safetensors(folder / rank_file(2), tensors, metadata_of({"w": PIECES[2]}))
 
 
+def whole_numbers(folder: Path) -> None:
+    tensors = {f"{kind}/w": values(kind, PIECES[2]).int() for kind in KINDS}
+    write_safetensors(folder / rank_file(2), tensors, metadata_of({"w": PIECES[2]}))
+
+
 def outside(folder: Path) -> None:
     metadata = metadata_of({"w": PIECES[2]})
     records = json.loads(metadata["pieces"])
@@ -166,6 +187,7 @@ def outside(folder: Path) -> None:
         ),
         (without_metadata, r"rank00002\.safetensors holds no training state: 'pieces'"),
         (too_long, r"no training state: the piece of w does not have the elements that it should"),
+        (whole_numbers, r"rank00002\.safetensors holds no training state: 'I32'"),
         (outside, r"no training state: the piece of w does not have the elements that it should"),
     ],
 )

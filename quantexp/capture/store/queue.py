@@ -30,9 +30,11 @@ Batch = TypeVar("Batch")
 class WorkQueue(Generic[Batch]):
     """Batches that wait for the background thread."""
 
-    def __init__(self, most_bytes: int, work: Callable[[Batch], object]) -> None:
-        """`work` runs in the background thread, on one batch after the other."""
-        self.most_bytes, self._work = most_bytes, work
+    def __init__(
+        self, most_bytes: int, work: Callable[[Batch], object], name: str = "capture"
+    ) -> None:
+        """`work` runs in the background thread of this name, on one batch after the other."""
+        self.most_bytes, self._work, self._name = most_bytes, work, name
         #: Reserved bytes, and their maximum so far.
         self.num_bytes = 0
         self.peak_bytes = 0
@@ -74,7 +76,7 @@ class WorkQueue(Generic[Batch]):
             self._changed.notify_all()
             if self._thread is None:
                 # A daemon thread: only `flush` waits for a disk that hangs.
-                self._thread = started_beside(self._run, "capture")
+                self._thread = started_beside(self._run, self._name)
 
     def flush(self) -> None:
         """Wait until all batches are done.
@@ -191,6 +193,12 @@ def _from_gpu(x: Tensor) -> Callable[[], Tensor]:
         return host
 
     return wait
+
+
+def wait_for_copies(device: torch.device) -> None:
+    """Let what this thread computes next on a GPU wait for all copies that have begun; on a CPU they are complete."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_side_stream(device))
 
 
 @cache

@@ -2,7 +2,8 @@
 
 A block is a rectangle: some rows of a published tensor, in all columns or some, that lie together in the part of a
 parameter that one rank holds. The blocks of one copy of the model cover every published tensor exactly once, and so
-they serve both directions: a rank reads the blocks of its parts, and a published tensor is gathered from its blocks.
+they serve both directions: a rank reads the blocks of its parts, and a published tensor consists of the blocks of whole
+parameters.
 
 The padding of the vocabulary counts as a tensor with the parameter's name. Imports no torch.
 """
@@ -14,8 +15,7 @@ from dataclasses import dataclass, field
 
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.parameters import Parameter
-from quantexp.model.layout import Layout
-from quantexp.model.shards import Shard, owners
+from quantexp.model.shards import WHOLE, Shard
 from quantexp.schema import ModelConfig
 
 
@@ -42,11 +42,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Source:
-    """A published tensor, or padding, and the ranks that together hold it once."""
+    """A published tensor, or padding, and the blocks of whole parameters that it consists of."""
 
     shape: tuple[int, ...]
-    #: By rank.
-    blocks: dict[int, list[Block]] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
 
 
 def blocks_of(parameter: Parameter, shard: Shard) -> Iterator[Block]:
@@ -65,16 +64,14 @@ def blocks_of(parameter: Parameter, shard: Shard) -> Iterator[Block]:
         part_row += stop - start
 
 
-def sources(model: ModelConfig, layout: Layout) -> dict[str, Source]:
-    """Every published tensor of a model in its order, then the paddings; of equal parts the lowest rank's counts."""
+def sources(model: ModelConfig) -> dict[str, Source]:
+    """Every published tensor of a model in its order, then the paddings."""
     parameters = mapping(model)
     shapes = published(parameters) | {
         each.name: (each.padding, *each.shape[1:]) for each in parameters if each.padding
     }
     by_name = {name: Source(shape) for name, shape in shapes.items()}
-    places = layout.model_places()
     for parameter in parameters:
-        for shard, rank in owners(parameter.name, parameter.shape, model, layout, places).items():
-            for block in blocks_of(parameter, shard):
-                by_name[block.tensor].blocks.setdefault(rank, []).append(block)
+        for block in blocks_of(parameter, WHOLE):
+            by_name[block.tensor].blocks.append(block)
     return by_name

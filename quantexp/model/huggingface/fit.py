@@ -37,19 +37,31 @@ def fitting_weights(
         ConfigError: their config.json describes no supported model.
     """
     weights = open_weights(path or user_path(str(model.init_from)))
-    if problems := [*_other_numbers(model, weights), *_other_tensors(model, weights)]:
-        raise DataError(
-            f"{origin or f'model.init_from={model.init_from}'} does not hold the weights of this {model.name}: "
-            f"{'; '.join(problems)}"
-        )
+    problems = [*_other_numbers(model, weights.config), *_other_tensors(model, weights)]
+    _refuse(model, problems, origin or f"model.init_from={model.init_from}")
     return weights
 
 
-def _other_numbers(model: ModelConfig, weights: Weights) -> list[str]:
+def require_same_numbers(model: ModelConfig, config: Path, origin: str) -> None:
+    """Refuse a config.json that describes another model; one that is missing describes any.
+
+    The errors are those of `fitting_weights`.
+    """
+    _refuse(model, _other_numbers(model, config), origin)
+
+
+def _refuse(model: ModelConfig, problems: list[str], origin: str) -> None:
+    if problems:
+        raise DataError(
+            f"{origin} does not hold the weights of this {model.name}: {'; '.join(problems)}"
+        )
+
+
+def _other_numbers(model: ModelConfig, config: Path) -> list[str]:
     """Numbers that differ in the config.json beside the weights; shapes do not reveal all of them."""
-    if not weights.config.is_file():
+    if not config.is_file():
         return []
-    theirs = _flat(numbers(read_config(weights.config), weights.config))
+    theirs = _flat(numbers(read_config(config), config))
     ours = _flat(dataclasses.asdict(model))
     parts = [key for key in ours if "." in key]
     different = [
@@ -57,7 +69,7 @@ def _other_numbers(model: ModelConfig, weights: Weights) -> list[str]:
         for key in dict.fromkeys([*theirs, *parts])
         if key.split(".")[-1] not in _FREE and ours.get(key) != theirs.get(key)
     ]
-    remedy = f" (model.from_hf={weights.config} takes all of its numbers)"
+    remedy = f" (model.from_hf={config} takes all of its numbers)"
     return [_first(different) + remedy] if different else []
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of the training loop: an observer for the events of an iteration, and a saver after each."""
+"""Callbacks of the training loop: an observer for the events of an iteration, and a saver of checkpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,38 @@ from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 from quantexp.training.megatron.state_shards import RankState
 
-#: Arguments: the iteration, whether it is the last, this rank's chunks of the model, and a function that returns the
-#: training state that this rank writes. Every rank calls it.
-Saver = Callable[[int, bool, Sequence[GPTModel], Callable[[], RankState]], None]
+
+class Saver(Protocol):
+    """Writes checkpoints; every rank calls each method at the same point."""
+
+    def save(
+        self,
+        iteration: int,
+        chunks: Sequence[GPTModel],
+        state: Callable[[], RankState],
+        nonfinite: int,
+    ) -> None:
+        """Save a checkpoint of what training holds now.
+
+        Args:
+            iteration: the last complete one.
+            chunks: this rank's chunks of the model.
+            state: returns the training state that this rank writes.
+            nonfinite: steps in a row, up to this iteration, that were left out.
+
+        Raises:
+            OSError, RunError: this checkpoint, or the one before, could not be written or has a NaN or Inf.
+        """
+
+    def before_update(self) -> None:
+        """The optimizer is about to change the weights and its state."""
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is whole.
+
+        Raises:
+            OSError, RunError: as `save`.
+        """
 
 
 class Observer(Protocol):

@@ -1,4 +1,4 @@
-"""Fills a rank's parts of a model: from published weights, or with random numbers.
+"""Fills a rank's parts of a model: from published weights, from the shards of a checkpoint, or with random numbers.
 
 Each rank reads the rows and columns of its own parts and no others, rounded to nearest in the working dtype; besides
 the model, memory holds one block of a parameter at a time.
@@ -21,6 +21,8 @@ from quantexp.model.huggingface.blocks import blocks_of
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import Weights, open_weights, read_rows
 from quantexp.model.layout import Layout
+from quantexp.model.pieces import Piece
+from quantexp.model.training_state import MAIN, SavedPieces, read_index
 from quantexp.runs.ranks import own_rank
 from quantexp.schema import Experiment
 from quantexp.training.megatron.collectives import gather
@@ -47,7 +49,9 @@ def load_initial_weights(
     if own is not None:
         return own
     start = start_point(experiment)
-    if start is not None:
+    if start is not None and start.is_in_shards:
+        _load_shards(parts, start)
+    elif start is not None:
         _require_intact(start.weights, (STATE, OLD_STATE))  # `load_state` checks what it reads
         padding = open_weights(start.padding) if start.padding.is_file() else None
         load_weights(parts, fitting_weights(model, start.weights), padding)
@@ -57,6 +61,21 @@ def load_initial_weights(
     else:
         draw_weights(parts, model, experiment.training.seed)
     return start
+
+
+@torch.no_grad()
+def _load_shards(parts: Mapping[str, Part], start: StartPoint) -> None:
+    """Load a rank's parts, padding included, from the main weights of a checkpoint of any layout.
+
+    Raises:
+        DataError: as `load_initial_weights`.
+    """
+    _require_intact(start.weights, ())
+    files = read_index(start.state).files
+    saved = SavedPieces.open(start.state.parent, files, parts)
+    for name, part in parts.items():
+        piece = Piece(part.parameter.shape, part.shard, 0, part.tensor.numel())
+        part.tensor.copy_(saved.read(name, piece, (MAIN,))[MAIN].view(part.tensor.shape))
 
 
 @torch.no_grad()

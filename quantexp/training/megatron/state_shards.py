@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor
@@ -34,6 +35,7 @@ from quantexp.model.shards import expert_of, owners
 from quantexp.model.training_state import (
     MAIN,
     MOMENTS,
+    VERSION,
     LossScale,
     SavedPieces,
     StateIndex,
@@ -42,7 +44,7 @@ from quantexp.model.training_state import (
 from quantexp.schema import ModelConfig
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.finite import chained
-from quantexp.training.megatron.parameters import Part
+from quantexp.training.megatron.parameters import Part, parts_of
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ class Held:
 
     piece: Piece
     main: Tensor
-    #: The Adam whose state has the moments.
-    adam: Any
+    #: The Adam whose state has the moments; None if only the weights are saved.
+    adam: Any = None
 
     @property
     def steps(self) -> int:
-        """Adam's steps; 0 before the first."""
-        state = self.adam.state.get(self.main)
+        """Adam's steps; 0 before the first, and without an Adam."""
+        state = None if self.adam is None else self.adam.state.get(self.main)
         if not state:
             return 0
         return int(state["step"] if "step" in state else self.adam.param_groups[0]["step"])
@@ -85,17 +87,44 @@ class RankState:
 
     #: By global name: what this rank writes.
     pieces: dict[str, Held]
-    schedule_steps: int
-    optimizer_steps: int
-    loss_scale: LossScale | None
+    schedule_steps: int = 0
+    optimizer_steps: int = 0
+    loss_scale: LossScale | None = None
     #: By stream, as plain numbers.
-    amax_histories: dict[str, Any]
+    amax_histories: dict[str, Any] = field(default_factory=dict)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors by their names in the file: `exp_avg/NAME`."""
         for name, held in self.pieces.items():
             for kind, tensor in held.tensors().items():
                 yield f"{kind}/{name}", tensor
+
+
+def weights_of(
+    chunks: Sequence[GPTModel], model: ModelConfig, layout: Layout, rank: int
+) -> RankState:
+    """The weights alone, in the working dtype, of which a rank writes what no lower rank has."""
+    parts = parts_of(chunks, model, layout, layout.place(rank))
+    held = {}
+    for name, part in parts.items():
+        piece = Piece(part.parameter.shape, part.shard, 0, part.tensor.numel())
+        held[name] = Held(piece, part.tensor)
+    return RankState(written_pieces(held, model, layout, rank, distributed=False))
+
+
+def index_of(state: RankState, iteration: int, layout: Layout, nonfinite: int) -> StateIndex:
+    """What one rank knows of state.json: all but what is in the files and records of all."""
+    return StateIndex(
+        version=VERSION,
+        iteration=iteration,
+        layout=asdict(layout),
+        schedule_steps=state.schedule_steps,
+        optimizer_steps=state.optimizer_steps,
+        loss_scale=state.loss_scale,
+        amax_histories=state.amax_histories,
+        files={},
+        nonfinite=nonfinite,
+    )
 
 
 def held_pieces(optimizer: Any, parts: Mapping[str, Part]) -> dict[str, Held]:

@@ -17,6 +17,7 @@ from quantexp.config.evaluation import is_evaluated
 from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.errors import RunError
 from quantexp.model.checkpoints import is_saved
+from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.layout import Layout
 from quantexp.model.shards import global_name
 from quantexp.quant.precision import changes, precision_map
@@ -27,7 +28,6 @@ from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
 from quantexp.training.megatron.collectives import gather, reduce_amax
 from quantexp.training.megatron.experts import first_expert
-from quantexp.training.megatron.finite import count_words, first_nonfinite
 from quantexp.training.megatron.model import first_layer
 from quantexp.training.megatron.operand_positions import Positions
 from quantexp.training.megatron.passes import Batch
@@ -54,7 +54,7 @@ def train(
         observer: receives the loop's events.
         device: the model's device.
         layer_spec: replaces the stock decoder with the scheme injected (for tests and peers).
-        saver: called after every iteration.
+        saver: saves the configured checkpoints.
         held_out: returns a new iterator over this rank's evaluation micro-batches.
         start: the run's own checkpoint, from which it goes on; None begins at its first iteration.
 
@@ -89,6 +89,8 @@ def _train(
     spec = layer_spec or inject(stock_spec(experiment.model))
     stepper = Stepper(experiment, spec, device, observer, state, start)
     observer.built(stepper.chunks)
+    if saver is not None:
+        stepper.before_update = saver.before_update
     starts = changes(experiment.quant)
     nonfinite = 0
     first, last = first_iteration(experiment, start), experiment.training.iterations
@@ -109,12 +111,15 @@ def _train(
         if nonfinite:
             _stop_if_configured(experiment.training, metrics, nonfinite)
         ends = iteration == last or not continues
-        if ends or is_saved(experiment.checkpoint, iteration, ends):
+        saves = is_saved(experiment.checkpoint, iteration, ends)
+        if ends or saves:
             stepper.gather_parameters()
         if ends:
             _require_finite_weights(stepper.chunks, iteration)
-        if saver is not None:
-            saver(iteration, ends, stepper.chunks, stepper.state)
+        if saver is not None and saves:
+            saver.save(iteration, stepper.chunks, stepper.state, nonfinite)
+        if saver is not None and ends:
+            saver.finish()
         if not continues:
             return
 

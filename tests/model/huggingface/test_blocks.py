@@ -9,49 +9,51 @@ from quantexp.config.compose import compose
 from quantexp.model.huggingface.blocks import blocks_of, sources
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.layout import Layout
-from quantexp.model.shards import WHOLE, shard_of
+from quantexp.model.shards import WHOLE, owners, shard_of
 from tests.model.huggingface.layouts import LAYOUTS, MODELS, part_of
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", ["one process", *LAYOUTS])
 def test_blocks_of_the_ranks_make_every_published_tensor(case: str) -> None:
     """Parameters are concatenated rows of published tensors with distinct elements, and cut with plain indices."""
-    family, layout = LAYOUTS[case]
+    family, layout = LAYOUTS.get(case, ("deepseek_v2", Layout()))
     model = MODELS[family]
-    parameters = {parameter.name: parameter for parameter in mapping(model)}
-    by_name = sources(model, layout)
-    tensors = {name: torch.rand(source.shape) for name, source in by_name.items()}
-    for name, source in by_name.items():
-        gathered = torch.full(source.shape, torch.nan)
-        for rank, blocks in source.blocks.items():
-            for block in blocks:
-                parameter = parameters[block.parameter]
-                rows = [tensors[p.tensor][p.first : p.first + p.count] for p in parameter.parts]
-                if parameter.padding:
-                    rows.append(tensors[parameter.name])
-                shard = shard_of(parameter.name, parameter.shape, layout, layout.place(rank))
-                part = part_of(torch.cat(rows), shard)
+    tensors = {name: torch.rand(source.shape) for name, source in sources(model).items()}
+    gathered = {name: torch.full(x.shape, torch.nan) for name, x in tensors.items()}
+    for parameter in mapping(model):
+        name, shape = parameter.name, parameter.shape
+        rows = [tensors[p.tensor][p.first : p.first + p.count] for p in parameter.parts]
+        if parameter.padding:
+            rows.append(tensors[name])
+        for shard in owners(name, shape, model, layout, layout.model_places()):
+            part = part_of(torch.cat(rows), shard)
+            for block in blocks_of(parameter, shard):
                 columns = slice(None) if block.columns is None else slice(*block.columns)
-                place = gathered[block.first : block.first + block.count]
+                place = gathered[block.tensor][block.first : block.first + block.count]
                 place = place if block.columns is None else place[:, columns]
-                assert place.isnan().all(), f"{name} has an element twice"
+                assert place.isnan().all(), f"{block.tensor} has an element twice"
                 place.copy_(part[block.part_row : block.part_row + block.count])
                 assert block.numel == place.numel()
-        assert torch.equal(gathered, tensors[name]), name
+    for name, tensor in tensors.items():
+        assert torch.equal(gathered[name], tensor), name
 
 
 def test_published_tensors_come_first_in_their_order_and_then_the_paddings() -> None:
     model = MODELS["llama31"]
-    names = list(sources(model, Layout()))
+    names = list(sources(model))
     assert names[:-2] == list(published(mapping(model)))
     assert names[-2:] == ["embedding.word_embeddings.weight", "output_layer.weight"]
 
 
-def test_the_lowest_of_the_ranks_with_equal_parts_counts() -> None:
-    """Ranks 0 and 2 hold the first half of each expert's columns, ranks 1 and 3 the second."""
-    model, layout = MODELS["deepseek_v2"], Layout(data=2, tensor=2, expert_tensor=2)
-    source = sources(model, layout)["model.layers.1.mlp.experts.3.down_proj.weight"]
-    assert list(source.blocks) == [0, 1]
+@pytest.mark.parametrize("family", MODELS)
+def test_sources_are_the_blocks_of_whole_parameters(family: str) -> None:
+    model = MODELS[family]
+    listed = [block for source in sources(model).values() for block in source.blocks]
+    assert sorted(map(repr, listed)) == sorted(
+        repr(block) for parameter in mapping(model) for block in blocks_of(parameter, WHOLE)
+    )
+    for name, source in sources(model).items():
+        assert {block.tensor for block in source.blocks} == {name}
 
 
 def test_a_part_that_begins_within_the_padding_has_only_padding() -> None:

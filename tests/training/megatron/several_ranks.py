@@ -1,11 +1,12 @@
 """Runs one model in several layouts on several processes of this machine, over gloo, without the trainer.
 
-Each rank fills its parts with initial weights, publishes the model, reads it back, and fails on purpose; what it did is
-in `Rank`.
+Each rank fills its parts with initial weights, saves the model, reads it back, and fails on purpose; what it did is in
+`Rank`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -18,25 +19,28 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
+from quantexp.config.compose import compose
+from quantexp.model.checkpoints import PADDING, folder_of
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout, Place
-from quantexp.model.safetensors import write_safetensors
 from quantexp.model.shards import Shard
 from quantexp.model.sizes import padded_vocab_size
-from quantexp.schema import ModelConfig, Precision
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import Rank as RunRank
+from quantexp.schema import ModelConfig, ParallelConfig, Precision
+from quantexp.training.context import RunContext
 from quantexp.training.megatron.cpu import cpu_device
-from quantexp.training.megatron.gathering import WholeTensors, lead_or_serve
 from quantexp.training.megatron.initial_weights import draw_weights
 from quantexp.training.megatron.model import transformer_config
 from quantexp.training.megatron.parameters import mark_divided, parts_of
-from quantexp.training.megatron.publish import save_published
 from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.specs import stock_spec
+from quantexp.training.megatron.state_shards import RankState
+from quantexp.training.saver import make_saver
 from tests.model.huggingface.layouts import MODELS
 from tests.model.huggingface.published import training
 
 SEED = 77
-PADDING = "padding.safetensors"
 
 
 @dataclasses.dataclass
@@ -50,7 +54,7 @@ class Rank:
     #: Parameters that Megatron takes for divided.
     divided: set[str]
     bytes_read: int
-    #: The words that ended a save with a weight that is not finite, and a save to a file that cannot be written.
+    #: The words that ended a save with a weight that is not finite, and one to a folder that cannot be written.
     nonfinite: str
     unwritable: str
 
@@ -104,17 +108,39 @@ def _exercise(model: ModelConfig, layout: Layout, rank: int, folder: Path) -> Ra
     mark_divided(parts)
     draw_weights(parts, model, SEED)
     initial = {name: (part.shard, part.tensor.detach().clone()) for name, part in parts.items()}
-    whole = WholeTensors.of(chunks, model, torch.bfloat16, layout, rank)
-    _save(whole, model, folder)
-    bytes_read = _load(parts, folder)
+    context = _context(model, layout, rank, folder)
+    assert _words_of_save(context, chunks, 1) == "no error"
+    bytes_read = _load(parts, folder_of(context.run, 1))
     divided = {n for n, p in parts.items() if getattr(p.tensor, "tensor_model_parallel", False)}
     loaded = {name: part.tensor.detach().clone() for name, part in parts.items()}
-    unwritable = _words_of_save(whole, model, Path("/dev/null/iteration_00000002"))
     last = f"decoder.layers.{model.num_layers - 1}.self_attention.linear_proj.weight"
     if last in parts:
         torch.nn.init.constant_(parts[last].tensor, float("nan"))
-    nonfinite = _words_of_save(whole, model, folder.with_name("iteration_00000003"))
+    nonfinite = _words_of_save(context, chunks, 3)
+    if last in parts:
+        torch.nn.init.zeros_(parts[last].tensor)
+    torch.distributed.barrier()
+    if rank == 0:
+        context.run.checkpoints.rename(folder / "earlier")
+        context.run.checkpoints.write_text("")
+    torch.distributed.barrier()
+    unwritable = _words_of_save(context, chunks, 2)
     return Rank(place, initial, loaded, divided, bytes_read, nonfinite, unwritable)
+
+
+def _context(model: ModelConfig, layout: Layout, rank: int, folder: Path) -> RunContext:
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment = compose(["training=fast", "capture=off", "checkpoint.every=1"], None, {})
+    experiment.model, experiment.training.precision = model, Precision.bf16
+    experiment.launcher.num_processes = layout.num_processes
+    experiment.parallel = ParallelConfig(
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        virtual_pipeline=layout.chunks,
+        expert=layout.expert,
+        expert_tensor=layout.expert_tensor,
+    )
+    return RunContext(RunDir(folder), experiment, RunRank(rank, layout.num_processes, rank))
 
 
 def build_chunks(model: ModelConfig, layout: Layout, place: Place) -> list[GPTModel]:
@@ -153,21 +179,18 @@ def _virtual(layout: Layout) -> int | None:
     return None if layout.chunks == 1 else layout.chunks
 
 
-def _save(whole: WholeTensors, model: ModelConfig, folder: Path) -> None:
-    def lead() -> None:
-        padding = [name for name in whole.sources if name.startswith(("embedding.", "output_"))]
-        tensors = {name: whole.tensor(name) for name in padding}
-        extra = {PADDING: lambda file: write_safetensors(file, tensors, {})}
-        save_published(whole, model, folder, extra=extra)
+def _words_of_save(context: RunContext, chunks: list[GPTModel], iteration: int) -> str:
+    """Save the weights alone, and return the error in words."""
 
-    lead_or_serve(lead, whole.send)
+    def no_state() -> RankState:
+        raise AssertionError("no training state is saved")
 
-
-def _words_of_save(whole: WholeTensors, model: ModelConfig, folder: Path) -> str:
-    try:
-        _save(whole, model, folder)
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
+    with contextlib.closing(make_saver(context)) as saver:
+        try:
+            saver.save(iteration, chunks, no_state, 0)
+            saver.finish()
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {error}"
     return "no error"
 
 

@@ -17,7 +17,6 @@ from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.safetensors import write_safetensors
 from quantexp.schema import ModelConfig, Precision
-from quantexp.training.megatron.gathering import WholeTensors
 from quantexp.training.megatron.model import DTYPES, build_model
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
@@ -32,6 +31,7 @@ from tests.model.huggingface.published import (
     write,
 )
 from tests.training.megatron.whole_models import load as load_whole
+from tests.training.megatron.whole_models import saved_tensors
 
 
 def load(model: ModelConfig, precision: Precision, use: Callable[[Any], None]) -> None:
@@ -54,8 +54,8 @@ def test_round_trip_keeps_every_bit(family: str, precision: Precision, tmp_path:
 
     def use(gpt: Any) -> None:
         model = of_folder(tmp_path)
-        whole = WholeTensors.of([gpt], model, dtype)
-        tensors = {name: whole.tensor(name) for name in published(mapping(model))}
+        saved = saved_tensors(gpt, model, precision, tmp_path / "saved")
+        tensors = {name: saved.tensor(name) for name in published(mapping(model))}
         assert tensors.keys() == expected.keys()
         for name, tensor in expected.items():
             assert tensor.dtype == dtype

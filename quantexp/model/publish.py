@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantexp.folders import beside, sync
-from quantexp.model.checkpoint_hashes import FileHash, record_hashes
-from quantexp.model.checkpoints import iteration_of
+from quantexp.model.finite import require_finite
 from quantexp.model.huggingface.configuration import config_json
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import CONFIG, INDEX, SINGLE
-from quantexp.model.safetensors import content_of, dtype_name, entry, framed
+from quantexp.model.safetensors import (
+    content_of,
+    dtype_name,
+    entry,
+    framed,
+    write_safetensors,
+)
+from quantexp.model.saved_tensors import SavedTensors
 from quantexp.schema import ModelConfig
 
 if TYPE_CHECKING:
     import torch
-
-    from quantexp.training.megatron.gathering import WholeTensors
 
 #: Maximum bytes of one file; a larger tensor gets its own file.
 SHARD_BYTES = 5_000_000_000
@@ -33,68 +35,62 @@ SHARD_BYTES = 5_000_000_000
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def save_published(
-    whole: WholeTensors,
+def write_published(
+    tensors: SavedTensors,
     model: ModelConfig,
     folder: Path,
+    shown: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
-    extra: Mapping[str, Callable[[Path], object]] | None = None,
-    state: Callable[[], Mapping[str, FileHash]] | None = None,
 ) -> None:
-    """Write a model into a new folder, under a temporary name that is renamed at the end, on the disk before and after.
-
-    After a power failure the folder is whole or not there. After an error nothing is left of it.
+    """Write a model's published tensors, their index and config.json into a folder.
 
     Args:
-        whole: the tensors of a model built for `model`; with several ranks, call inside `lead_or_serve`.
+        tensors: those of a model built for `model`.
         model: its configuration.
-        folder: must not exist.
+        folder: has no such files.
+        shown: the checkpoint's folder in messages; None means `folder`.
         shard_bytes: maximum bytes of a file.
-        extra: further files of the folder, each with the function that writes it.
-        state: writes the training state into the temporary folder, and returns the hashes of the ranks' files by name.
 
     Raises:
-        OSError, RuntimeError: the folder cannot be written; torch raises the latter (see `quantexp.runs.disk.writing`).
-        RunError: a weight is NaN or Inf; there is no folder then.
+        OSError: a file cannot be written.
+        RunError: a weight is NaN or Inf in the working dtype.
+        DataError: the shards lack elements.
     """
-    part = beside(folder)
-    if part.exists():
-        shutil.rmtree(part)
-    part.mkdir(parents=True)
-    try:
-        _write_all(whole, model, part, shard_bytes, extra or {})
-        hashes = {} if state is None else state()
-        record_hashes(part, iteration_of(folder), hashes)
-        for file in (*part.iterdir(), part):
-            sync(file)
-        part.rename(folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    sync(folder.parent)
-
-
-def _write_all(
-    whole: WholeTensors,
-    model: ModelConfig,
-    part: Path,
-    shard_bytes: int,
-    extra: Mapping[str, Callable[[Path], object]],
-) -> None:
-    from quantexp.training.megatron.finite import require_finite
-
-    shapes, dtype = published(mapping(model)), whole.dtype
-    tensors = require_finite(((name, whole.tensor(name)) for name in shapes), part.with_suffix(""))
+    shapes, dtype = published(mapping(model)), tensors.dtype
+    finite = require_finite(((name, tensors.tensor(name)) for name in shapes), shown or folder)
     shards = _shards(shapes, dtype.itemsize, shard_bytes)
     names = _names(len(shards))
     for name, shapes in zip(names, shards, strict=True):
-        _write(part / name, shapes, str(dtype).removeprefix("torch."), dtype.itemsize, tensors)
+        _write(folder / name, shapes, _name(dtype), dtype.itemsize, finite)
     if len(names) > 1:
-        _write_index(part / INDEX, names, shards, dtype.itemsize)
-    config = config_json(model, str(dtype).removeprefix("torch."))
-    (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    for name, write in extra.items():
-        write(part / name)
+        _write_index(folder / INDEX, names, shards, dtype.itemsize)
+    write_config(model, _name(dtype), folder)
+
+
+def write_padding(
+    tensors: SavedTensors, model: ModelConfig, file: Path, shown: Path | None = None
+) -> None:
+    """Write the padding rows of the vocabulary by their parameters' names; no file if there are none.
+
+    The arguments and errors are those of `write_published`.
+    """
+    names = [each.name for each in mapping(model) if each.padding]
+    if names:
+        named = ((name, tensors.tensor(name)) for name in names)
+        write_safetensors(file, dict(require_finite(named, shown or file.parent)), {})
+
+
+def write_config(model: ModelConfig, dtype: str, folder: Path) -> None:
+    """Write config.json; `dtype` is torch's name of the weights' dtype.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    (folder / CONFIG).write_text(json.dumps(config_json(model, dtype), indent=2) + "\n")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _shards(shapes: Shapes, itemsize: int, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:
