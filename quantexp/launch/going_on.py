@@ -14,9 +14,7 @@ import json
 import logging
 import os
 import platform
-import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from quantexp.capture.store.kept import cut_back as cut_back_capture
@@ -25,8 +23,9 @@ from quantexp.config.load import read
 from quantexp.errors import ConfigError, DataError, UnreadableError
 from quantexp.launch.reuse import covers
 from quantexp.model.checkpoint_hashes import HASHES, require_intact
-from quantexp.model.checkpoints import STATE, STATE_INDEX, folder_of, iteration_of, saved_iterations
+from quantexp.model.checkpoints import STATE, STATE_INDEX, folder_of, saved_iterations
 from quantexp.model.layout import Layout
+from quantexp.model.retention import remove
 from quantexp.reading.json_files import lines_of, value_of
 from quantexp.runs.metrics import MetricsLine
 from quantexp.runs.paths import RunDir
@@ -177,10 +176,9 @@ def cut_back(run: RunDir, capture_dir: str | None, iteration: int) -> None:
     captured = run.captured(capture_dir)
     if missing := cut_back_capture(captured, iteration):
         LOG.warning("%d captured files that %s lists are missing", missing, captured / MANIFEST)
-    for path in sorted(run.checkpoints.iterdir(), reverse=True):
-        number = iteration_of(path)
-        if path.exists() and (number is None or number > iteration):  # later, or never completed
-            _remove(path)
+    for later in saved_iterations(run):
+        if later > iteration:
+            remove(folder_of(run, later))
     for path in run.logs.glob("rank*.json"):
         path.unlink(missing_ok=True)
     run.kill.unlink(missing_ok=True)
@@ -201,15 +199,6 @@ def _cut_metrics(run: RunDir, iteration: int) -> None:
 
 def _refuse(error: UnreadableError) -> None:
     raise error
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint's folder, which at no moment has its final name and is not whole."""
-    hidden = path.with_name(f".{path.name}") if iteration_of(path) is not None else path
-    if hidden != path:
-        shutil.rmtree(hidden, ignore_errors=True)
-        path.rename(hidden)
-    shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink()
 
 
 def status_of(

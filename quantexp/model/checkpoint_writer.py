@@ -179,7 +179,6 @@ def _write_index(
         index,
         amax_histories={s: h for each in records for s, h in each.amax_histories.items()},
         files={name: each["xxh3_128"] for name, each in hashes.items()},
-        ranks=[each.more for each in records],
     )
     write_index(part / STATE / STATE_INDEX, whole)
 

@@ -83,9 +83,10 @@ def check_checkpoint(checkpoint: CheckpointConfig, iterations: int) -> None:
             "checkpoint.publish=false needs checkpoint.optimizer=true: a checkpoint without both has no weights"
         )
     if checkpoint.every is None:
-        if checkpoint.optimizer and not checkpoint.at_end:
+        if checkpoint.optimizer and not checkpoint.at_end and checkpoint.every_min is None:
             raise ConfigError(
-                "checkpoint.optimizer needs checkpoints to be kept in: checkpoint.every=N or checkpoint.at_end=true"
+                "checkpoint.optimizer needs checkpoints to be kept in: checkpoint.every=N, checkpoint.every_min=N or "
+                "checkpoint.at_end=true"
             )
         return
     if checkpoint.every > iterations:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from quantexp.errors import RunError
 from quantexp.model.checkpoint_hashes import FileHash
@@ -36,8 +35,6 @@ class RankRecord:
     hashes: dict[str, FileHash] = field(default_factory=dict)
     #: By stream; ranks that share a stream have equal histories of it.
     amax_histories: dict[str, History] = field(default_factory=dict)
-    #: Whatever else the rank goes on with.
-    more: dict[str, Any] = field(default_factory=dict)
 
 
 def write_record(part: Path, rank: int, record: RankRecord) -> None:

@@ -80,8 +80,6 @@ class StateIndex:
     files: dict[str, str]
     #: Steps in a row, up to this iteration, that were left out because they were not finite.
     nonfinite: int = 0
-    #: By rank: what each goes on with besides.
-    ranks: list[dict[str, Any]] = field(default_factory=list)
 
 
 def rank_file(rank: int) -> str:

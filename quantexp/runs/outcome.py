@@ -22,6 +22,8 @@ from quantexp.runs.status import (
 
 #: The reason that a rank of a job records on SIGTERM: it cannot know who sent the signal.
 ENDED_FROM_OUTSIDE = "ended from outside"
+#: The reason that a run records which ended itself before its job would have been ended.
+SAVED_BEFORE_LIMIT = "saved a checkpoint before the time limit"
 
 
 class UnresponsiveError(Exception):

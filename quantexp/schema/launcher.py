@@ -79,8 +79,9 @@ class SlurmConfig(JobConfig):
     srun_args: list[str] = field(default_factory=list, metadata=limits(_ONE_LINE))
     #: How often the scheduler may restart a run (preemption, requeue, a lost node) before it counts as failed.
     max_requeue: int = limited(3, *between(0, 1_000_000))
-    #: Seconds before the time limit at which a run receives a warning signal.
-    signal_s: int = limited(90, *between(1, 65_535))
+    #: Seconds before the time limit at which a run receives a warning signal. A run with checkpoint.optimizer trains on
+    #: and saves as late as its last save allows, so this must exceed a save and an iteration.
+    signal_s: int = limited(300, *between(1, 65_535))
 
 
 @dataclass
@@ -103,6 +104,11 @@ class LauncherConfig(SlurmConfig):
     detach: bool = False
     #: Keys of a kind that another package adds.
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def warning_s(self) -> int:
+        """Seconds before the time limit at which a run is warned: at most half of it."""
+        return min(self.signal_s, 30 * self.time_min)
 
     @property
     def is_local(self) -> bool:

@@ -138,6 +138,8 @@ class CheckpointConfig:
 
     #: After every N iterations; null means no intermediate checkpoints.
     every: int | None = limited(None, *_ITERATIONS)
+    #: After the iteration in which so many minutes have passed since the last one; null means never.
+    every_min: float | None = limited(None, POSITIVE, at_most(1_000_000))
     #: After the last iteration, for `quantexp export`.
     at_end: bool = False
     #: Save the training state as well, about six times the weights in bf16, for training.start_optimizer.

@@ -15,6 +15,7 @@ from quantexp.runs.ranks import Rank
 from quantexp.runs.status import Phase, Status, now, read_status, write_status
 from quantexp.schema import Experiment
 from quantexp.training.log import LOG
+from quantexp.training.requests import Requests
 from quantexp.training.tracking.clients import Tracking
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class RunContext:
         self.tracking = Tracking(run, experiment) if self.rank.leads else None
         #: Whether a signal requested the end; the interrupted code may replace or drop the signal's exception.
         self.interrupted = False
+        self.requests = Requests(experiment.checkpoint)
+        #: Whether the training loop runs, which serves requests.
+        self.is_training = False
         self._written = 0.0
 
     def set_phase(self, phase: Phase) -> None:

@@ -9,13 +9,14 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.errors import EngagementError
+from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.runs.disk import writing
 from quantexp.runs.fencing import require_ours
@@ -24,6 +25,7 @@ from quantexp.runs.status import Phase, now, read_json, write_json
 from quantexp.schema import AttentionPath, CaptureLevel
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
+from quantexp.training.requests import Request
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +88,24 @@ class RunObserver:
         self._logged = -math.inf
         self.attempts = 0
         self._hooks = contextlib.ExitStack()
+        #: Seconds that the last save took.
+        self.last_save_s: Callable[[], float] = lambda: 0.0
+
+    def request(self) -> Request:
+        """What this rank is asked to do after an iteration."""
+        return self.context.requests.after_iteration(self.last_save_s())
+
+    def settle(self) -> Callable[[], None]:
+        """Send what is captured to be written; the function waits until it, and the metrics, are on the disk."""
+        if self.recorder is not None:
+            self.recorder.store.send()
+        return self._settled
+
+    def _settled(self) -> None:
+        lists = [] if self.recorder is None else self.recorder.settled()
+        for file in (self.run.metrics, *lists):
+            if self.context.rank.leads or file != self.run.metrics:
+                sync(file)
 
     def built(self, chunks: list[GPTModel]) -> None:
         """Connect the capture to the hooks of this rank's parts of the model."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -61,7 +61,7 @@ class _Save:
     pieces: Mapping[str, Piece]
     #: Of state.json, without what the records say; with this rank's amax histories.
     index: StateIndex
-    more: dict[str, Any]
+    settled: Callable[[], None]
 
 
 def make_saver(context: RunContext) -> CheckpointSaver:
@@ -80,10 +80,11 @@ class CheckpointSaver:
     def __init__(self, context: RunContext, token: str) -> None:
         self.context, self.token = context, token
         self.experiment, self.layout = context.experiment, Layout.of(context.experiment)
-        #: Called in the training thread at a save: what this rank goes on with besides, as JSON.
-        self.more: Callable[[], dict[str, Any]] = dict
-        #: Called in the background before this rank's record is written.
-        self.settled: Callable[[], None] = lambda: None
+        #: Called in the training thread at a save; what it returns is called before this rank's record is written, and
+        #: waits until all else that belongs to the checkpoint is on the disk.
+        self.settle: Callable[[], Callable[[], None]] = lambda: lambda: None
+        #: Seconds from the beginning of the last save until its checkpoint was whole; 0 before the first.
+        self.last_s = 0.0
         self._memory = HostMemory(sys.maxsize)
         self._queue: WorkQueue[_Save] = WorkQueue(0, self._write, "checkpoint")
         self._has_saved = False
@@ -100,6 +101,7 @@ class CheckpointSaver:
     ) -> None:
         """Save a checkpoint; see `Saver.save`."""
         self.context.set_phase(Phase.SAVING)
+        self.context.requests.saved()
         self._has_saved = True
         self._await_earlier()
         if self.experiment.checkpoint.optimizer:
@@ -113,7 +115,7 @@ class CheckpointSaver:
             {name: self._copy(tensor) for name, tensor in content.named_tensors()},
             {name: each.piece for name, each in content.pieces.items()},
             index_of(content, iteration, self.layout, nonfinite),
-            self.more(),
+            self.settle(),
         )
         self._queue.put(save)
         if not self.experiment.checkpoint.asynchronous:
@@ -148,11 +150,13 @@ class CheckpointSaver:
 
     def _write(self, save: _Save) -> None:
         """Write this rank's part and record, and on rank 0 the checkpoint; runs in the background."""
+        start = time.monotonic()
         tensors = {name: copied() for name, copied in save.copies.items()}
         try:
             self._write_part(save, tensors)
             if self.context.rank.leads:
                 self._complete(save)
+            self.last_s = time.monotonic() - start
         finally:
             if self.experiment.checkpoint.asynchronous:
                 for tensor in tensors.values():
@@ -162,8 +166,8 @@ class CheckpointSaver:
         rank, histories = self.context.rank.rank, save.index.amax_histories
         try:
             hashes = write_part(save.draft, rank, tensors, save.pieces, histories)
-            self.settled()
-            record = RankRecord(None, hashes, histories, save.more)
+            save.settled()
+            record = RankRecord(None, hashes, histories)
             write_record(save.draft.part, rank, record)
         except Exception as error:
             with suppress(OSError):  # the disk may be full

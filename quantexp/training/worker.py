@@ -29,7 +29,7 @@ from quantexp.processes.with_parent import end_with_parent, ended_command, paren
 from quantexp.runs.disk import explanation
 from quantexp.runs.fencing import TakenOverError
 from quantexp.runs.lock import take_lock
-from quantexp.runs.outcome import ENDED_FROM_OUTSIDE
+from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import add_what_ran
 from quantexp.runs.ranks import Rank, RankRecord, end_record, own_rank, write_record
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     for number in signals:
         signal.signal(number, worker.interrupt)
     signal.signal(signal.SIGUSR2, worker.log_end_warning)
-    leave_if_stuck(signals, lambda: worker.context.interrupted or worker.ending, worker.leave)
+    leave_if_stuck(signals, worker.is_ending, worker.leave)
     if arguments.with_parent:
         end_with_parent(parent_from(os.environ))
     return worker.run()
@@ -115,19 +115,37 @@ class Worker:
     def interrupt(self, signum: int, frame: object) -> None:
         """Handle a signal that ends a run.
 
-        The signal has no effect if the run is already ending: a Ctrl-C in a terminal is often followed by a signal from
-        the parent process.
+        A run that can go on from a checkpoint completes its iteration and saves one first; whoever sent the signal
+        kills it if that takes too long. The signal has no effect if the run is already ending: a Ctrl-C in a terminal
+        is often followed by a signal from the parent process.
         """
-        if not self.ending and not self.context.interrupted:
-            self.context.interrupted, self._signal = True, signal.Signals(signum).name
-            raise KeyboardInterrupt
+        context = self.context
+        if self.ending or context.interrupted or context.requests.ends:
+            return
+        self._signal = signal.Signals(signum).name
+        if self._saves_first:
+            context.requests.ends = True
+            return
+        context.interrupted = True
+        raise KeyboardInterrupt
+
+    @property
+    def _saves_first(self) -> bool:
+        """Whether a signal is served after the iteration, by a checkpoint."""
+        return self.context.is_training and self.context.requests.is_possible
+
+    def is_ending(self) -> bool:
+        """Whether a signal that ends the run was taken."""
+        return self.context.interrupted or self.context.requests.ends or self.ending
 
     def leave(self) -> None:
         """End the process from another thread, while the main thread is stuck in one long operation.
 
         The tensors queued by the main thread are written first. The process ends even if these or the final status
-        cannot be written.
+        cannot be written. A run that saves a checkpoint first does that when the operation is over.
         """
+        if self._saves_first:
+            return
         self.context.interrupted = True
         try:
             try:
@@ -141,9 +159,11 @@ class Worker:
             leave_process(130)
 
     def log_end_warning(self, signum: int, frame: object) -> None:
-        """Log the scheduler's warning that the job will end soon; training continues until then."""
-        name = signal.Signals(signum).name
-        LOG.warning("received %s: the scheduler will end this job soon", name)
+        """Log the scheduler's warning; a run that can go on from a checkpoint saves one and ends in time."""
+        name, seconds = signal.Signals(signum).name, self.context.experiment.launcher.warning_s
+        self.context.requests.warn(seconds)
+        does = "a checkpoint is saved before" if self.context.requests.is_possible else "not saved"
+        LOG.warning("received %s: the scheduler will end this job in %d s; %s", name, seconds, does)
 
     def run(self) -> int:
         """Run to the end and return the exit code: 0 completed, 1 failed, 130 interrupted."""
@@ -163,6 +183,8 @@ class Worker:
             return self._end_interrupted()
 
     def _end_interrupted(self) -> int:
+        if self.context.requests.is_at_limit:
+            return self._end(State.PREEMPTED, SAVED_BEFORE_LIMIT, 130)
         if self.context.in_job:  # by the scheduler; the job script's last step determines the cause
             return self._end(State.PREEMPTED, ENDED_FROM_OUTSIDE, 130)
         if self._signal != "SIGINT" and (command := ended_command(os.environ)) is not None:
@@ -272,7 +294,10 @@ class Worker:
             context.set_phase(Phase.BUILDING)
             self._observer = observer = RunObserver(context, device)
             saver = make_saver(context)
+            saver.settle = observer.settle
+            observer.last_save_s = lambda: saver.last_s
             with contextlib.closing(observer), contextlib.closing(saver):
+                context.is_training = True
                 train(
                     experiment,
                     batches.train,
@@ -282,9 +307,13 @@ class Worker:
                     held_out=batches.held_out,
                     start=context.start,
                 )
+                context.is_training = False
                 observer.finish()
                 context.status.trained = now()
                 context.write_status()
+        if context.requests.ends:  # too late to be served
+            context.interrupted = True
+            raise KeyboardInterrupt
         if context.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
             self._draw()
 

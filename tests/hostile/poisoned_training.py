@@ -26,6 +26,7 @@ from quantexp.schema import CheckpointConfig, Experiment
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.state_shards import held_pieces
 from quantexp.training.megatron.trainer import train
+from quantexp.training.requests import Request
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ class Poisoner:
 
     def evaluation(self) -> None:
         self.active = []
+
+    def request(self) -> Request:
+        return Request.NONE
 
     def iteration(self, metrics: Metrics) -> bool:
         self.trace.metrics.append(metrics)

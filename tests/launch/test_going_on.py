@@ -247,9 +247,7 @@ def test_other_versions_of_packages_are_recorded(left: Left) -> None:
 def test_cutting_back_again_changes_nothing(left: Left) -> None:
     """A command that is killed while it cuts back leaves a folder that the next one completes."""
     _, run = left()
-    partial = run.checkpoints / ".iteration_00000006"
-    partial.mkdir()
-    (run.checkpoints / "iteration_00000008.part").mkdir()
+    (run.checkpoints / ".iteration_00000006.removed").mkdir()
     for _ in range(2):
         cut_back(run, None, 4)
         assert iterations(run) == [1, 2, 3, 4]

@@ -42,7 +42,6 @@ INDEX = StateIndex(
     amax_histories={"layer 0 fc1 linear.fprop.x": {"window": 4, "amaxes": [0.1, 1e-38]}},
     files={rank_file(rank): "" for rank in range(3)},
     nonfinite=2,
-    ranks=[{"captured": 7}, {}, {}],
 )
 
 

@@ -106,7 +106,7 @@ def parameters(request: Request, before: Sequence[str], after: Sequence[str]) ->
         "mail_type": launcher.mail_type,
         "dependency": request.dependency,
         # A warning signal right at the start would kill ranks that have no handler yet.
-        "signal_delay_s": min(launcher.signal_s, 30 * launcher.time_min),
+        "signal_delay_s": launcher.warning_s,
         "array_parallelism": request.throttle or request.num_tasks,
         "wckey": None,
         "additional_parameters": {k: v for k, v in further.items() if v is not None},

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -229,6 +230,19 @@ class Recorder:
             with self._stops_where_full():
                 self.store.flush()
             self._report()
+
+    def settled(self) -> list[Path]:
+        """Wait, on another thread than the one that records, until all that was sent is written; the rank's lists.
+
+        Raises:
+            CaptureError: it cannot be written, and `capture.train_on_if_full` is false.
+        """
+        try:
+            self.store.queue.flush()
+        except CaptureError:
+            if not self.config.train_on_if_full:
+                raise
+        return self.store.lists()
 
     @contextlib.contextmanager
     def _stops_where_full(self) -> Iterator[None]:

@@ -235,6 +235,11 @@ class CaptureStore:
         self.send()
         self.queue.flush()
 
+    def lists(self) -> list[Path]:
+        """The lists that this rank has begun."""
+        files = [part_of(self.folder / name, self.rank) for name in (MANIFEST, STATISTICS)]
+        return [file for file in files if file.exists()]
+
     def close(self) -> None:
         """Finish the queue, ignoring errors."""
         with contextlib.suppress(CaptureError):

@@ -11,6 +11,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 from quantexp.training.megatron.state_shards import RankState
+from quantexp.training.requests import Request
 
 
 class Saver(Protocol):
@@ -77,3 +78,6 @@ class Observer(Protocol):
 
     def iteration(self, metrics: Metrics) -> bool:
         """An iteration is complete; False ends the run as completed."""
+
+    def request(self) -> Request:
+        """What this rank is asked to do after the iteration; the loop takes the largest of all ranks."""

@@ -29,12 +29,17 @@ def gather(value: T) -> list[T]:
 
 def any_rank(flag: bool) -> bool:
     """Whether the flag is true on at least one rank."""
+    return bool(largest(int(flag)))
+
+
+def largest(number: int) -> int:
+    """The largest number of all ranks, within 32 bits."""
     if torch.distributed.get_world_size() == 1:
-        return flag
+        return number
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    flags = torch.tensor(flag, dtype=torch.int32, device=device)
-    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
-    return bool(flags)
+    numbers = torch.tensor(number, dtype=torch.int32, device=device)
+    torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
+    return int(numbers)
 
 
 def sum_over_stages(x: Tensor) -> Tensor:

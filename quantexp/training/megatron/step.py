@@ -100,6 +100,8 @@ class Stepper:
         self.copies = WeightCopies()
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
+        #: Steps left out in a row before the first one here.
+        self.nonfinite = 0
         start = load_initial_weights(self.chunks, experiment, own)
         place = self.layout.place(torch.distributed.get_rank())
         self.parts = parts_of(self.chunks, experiment.model, self.layout, place)
@@ -157,6 +159,7 @@ class Stepper:
             return
         index = load_state(start.weights, self.optimizer, self.parts, self.models)
         self.scheduler.step(index.schedule_steps)
+        self.nonfinite = index.nonfinite
         self.step_state.load_state_dict(index.amax_histories, self.device)
 
     def step(

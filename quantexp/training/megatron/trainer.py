@@ -26,7 +26,7 @@ from quantexp.quant.whole_amax import use_reduction
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
-from quantexp.training.megatron.collectives import gather, reduce_amax
+from quantexp.training.megatron.collectives import gather, largest, reduce_amax
 from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.model import first_layer
 from quantexp.training.megatron.operand_positions import Positions
@@ -34,6 +34,7 @@ from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.schedule import MIN_LOSS_SCALE
 from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Spec, Stepper
+from quantexp.training.requests import Request, may_be_asked
 
 
 def train(
@@ -59,6 +60,7 @@ def train(
         start: the run's own checkpoint, from which it goes on; None begins at its first iteration.
 
     Raises:
+        KeyboardInterrupt: a request ended the run; its checkpoint is whole.
         RunError: the loss or gradient was not finite in too many consecutive iterations, or the last step left a
             weight that is not finite.
         DataError: the initial weights do not fit the model.
@@ -92,7 +94,7 @@ def _train(
     if saver is not None:
         stepper.before_update = saver.before_update
     starts = changes(experiment.quant)
-    nonfinite = 0
+    nonfinite, is_asked = stepper.nonfinite, may_be_asked(experiment.checkpoint)
     first, last = first_iteration(experiment, start), experiment.training.iterations
     for iteration in range(first, last + 1):
         changed = iteration in starts or iteration == first
@@ -111,15 +113,18 @@ def _train(
         if nonfinite:
             _stop_if_configured(experiment.training, metrics, nonfinite)
         ends = iteration == last or not continues
-        saves = is_saved(experiment.checkpoint, iteration, ends)
+        request = Request(largest(observer.request())) if is_asked else Request.NONE
+        saves = is_saved(experiment.checkpoint, iteration, ends) or request is not Request.NONE
         if ends or saves:
             stepper.gather_parameters()
         if ends:
             _require_finite_weights(stepper.chunks, iteration)
         if saver is not None and saves:
             saver.save(iteration, stepper.chunks, stepper.state, nonfinite)
-        if saver is not None and ends:
+        if saver is not None and (ends or request is Request.END):
             saver.finish()
+        if request is Request.END and not ends:
+            raise KeyboardInterrupt
         if not continues:
             return
 

@@ -21,6 +21,7 @@ from quantexp.training.megatron import step
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 from quantexp.training.megatron.trainer import train
+from quantexp.training.requests import Request
 
 Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
@@ -53,6 +54,9 @@ class RecordingObserver:
 
     def evaluation(self) -> None:
         pass
+
+    def request(self) -> Request:
+        return Request.NONE
 
     def iteration(self, metrics: Metrics) -> bool:
         self.metrics.append(metrics)
