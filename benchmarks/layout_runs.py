@@ -191,8 +191,7 @@ def _train_case(folder: Path) -> None:
     from quantexp.model.layout import Layout
     from quantexp.runs.paths import RunDir
     from quantexp.runs.ranks import own_rank
-    from quantexp.training.requests import Request
-from quantexp.training.context import RunContext
+    from quantexp.training.context import RunContext
     from quantexp.training.megatron.data_loader import rank_batches
     from quantexp.training.megatron.session import session
     from quantexp.training.megatron.trainer import train
@@ -243,7 +242,9 @@ class _Observer:
     def evaluation(self) -> None:
         pass
 
-    def request(self) -> Request:
+    def request(self) -> Any:
+        from quantexp.training.requests import Request
+
         return Request.NONE
 
     def iteration(self, metrics: Any) -> bool:
