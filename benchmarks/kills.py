@@ -111,7 +111,7 @@ def kill_and_go_on(words: Sequence[str], root: Path, kills: int, seed: int) -> K
             shutil.rmtree(folder_in(root))  # the kills came too late; another round
     killed.folder = run(words, root)
     restarts = json.loads((killed.folder / "status.json").read_text())["restarts"]
-    killed.lost = sum(each["iteration"] - (each["goes_on_from"] or 0) for each in restarts)
+    killed.lost = sum(each["lost"] for each in restarts)
     return killed
 
 

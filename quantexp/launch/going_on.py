@@ -211,6 +211,7 @@ def status_of(
         "reason": reason or before.reason or f"ended without recording why, {before.state.value}",
         "iteration": before.iteration,
         "goes_on_from": point.iteration,
+        "lost": point.lost,
         "requeued": requeued,
         "changed": list(point.changed),
     }

@@ -47,6 +47,11 @@ class Submission:
         return self.root / "submission.sh"
 
     @property
+    def chain(self) -> Path:
+        """The ids of the jobs of a chain, of which each goes on with the runs of the one before."""
+        return self.root / "chain.json"
+
+    @property
     def plan(self) -> Path:
         """The division of work beside training into tasks."""
         return self.root / "plan.json"

@@ -114,6 +114,8 @@ class Restart(TypedDict, total=False):
     iteration: Count
     #: The checkpoint that the run goes on from; None if it begins again.
     goes_on_from: Count | None
+    #: The iterations that are computed again.
+    lost: Count
     #: Whether the scheduler started it, and not the user.
     requeued: bool
     #: What is not as at the start before it: the number of processes, the layout, the source.

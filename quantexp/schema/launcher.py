@@ -79,6 +79,9 @@ class SlurmConfig(JobConfig):
     srun_args: list[str] = field(default_factory=list, metadata=limits(_ONE_LINE))
     #: How often the scheduler may restart a run (preemption, requeue, a lost node) before it counts as failed.
     max_requeue: int = limited(3, *between(0, 1_000_000))
+    #: Further jobs that wait for the end of a run's job (afterany) and go on with the run, instead of requeues: for
+    #: sites that forbid those.
+    chain: int = limited(0, *between(0, 1_000))
     #: Seconds before the time limit at which a run receives a warning signal. A run with checkpoint.optimizer trains on
     #: and saves as late as its last save allows, so this must exceed a save and an iteration.
     signal_s: int = limited(300, *between(1, 65_535))
@@ -109,6 +112,11 @@ class LauncherConfig(SlurmConfig):
     def warning_s(self) -> int:
         """Seconds before the time limit at which a run is warned: at most half of it."""
         return min(self.signal_s, 30 * self.time_min)
+
+    @property
+    def most_restarts(self) -> int:
+        """How often a run may start again by itself."""
+        return self.chain or self.max_requeue
 
     @property
     def is_local(self) -> bool:

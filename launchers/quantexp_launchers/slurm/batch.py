@@ -64,11 +64,18 @@ class Array:
 
     batch: Batch
     job_ids: tuple[str, ...]
+    #: The ids of the arrays that go on with its runs, one after another.
+    chained: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
         """The array's job id: 123."""
         return base_id(self.job_ids[0])
+
+    @property
+    def last_id(self) -> str:
+        """The id of the array after which all runs have ended."""
+        return self.chained[-1] if self.chained else self.id
 
 
 @dataclass(frozen=True)
@@ -142,9 +149,9 @@ def dependency(batch: Batch, sent: Sequence[Array], elsewhere: Iterable[str] = (
         elsewhere: job ids of other submissions that execute runs of an earlier stage.
     """
     earlier = [array for array in sent if array.batch.stage < batch.stage]
-    ok = [*(array.id for array in earlier), *elsewhere]
+    ok = [*(array.last_id for array in earlier), *elsewhere]
     lane = [array for array in sent if array.batch.lane == batch.lane and array not in earlier]
-    any_end = [array.id for array in lane] if batch.throttle is not None else []
+    any_end = [array.last_id for array in lane] if batch.throttle is not None else []
     words = [
         ":".join([kind, *ids]) for kind, ids in (("afterok", ok), ("afterany", any_end)) if ids
     ]

@@ -31,6 +31,7 @@ from quantexp.runs.fencing import is_ours, take_over
 from quantexp.runs.lock import take_lock
 from quantexp.runs.outcome import (
     ENDED_FROM_OUTSIDE,
+    SAVED_BEFORE_LIMIT,
     UnresponsiveError,
     by_signal,
     record_end,
@@ -40,7 +41,15 @@ from quantexp.runs.outcome import (
 from quantexp.runs.paths import RunDir, Submission
 from quantexp.runs.ranks import RANK_MAY_WAIT, log_end, outcome_of_ranks, record_silent_end
 from quantexp.runs.snapshot import check_snapshot
-from quantexp.runs.status import State, Status, now, read_status, requeues, write_status
+from quantexp.runs.status import (
+    State,
+    Status,
+    now,
+    read_json,
+    read_status,
+    requeues,
+    write_status,
+)
 from quantexp.runs.sweep_list import read_tasks
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.training.log import LOG, log_to_stderr
@@ -55,7 +64,7 @@ from quantexp_launchers.slurm.ends import (
     restart_reason,
     too_many_requeues,
 )
-from quantexp_launchers.slurm.states import JobState
+from quantexp_launchers.slurm.states import JobState, SlurmJob
 
 #: `begin`'s exit code if the run has ended, or belongs to another submission.
 NOTHING_TO_DO = 75
@@ -146,16 +155,24 @@ def begin(task: Task) -> int:
     """
     if not task.run.root.is_dir():
         raise RunError(f"the run folder {task.run.root} is gone; submit the run again")
-    if task.starts_before and _is_task_s(read_status(task.run.status), task):
+    if _has_earlier_start(task, read_status(task.run.status)):
         take_over(task.run)  # ends the processes of an earlier start on a lost node
     try:
         with _locked(task.run):
             return _begin(task)
     except RunInUseError as error:
-        if not 0 < task.starts_before < read(task.run.config).launcher.max_requeue:
+        launcher = read(task.run.config).launcher
+        if launcher.chain or not 0 < task.starts_before < launcher.max_requeue:
             raise
         LOG.warning(f"{error}; the job is requeued")
         return REQUEUE
+
+
+def _has_earlier_start(task: Task, status: Status | None) -> bool:
+    """Whether this job, or the one before it in a chain, may still run on a lost node."""
+    if status is None or not _is_task_s(status, task):
+        return False
+    return task.starts_before > 0 or status.job_id not in (None, task.job_id)
 
 
 def _begin(task: Task) -> int:
@@ -166,6 +183,9 @@ def _begin(task: Task) -> int:
     if status.state in (State.COMPLETED, State.CANCELLED):
         LOG.info(f"{task.run.root} is {status.state.value} already")
         return NOTHING_TO_DO
+    if status.state is State.FAILED and not task.starts_before:  # in an earlier job of a chain
+        LOG.info(f"{task.run.root} has failed: {status.reason}")
+        return 1
     try:
         check_snapshot(task.snapshot)
         experiment = read(task.run.config)
@@ -189,7 +209,7 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
     from quantexp.launch.going_on import RESERVE_BYTES, continuation, cut_back, status_of
 
     printed = cause_printed(task.submission.printed(task.job_id), before.started)
-    reason, max_requeue = restart_reason(before, printed), experiment.launcher.max_requeue
+    reason, max_requeue = restart_reason(before, printed), experiment.launcher.most_restarts
     if len(requeues(before)) >= max_requeue:
         why = too_many_requeues([*reasons(before), reason], max_requeue)
         record_end(task.run, State.FAILED, why)
@@ -221,6 +241,7 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
                 "reason": reason,
                 "iteration": before.iteration,
                 "goes_on_from": None,
+                "lost": before.iteration,
                 "requeued": True,
                 "changed": [],
             },
@@ -298,19 +319,41 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
         launcher = experiment.launcher
         finish_capture(task.run.captured(experiment.capture.dir))
         printed = cause_printed(task.submission.printed(task.job_id), status.started)
-        ending = ending_job(job, task.starts_before)
+        ending = ending_job(job, task.starts_before) or _before_limit(task, status, launcher)
         if status.state is State.COMPLETED and (code == 0 or _all_completed(task.run, launcher)):
             return 0
         if ending is None:
             return _end_by_itself(task, launcher, code, has_record=bool(job))
         first = next_iteration(task.run)
-        record_end(
-            task.run, *end_in_job(ending, status, launcher.max_requeue, printed, first=first)
-        )
+        most = launcher.most_restarts
+        record_end(task.run, *end_in_job(ending, status, most, printed, first=first))
+        if launcher.chain:
+            _pass_on(task)
+            return 1
     # SLURM itself requeues in the other cases.
     needs_request = ending.state in (JobState.PREEMPTED, JobState.TIMEOUT)
     may_requeue = len(requeues(status)) < launcher.max_requeue and is_requeued(ending, first)
     return REQUEUE if needs_request and may_requeue else 1
+
+
+def _before_limit(task: Task, status: Status, launcher: LauncherConfig) -> SlurmJob | None:
+    """The end of a job whose run saved a checkpoint and ended just before the time limit."""
+    if (status.state, status.reason) != (State.PREEMPTED, SAVED_BEFORE_LIMIT):
+        return None
+    return SlurmJob(task.job_id, "", JobState.TIMEOUT, time_limit_min=launcher.time_min)
+
+
+def _pass_on(task: Task) -> None:
+    """Let the ledger look at the next job of a chain, which waits and goes on with the run."""
+    status, file = read_status(task.run.status), task.submission.chain
+    if status is None or status.state is not State.PREEMPTED or not file.exists():
+        return
+    own, _, index = task.job_id.partition("_")
+    chain = [str(each) for each in read_json(file)]
+    if own in chain[:-1]:
+        following = chain[chain.index(own) + 1]
+        status.job_id = f"{following}_{index}" if index else following
+        write_status(task.run.status, status)
 
 
 def _end_by_itself(task: Task, launcher: LauncherConfig, code: int, *, has_record: bool) -> int:

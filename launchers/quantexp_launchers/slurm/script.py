@@ -83,7 +83,7 @@ def parameters(request: Request, before: Sequence[str], after: Sequence[str]) ->
     """The request as submitit's parameters; options that submitit does not know become additional options of sbatch."""
     launcher = request.launcher
     further: dict[str, Any] = {
-        "requeue" if launcher.max_requeue else "no-requeue": True,
+        "requeue" if launcher.max_requeue and not launcher.chain else "no-requeue": True,
         "reservation": launcher.reservation,
         "gpus-per-node": _gpus(launcher),
         "kill-on-invalid-dep": "yes" if request.dependency else None,

@@ -48,7 +48,7 @@ from quantexp_launchers.slurm.check import check_script
 from quantexp_launchers.slurm.clients import ClientError, run_client
 from quantexp_launchers.slurm.scheduler import require_slurm, submit_script
 from quantexp_launchers.slurm.script import run_script
-from quantexp_launchers.slurm.states import ids_of_tasks
+from quantexp_launchers.slurm.states import base_id, ids_of_tasks
 from quantexp_launchers.slurm.submitted import print_submitted
 
 #: Seconds to wait for other submitters of the same runs.
@@ -179,6 +179,22 @@ def submit_batch(batch: Batch) -> list[str]:
     return ids_of_tasks(job_id, batch.num_tasks)
 
 
+def submit_chain(batch: Batch, first: str) -> tuple[str, ...]:
+    """Submit the jobs that go on with a batch's runs, each after the end of the one before; their ids.
+
+    Raises:
+        RunError: as `submit_script`.
+    """
+    ids = [first]
+    for _ in range(batch.launcher.chain):
+        link = dataclasses.replace(batch, dependency=f"afterany:{ids[-1]}")
+        file = Submission(batch.folder).script.with_name(f"submission-{len(ids)}.sh")
+        ids.append(submit_script(run_script(link), file, batch.launcher))
+    if batch.launcher.chain:
+        write_json(Submission(batch.folder).chain, ids)
+    return tuple(ids[1:])
+
+
 def planned(experiment: Experiment, run: Path) -> Batch:
     """The batch of one run as it would be submitted, with placeholders for the time and id in its name.
 
@@ -249,7 +265,8 @@ def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened
             after = dependency(batch, arrays, filter(None, elsewhere))
             batch = dataclasses.replace(batch, dependency=after, umask=current_umask())
             _announce(batch)
-            arrays.append(Array(batch, tuple(submit_batch(batch))))
+            ids = tuple(submit_batch(batch))
+            arrays.append(Array(batch, ids, submit_chain(batch, base_id(ids[0]))))
     except BaseException as error:
         _withdraw(to_send, str(error) or type(error).__name__)
         raise
