@@ -25,11 +25,12 @@ from quantexp.config.load import from_plain, plain, read
 from quantexp.errors import ConfigError, RunError
 from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import Standing, launcher_of
-from quantexp.launch.going_on import differs_in_layout_alone, next_iteration
+from quantexp.launch.going_on import differs_in_layout_alone
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standings
 from quantexp.launch.refusal import Request, require_memory
+from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.device import device_class
 from quantexp.runs.find import UNNAMED, Missing, Scope, scope
 from quantexp.runs.paths import RunDir

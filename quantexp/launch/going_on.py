@@ -23,7 +23,7 @@ from quantexp.config.load import read
 from quantexp.errors import ConfigError, DataError, UnreadableError
 from quantexp.launch.reuse import covers
 from quantexp.model.checkpoint_hashes import HASHES, require_intact
-from quantexp.model.checkpoints import STATE, STATE_INDEX, folder_of, saved_iterations
+from quantexp.model.checkpoints import folder_of, resumable, saved_iterations
 from quantexp.model.layout import Layout
 from quantexp.model.retention import remove
 from quantexp.reading.json_files import lines_of, value_of
@@ -77,20 +77,6 @@ def lost_words(lost: int) -> str:
     if lost == 0:
         return "nothing is lost"
     return f"{lost:,} {'iteration is' if lost == 1 else 'iterations are'} computed again"
-
-
-def resumable(run: RunDir) -> list[int]:
-    """The iterations whose checkpoint has the training state, ascending; they are not checked."""
-    return [
-        iteration
-        for iteration in saved_iterations(run)
-        if (folder_of(run, iteration) / STATE / STATE_INDEX).is_file()
-    ]
-
-
-def next_iteration(run: RunDir) -> int:
-    """The iteration at which a run goes on if its newest checkpoint is undamaged; 1 without a checkpoint."""
-    return max(resumable(run), default=0) + 1
 
 
 def differs_in_layout_alone(content: dict[str, Any], run: RunDir) -> bool:

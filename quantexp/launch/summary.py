@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp.folders import short_path
-from quantexp.launch.going_on import next_iteration
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
 from quantexp.launch.progress import captured_size, tokens_words
-from quantexp.model.checkpoints import saved_iterations
+from quantexp.model.checkpoints import next_iteration, saved_iterations
 from quantexp.model.label import describe_model
 from quantexp.quant.label import describe_format, describe_scheme
 from quantexp.quant.slots import WORKING

@@ -108,6 +108,20 @@ def saved_iterations(run: RunDir) -> list[int]:
     return sorted(filter(None, map(iteration_of, run.checkpoints.iterdir())))
 
 
+def resumable(run: RunDir) -> list[int]:
+    """The iterations whose checkpoint has the training state, ascending; they are not checked."""
+    return [
+        iteration
+        for iteration in saved_iterations(run)
+        if (folder_of(run, iteration) / STATE / STATE_INDEX).is_file()
+    ]
+
+
+def next_iteration(run: RunDir) -> int:
+    """The iteration at which a run goes on if its newest checkpoint is undamaged; 1 without a checkpoint."""
+    return max(resumable(run), default=0) + 1
+
+
 def iteration_of(folder: Path) -> int | None:
     """The iteration of a complete checkpoint's folder, from 1; None for any other path."""
     name = _NAME.fullmatch(folder.name)

@@ -15,6 +15,7 @@ from quantexp.cli.resume import failed, interrupted, start_again
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
 from quantexp.launch.attempt import open_run, with_absolute_paths
+from quantexp.model.checkpoints import STATE, STATE_INDEX, folder_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status, write_status
 from quantexp.schema import Experiment
@@ -114,12 +115,38 @@ def test_other_changes_are_refused(
         start_again(None, root, interrupted, [word], QUIET)
 
 
-def test_change_that_makes_another_run_is_refused(left: Callable[..., RunDir], root: Path) -> None:
-    left(State.CANCELLED, "training.global_batch_size=2", "training.micro_batch_size=1")
-    with pytest.raises(
-        RunError, match=r"would be another run now \(.*\): its data, device, number"
-    ):
+TWO_SHARE = ("training.global_batch_size=2", "training.micro_batch_size=1")
+
+
+def test_run_whose_numerics_changed_is_refused(left: Callable[..., RunDir], root: Path) -> None:
+    run = left(State.CANCELLED, *TWO_SHARE)
+    recorded = json.loads(run.provenance.read_text())
+    recorded["identity"]["numerics"] -= 1
+    run.provenance.write_text(json.dumps(recorded))
+    with pytest.raises(RunError, match=r"would be another run now \(.*\): its data, device or the"):
         start_again(None, root, interrupted, ["launcher.num_processes=2"], QUIET)
+
+
+def test_other_layout_needs_a_checkpoint(left: Callable[..., RunDir], root: Path) -> None:
+    left(State.CANCELLED, *TWO_SHARE)
+    with pytest.raises(RunError, match="has no checkpoint to go on from in another layout; start"):
+        start_again(None, root, interrupted, ["launcher.num_processes=2"], QUIET)
+
+
+def test_run_keeps_its_folder_in_another_layout_and_leaves_the_first_one_alone(
+    left: Callable[..., RunDir], root: Path, launched: list[tuple[Experiment, int]]
+) -> None:
+    run = left(State.CANCELLED, *TWO_SHARE)
+    state = folder_of(run, 1) / STATE
+    state.mkdir(parents=True)
+    (state / STATE_INDEX).write_text("{}")
+    console = Console(record=True, width=160)
+    start_again(None, root, interrupted, ["launcher.num_processes=2"], console)
+    assert "1 run goes on from the last checkpoint" in console.export_text()
+    start_again(None, root, interrupted, ["launcher.num_threads=1"], QUIET)
+    (other, _), (same, _) = launched
+    assert (other.paths.run, other.launcher.num_processes) == (run.root.name, 2)
+    assert same.paths.run is None
 
 
 def test_nothing_to_start_is_an_error(left: Callable[..., RunDir], root: Path) -> None:

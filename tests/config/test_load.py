@@ -330,7 +330,7 @@ def test_sweep_is_no_key_of_a_run(tmp_path: Path) -> None:
     text = (tmp_path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(text + "sweep: {seeds: 2}\n")
     with pytest.raises(
-        ConfigError, match=r"unknown key sweep; allowed in the root: model, .*force$"
+        ConfigError, match=r"unknown key sweep; allowed in the root: model, .*code$"
     ):
         read(tmp_path / "config.yaml")
 

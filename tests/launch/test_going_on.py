@@ -12,9 +12,15 @@ import pytest
 from quantexp.config.load import read
 from quantexp.errors import RunError
 from quantexp.launch.attempt import open_run
-from quantexp.launch.going_on import continuation, cut_back, next_iteration, whole
+from quantexp.launch.going_on import continuation, cut_back, whole
 from quantexp.model.checkpoint_hashes import HASHES, record_hashes
-from quantexp.model.checkpoints import STATE, STATE_INDEX, folder_of, saved_iterations
+from quantexp.model.checkpoints import (
+    STATE,
+    STATE_INDEX,
+    folder_of,
+    next_iteration,
+    saved_iterations,
+)
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
 from quantexp.runs.status import State, Status, read_status, requeues, write_status

@@ -275,7 +275,7 @@ def test_interrupted_run_is_followed_by_how_to_continue_it(
             2,
             0,
             [
-                "2 of 3 runs are left. To run them, each from its first iteration:",
+                "2 of 3 runs are left. To run them, each from its last checkpoint:",
                 "  quantexp resume runs/sweeps/1.json",
             ],
         ),

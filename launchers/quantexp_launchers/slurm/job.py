@@ -24,7 +24,7 @@ from pathlib import Path
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError, RunError, RunInUseError
-from quantexp.launch.going_on import next_iteration
+from quantexp.model.checkpoints import next_iteration
 from quantexp.processes.silence import Watch
 from quantexp.processes.watched_child import end_child, end_like, run_in_child
 from quantexp.runs.fencing import is_ours, take_over

@@ -26,7 +26,7 @@ from quantexp.launch.backend import (
     has_recorded_end,
     reread,
 )
-from quantexp.launch.going_on import next_iteration
+from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.lock import is_locked
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.ranks import log_end

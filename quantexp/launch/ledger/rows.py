@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantexp.launch.backend import Standing
-from quantexp.launch.going_on import next_iteration
+from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import MISSING, UNREADABLE, State, Status

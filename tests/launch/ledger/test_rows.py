@@ -16,7 +16,7 @@ KEYS = [
     *("run", "path", "state", "alive", "reason", "where", "note", "phase"),
     *("phase_since", "current_iteration", "micro_batch"),
     *("iteration", "iterations", "loss", "tokens_per_s", "capture", "time_left_s"),
-    *("host", "pid", "job_id", "submission", "restarts"),
+    *("host", "pid", "job_id", "submission", "goes_on_at", "restarts"),
     *("created", "started", "updated", "finished"),
 ]
 RUN = RunDir(Path("/r/m_d_bf16-1"))

@@ -120,7 +120,7 @@ def test_signal_ends_the_running_run_and_the_table_is_still_printed(
     assert output_of(console).count("stopping: writing captured tensors, 20 s at most") == 1
     (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")
     assert output_of(console).splitlines()[-2:] == [
-        "3 of 3 runs are left. To run them, each from its first iteration:",
+        "3 of 3 runs are left. To run them, each from its last checkpoint:",
         f"  quantexp resume {file}",
     ]
 
@@ -145,7 +145,7 @@ def test_failed_run_of_an_interrupted_sweep_is_left_to_retry(
         run_points([(make(seed), 0) for seed in (1, 2, 3)], console)
     (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")
     assert output_of(console).splitlines()[-4:] == [
-        "2 of 3 runs are left. To run them, each from its first iteration:",
+        "2 of 3 runs are left. To run them, each from its last checkpoint:",
         f"  quantexp resume {file}",
         "1 failed. To run them again:",
         f"  quantexp retry {file}",
