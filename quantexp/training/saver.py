@@ -153,6 +153,9 @@ class CheckpointSaver:
             self._write_part(save, tensors)
             if self.context.rank.leads:
                 self._complete(save)
+        except Exception as error:  # training raises it later, unless another error ends it before
+            LOG.error(first_line(error))
+            raise
         finally:
             if self.experiment.checkpoint.asynchronous:
                 for tensor in tensors.values():

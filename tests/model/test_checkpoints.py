@@ -115,7 +115,7 @@ def test_disk_that_fills_up_fails_the_run_with_the_reason(
     def fails(*args: Any) -> Iterator[Any]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("quantexp.training.megatron.publish._write", fails)
+    monkeypatch.setattr("quantexp.model.publish._write", fails)
     run = run_tiny("checkpoint.at_end=true", "capture=off", expect=1)
     status = read_status(run.status)
     assert status is not None
