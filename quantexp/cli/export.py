@@ -33,7 +33,7 @@ from quantexp.model.checkpoints import (
     is_published,
     saved_iterations,
 )
-from quantexp.model.huggingface.weights import CONFIG
+from quantexp.model.huggingface.file_names import CONFIG
 from quantexp.model.publish import write_published
 from quantexp.model.saved_tensors import SavedTensors
 from quantexp.model.training_state import read_index

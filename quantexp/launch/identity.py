@@ -28,8 +28,9 @@ from quantexp.errors import DataError
 from quantexp.folders import user_path
 from quantexp.formats.types import Rounding
 from quantexp.model.checkpoints import require_published
+from quantexp.model.huggingface.file_names import CONFIG
 from quantexp.model.huggingface.fit import fitting_weights, require_same_numbers
-from quantexp.model.huggingface.weights import CONFIG, open_weights
+from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively

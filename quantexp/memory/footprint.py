@@ -4,7 +4,7 @@ The training state is exact (weights, main gradients, master weights, Adam's two
 weights kept within a step (`quantexp.quant.weight_cache.policy`). Activations are counted tensor by tensor
 (`quantexp.memory.activations`). `temporaries` is the additional memory at the peak of a step. On a CPU there are also
 `scratch`, the buffers of quantised operands and of 16-bit products through fp32, and `heap`, freed tensors that the C
-library keeps.
+library keeps, and `checkpoint`, the copy of what a rank saves.
 """
 
 from __future__ import annotations

@@ -129,10 +129,10 @@ def misfit(
 ) -> Misfit | None:
     """The changes that make a run fit; None if it fits, or if the available memory is unknown.
 
-    Candidates are a shorter queue of captured tensors, no weight cache, fused attention (or tiled, where the scheme
-    forbids that), recomputation, a micro-batch of one sequence and bf16, each alone, then cumulatively, then with a
-    shorter sequence, or fewer layers, in addition to all of them. Further candidates are fewer processes, a larger
-    request of memory, and the quick test.
+    Candidates are a shorter queue of captured tensors, saving without a copy, no weight cache, fused attention (or
+    tiled, where the scheme forbids that), recomputation, a micro-batch of one sequence and bf16, each alone, then
+    cumulatively, then with a shorter sequence, or fewer layers, in addition to all of them. Further candidates are
+    fewer processes, a larger request of memory, and the quick test.
 
     Args:
         experiment: the run.

@@ -17,7 +17,8 @@ import xxhash
 
 from quantexp.errors import DataError, UnreadableError
 from quantexp.model.checkpoints import STATE, STATE_INDEX, iteration_of
-from quantexp.model.huggingface.weights import CONFIG, INDEX, open_weights
+from quantexp.model.huggingface.file_names import CONFIG, INDEX
+from quantexp.model.huggingface.weights import open_weights
 from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import typed
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantexp.errors import ConfigError, DataError, RunError
+from quantexp.model.huggingface.file_names import INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
-from quantexp.model.huggingface.weights import INDEX, SINGLE
 from quantexp.model.sizes import element_bytes
 from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment

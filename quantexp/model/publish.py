@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from quantexp.model.finite import require_finite
 from quantexp.model.huggingface.configuration import config_json
+from quantexp.model.huggingface.file_names import CONFIG, INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
-from quantexp.model.huggingface.weights import CONFIG, INDEX, SINGLE
 from quantexp.model.safetensors import (
     content_of,
     dtype_name,

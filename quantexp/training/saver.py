@@ -157,6 +157,9 @@ class CheckpointSaver:
             if self.context.rank.leads:
                 self._complete(save)
             self.last_s = time.monotonic() - start
+        except Exception as error:  # training raises it later, unless another error ends it before
+            LOG.error(first_line(error))
+            raise
         finally:
             if self.experiment.checkpoint.asynchronous:
                 for tensor in tensors.values():
@@ -182,9 +185,12 @@ class CheckpointSaver:
             records = await_records(draft.part, draft.num_ranks, self._is_abandoned)
             complete(draft, self.experiment, records, save.index, lambda: require_ours(run))
         except Exception:
-            discard(draft, GRACE_S)
+            discard(draft, GRACE_S if self._until is None else 0.0)
             raise
-        remove_others(run, self.experiment.checkpoint, save.index.iteration)
+        try:
+            remove_others(run, self.experiment.checkpoint, save.index.iteration)
+        except OSError as error:  # training goes on while the disk has room
+            LOG.warning(f"an old checkpoint was not removed: {error}")
 
     def _is_abandoned(self) -> bool:
         return self._until is not None and time.monotonic() > self._until

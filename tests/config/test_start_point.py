@@ -69,6 +69,38 @@ def test_without_the_optimizer_weights_schedule_and_position_are_restored(
 
 
 @pytest.mark.slow
+def test_checkpoint_in_shards_starts_a_run_as_a_published_one_does(
+    run_tiny: RunTiny, tiny: Tiny
+) -> None:
+    """Padding rows included, which take part in the loss; and no other model."""
+    words = [*FOUR, "checkpoint.every=2", "checkpoint.optimizer=true", "force=true"]
+    whole = run_tiny(*words)
+    start = f"training.start_from={whole.root}@2"
+    numbers = numbers_of(run_tiny(*FOUR, start))
+    run_tiny(*words, "checkpoint.publish=false")
+    left = {path.name for path in folder_of(whole, 2).iterdir()}
+    assert left == {"state", "config.json", "hashes.json"}
+    assert numbers_of(run_tiny(*FOUR, start)) == numbers
+    with pytest.raises(
+        DataError,
+        match=r"training\.start_from=.*@2 does not hold the weights of this .*: model\.ffn_hidden_size is 96 and its",
+    ):
+        identity(tiny(*FOUR, "model.ffn_hidden_size=96", start), "cpu")
+    initial = tiny(*FOUR)
+    initial.model.init_from = str(folder_of(whole, 2))
+    with pytest.raises(
+        DataError, match=r"model\.init_from=.* is a checkpoint without published we"
+    ):
+        identity(initial, "cpu")
+    file = folder_of(whole, 2) / "state" / "rank00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    run = run_tiny(*FOUR, start, "force=true", expect=1)
+    status = read_status(run.status)
+    assert status is not None
+    assert "rank00000.safetensors is damaged: its content is not what was saved" in status.reason
+
+
+@pytest.mark.slow
 def test_another_scheme_is_proved_and_captured_from_its_first_iteration(
     run_tiny: RunTiny,
 ) -> None:

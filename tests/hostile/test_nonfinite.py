@@ -245,7 +245,7 @@ def test_checkpoint_with_a_value_that_is_not_finite_is_never_published(
     monkeypatch.setattr(RunObserver, "iteration", planted)
     monkeypatch.setattr(Stepper, "state", state)
     optimizer = f"checkpoint.optimizer={str(kind != 'weight').lower()}"
-    words = [*SMALL, "training.iterations=4", "checkpoint.every=2", optimizer]
+    words = [*SMALL, "training.iterations=6", "checkpoint.every=2", optimizer]
     run = run_tiny(*words, expect=1)
     status = read_status(run.status)
     assert status is not None

@@ -184,6 +184,20 @@ def test_saved_optimizer_is_divided_too() -> None:
     assert rank.parts_gb["optimizer"] == pytest.approx(rank.parts_gb["weights"] * 6 / 2)
 
 
+def test_copy_of_what_a_rank_saves_takes_memory_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16: the weights have two bytes; with the state, twelve, of which a distributed optimizer has a share."""
+    weights = parts()["weights"]
+    assert parts()["checkpoint"] == 0
+    assert parts("checkpoint.every=1")["checkpoint"] == weights
+    state = ("checkpoint.at_end=true", "checkpoint.optimizer=true")
+    assert parts(*state)["checkpoint"] == pytest.approx(6 * weights)
+    assert parts(*state, "checkpoint.asynchronous=false")["checkpoint"] == 0
+    rank = divided("llama32-1b", 2, *state).parts_gb
+    assert rank["checkpoint"] == pytest.approx(6 * rank["weights"] / 2)
+    monkeypatch.setattr("quantexp.memory.footprint.device_class", lambda _: "NVIDIA H200")
+    assert parts(*state)["checkpoint"] == 0
+
+
 def test_fullest_rank_is_that_of_the_stage_that_needs_most() -> None:
     """The tied embedding is on both ends; the last stage has one layer less and the logits."""
     rank = divided("llama32-1b", 2, "parallel.pipeline=2", "model.num_layers=3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,5 +95,4 @@ def save(run: RunDir, experiment: Experiment, iteration: int) -> None:
     with contextlib.ExitStack() as savers:
         for rank in reversed(range(experiment.launcher.num_processes)):
             saver = savers.enter_context(contextlib.closing(saver_of(run, experiment, rank)))
-            state = state_of(experiment, rank, iteration)
-            saver.save(iteration, CHUNKS, lambda state=state: state, 0)
+            saver.save(iteration, CHUNKS, partial(state_of, experiment, rank, iteration), 0)

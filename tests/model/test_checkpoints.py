@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.launch.attempt import open_run
 from quantexp.model.checkpoints import (
     checkpoint_bytes,
     folder_of,
     iterations_saved,
+    kept,
+    most_at_once,
+    require_published,
     require_room,
     saved_iterations,
 )
@@ -47,6 +50,75 @@ def test_interval_that_saves_nothing_is_refused(tiny: Tiny) -> None:
         ConfigError, match=r"checkpoint\.every must be at most training\.iterations=2, got 3; ch"
     ):
         tiny("checkpoint.every=3")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["checkpoint.every=1", "checkpoint.keep_every=2"],
+            r"checkpoint\.keep_every=2 needs checkpoint\.keep_last=N: without it all stay",
+        ),
+        (
+            ["checkpoint.every=1", "checkpoint.publish=false"],
+            r"checkpoint\.publish=false needs checkpoint\.optimizer=true: a checkpoint without both has",
+        ),
+        (["checkpoint.keep_last=0"], r"checkpoint\.keep_last must be at least 1, got 0"),
+        (
+            ["checkpoint.keep_last=1", "checkpoint.keep_every=0"],
+            r"checkpoint\.keep_every must be at least 1, got 0",
+        ),
+    ],
+)
+def test_keys_that_would_do_nothing_are_refused(tiny: Tiny, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny(*words)
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "left", "most"),
+    [(None, None, 10, 10), (3, None, 3, 4), (1, 5, 2, 3), (2, 5, 3, 4), (20, None, 10, 10)],
+)
+def test_checkpoints_that_stay_and_that_are_there_at_once(
+    keep_last: int | None, keep_every: int | None, left: int, most: int
+) -> None:
+    """Counted by removing after each save what does not stay."""
+    checkpoint = CheckpointConfig(1, keep_last=keep_last, keep_every=keep_every)
+    there: list[int] = []
+    at_once = 0
+    for iteration in range(1, 11):
+        there.append(iteration)
+        at_once = max(at_once, len(there))
+        there = kept(checkpoint, there)
+    assert kept(checkpoint, range(1, 11)) == there
+    assert (len(there), at_once) == (left, most)
+    assert most_at_once(checkpoint, range(1, 11)) == at_once
+    assert most_at_once(checkpoint, []) == 0
+
+
+def test_a_folder_without_published_weights_is_refused_with_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "iteration_00000003"
+    (folder / "state").mkdir(parents=True)
+    with pytest.raises(
+        DataError,
+        match=r"model\.init_from=x is a checkpoint without published weights \(checkpoint\.publish=false\): give the "
+        rf"folder that quantexp export {tmp_path} format=hf iteration=3 writes",
+    ):
+        require_published(folder, "model.init_from=x")
+    (folder / "model.safetensors").write_text("")
+    require_published(folder, "model.init_from=x")
+    require_published(tmp_path / "weights", "model.init_from=x")
+
+
+@pytest.mark.slow
+def test_run_that_keeps_one_checkpoint_is_skipped_with_it(run_tiny: RunTiny, tiny: Tiny) -> None:
+    words = ["capture=off", "checkpoint.every=1", "checkpoint.keep_last=1"]
+    run = run_tiny(*words)
+    assert saved_iterations(run) == [2]
+    with open_run(tiny(*words), "cpu", ["test"]) as (again, _):
+        assert again.skipped is not None
+    with open_run(tiny("capture=off", "checkpoint.every=1"), "cpu", ["test"]) as (again, _):
+        assert again.skipped is None, "the first iteration's is asked for"
 
 
 @pytest.mark.slow
@@ -102,10 +174,22 @@ def test_more_checkpoints_than_the_disk_holds_are_refused(
     monkeypatch.setattr("quantexp.model.checkpoints.shutil.disk_usage", lambda folder: Usage)
     with pytest.raises(
         RunError,
-        match=r"2 checkpoints would take 0\.00\d+ GB, and .* has 1e-06 GB free; raise checkpoint\.every",
+        match=r"2 checkpoints would take 0\.00\d+ GB, and .* has 1e-06 GB free; raise checkpoint\.every, set "
+        r"checkpoint\.keep_last=N, or",
     ):
         require_room(tiny("checkpoint.every=1"), tmp_path)
     require_room(tiny(), tmp_path)
+    for words, number in [
+        (["checkpoint.optimizer=true"], 4),
+        (["checkpoint.optimizer=true", "checkpoint.keep_last=1"], 2),
+        ([], 5),  # the shards of one, until its published form is made
+    ]:
+        experiment = tiny("checkpoint.every=1", "training.iterations=4", *words)
+        Usage.free = number * checkpoint_bytes(experiment)
+        require_room(experiment, tmp_path)
+        Usage.free -= 1
+        with pytest.raises(RunError):
+            require_room(experiment, tmp_path)
 
 
 @pytest.mark.slow
@@ -115,7 +199,7 @@ def test_disk_that_fills_up_fails_the_run_with_the_reason(
     def fails(*args: Any) -> Iterator[Any]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("quantexp.training.megatron.publish._write", fails)
+    monkeypatch.setattr("quantexp.model.publish._write", fails)
     run = run_tiny("checkpoint.at_end=true", "capture=off", expect=1)
     status = read_status(run.status)
     assert status is not None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantexp.errors import DataError, UnreadableError
+from quantexp.model.huggingface.file_names import CONFIG, INDEX, SINGLE
 from quantexp.model.safetensors import content_of
 from quantexp.model.safetensors_header import Entry, read_header
 from quantexp.reading.json_files import require_json
@@ -25,8 +26,6 @@ from quantexp.reading.json_files import require_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-CONFIG = "config.json"
 #: Supported dtypes by the format's names: torch's name, and bytes per element.
 DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
 #: For a tensor larger than all pieces together, this many equally spaced pieces of this many bytes are hashed.

@@ -118,6 +118,8 @@ def _train(
         if ends or saves:
             stepper.gather_parameters()
         if ends:
+            if saver is not None:
+                saver.finish()  # the error of an earlier checkpoint comes first
             _require_finite_weights(stepper.chunks, iteration)
         if saver is not None and saves:
             saver.save(iteration, stepper.chunks, stepper.state, nonfinite)

@@ -1,0 +1,175 @@
+"""How long a save holds up the step, beside a copy of the same tensors in memory.
+
+    python benchmarks/saving.py [--turns 15] [WORDS ...]
+
+A model with its optimizer makes one step. Then, by turns, a checkpoint with the training state is saved, of which the
+time until training may go on counts, and each of its tensors is copied to a warm buffer (`copy_`). Before each turn the
+background is done and everything is on the disk. The first turns of both are left out: they allocate the memory. The
+step after a save runs beside the background; how much longer it takes is shown too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+#: 17 million parameters: 12 bytes of training state for each.
+_WORDS = [
+    *("training=fast", "model.num_layers=4", "model.hidden_size=512", "model.ffn_hidden_size=2048"),
+    *("model.num_attention_heads=8", "model.num_query_groups=8", "model.head_dim=64"),
+    *("training.seq_length=64", "training.micro_batch_size=1", "training.global_batch_size=1"),
+    *("training.warmup_iterations=0", "capture=off", "checkpoint.optimizer=true"),
+    *("checkpoint.every=1", "checkpoint.keep_last=1"),
+]
+
+
+class _Turns:
+    """A saver that takes turns with plain copies after each step."""
+
+    def __init__(self, saver: Any) -> None:
+        self.saver = saver
+        self.buffers: dict[str, Any] = {}
+        #: Seconds: of holding up the step, of copying, of the background, of a step beside it and of one at rest.
+        self.held_up: list[float] = []
+        self.copied: list[float] = []
+        self.background: list[float] = []
+        self.steps: dict[bool, list[float]] = {True: [], False: []}
+        self.num_bytes = 0
+        self._resumed = 0.0
+        self._is_beside = False
+
+    def save(self, iteration: int, chunks: Any, state: Callable[[], Any], nonfinite: int) -> None:
+        if self._resumed:
+            self.steps[self._is_beside].append(time.perf_counter() - self._resumed)
+        self.saver.finish()
+        saves: list[Callable[[], object]] = [
+            lambda: self.held_up.append(
+                _seconds(lambda: self.saver.save(iteration, chunks, state, nonfinite))
+            ),
+            lambda: self.background.append(_seconds(self.saver.finish)),
+            lambda: self.copied.append(self._copy(state())),
+        ]
+        order = saves if iteration % 2 else [saves[2], *saves[:2]]
+        for turn in order:
+            turn()
+        self._is_beside = iteration % 4 > 1
+        if self._is_beside:
+            self.saver.save(iteration, chunks, state, nonfinite)
+        self._resumed = time.perf_counter()
+
+    def _copy(self, state: Any) -> float:
+        import torch
+
+        tensors = dict(state.named_tensors())
+        self.num_bytes = sum(x.nbytes for x in tensors.values())
+        for name, x in tensors.items():
+            if name not in self.buffers:
+                self.buffers[name] = torch.empty_like(x)
+        return _seconds(lambda: [self.buffers[name].copy_(x) for name, x in tensors.items()])
+
+    def before_update(self) -> None:
+        self.saver.before_update()
+
+    def finish(self) -> None:
+        self.saver.finish()
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measured(words: list[str], turns: int) -> _Turns:
+    """Train with turns after each step, on one process."""
+    from quantexp.config.compose import compose
+    from quantexp.data.completed import tokenizer_of
+    from quantexp.data.sample import sample_prefix
+    from quantexp.folders import cache_dir
+    from quantexp.model.layout import Layout
+    from quantexp.runs.paths import RunDir
+    from quantexp.runs.ranks import Rank
+    from quantexp.training.context import RunContext
+    from quantexp.training.megatron.data_loader import rank_batches
+    from quantexp.training.megatron.session import session
+    from quantexp.training.megatron.trainer import train
+    from quantexp.training.saver import make_saver
+
+    experiment = compose([*_WORDS, f"training.iterations={turns + 1}", *words])
+    dataset = experiment.dataset
+    prefixes = {
+        sample_prefix(dataset.name, cache_dir(experiment.paths.cache), str(dataset.split)): 1.0
+    }
+    with (
+        tempfile.TemporaryDirectory() as root,
+        session(experiment.training, Rank(), 2.0, Layout.of(experiment)) as device,
+    ):
+        batches = rank_batches(experiment, Rank(), prefixes, tokenizer_of(dataset))
+        saver = make_saver(RunContext(RunDir(Path(root)), experiment, Rank()))
+        result = _Turns(saver)
+        with contextlib.closing(saver):
+            train(experiment, batches.train, _Observer(), device, saver=result)
+    return result
+
+
+class _Observer:
+    """Does nothing."""
+
+    unproved = False
+
+    def built(self, chunks: list[Any]) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def proof(self, iteration: int, declared: Any) -> Iterator[None]:
+        yield
+
+    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
+        pass
+
+    def needs_gradients(self, iteration: int) -> bool:
+        return False
+
+    def gradients(self, iteration: int, loss_scale: float | None) -> None:
+        pass
+
+    def evaluation(self) -> None:
+        pass
+
+    def iteration(self, metrics: Any) -> bool:
+        return True
+
+
+def main() -> None:
+    """Print the medians and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("words", nargs="*")
+    arguments = parser.parse_args()
+    result = measured(arguments.words, arguments.turns)
+    held_up, copied = (statistics.median(each[1:]) for each in (result.held_up, result.copied))
+    lines = {
+        "machine": platform.processor() or platform.machine(),
+        "training state": f"{result.num_bytes / 1e6:.0f} MB",
+        "step held up": f"{held_up * 1e3:.1f} ms",
+        "first save": f"{result.held_up[0] * 1e3:.1f} ms",
+        "copied": f"{copied * 1e3:.1f} ms",
+        "ratio": f"{held_up / copied:.2f}",
+        "background": f"{statistics.median(result.background[1:]) * 1e3:.0f} ms",
+    }
+    for is_beside, name in ((False, "step at rest"), (True, "step beside the background")):
+        if steps := result.steps[is_beside]:
+            lines[name] = f"{statistics.median(steps) * 1e3:.0f} ms"
+    sys.stdout.write("".join(f"{name:<28}{value}\n" for name, value in lines.items()))
+
+
+if __name__ == "__main__":
+    main()
