@@ -198,8 +198,7 @@ def which_grid(
         if not bool(evidence.any()):
             continue
         evidence &= ~(telling & ~on_grid).flatten(1).any(dim=1)
-        if other.significant_bits is None:
-            evidence &= _is_varied(mantissa, telling)
+        evidence &= _is_varied(mantissa, telling)
         if bool(evidence.any()):
             return Finding(
                 Status.MISMATCH,
@@ -303,9 +302,10 @@ def _is_evidence(mantissa: Tensor, telling: Tensor) -> Tensor:
 def _is_varied(mantissa: Tensor, telling: Tensor) -> Tensor:
     """For each window: whether there are enough telling elements besides those of the most frequent significand.
 
-    If the other grid's steps are not powers of two, it may be coarser in a narrow range of significands only. A single
-    significand of the declared grid may lie there. Then all telling elements have it, and one accident puts them all on
-    the other grid. Two neighbours on the declared grid cannot both lie on a coarser one.
+    Equal elements lie on a grid together: one accident, however many they are. Attention gives the same row to all
+    tokens that see one token alone. A grid whose steps are not powers of two may also be coarser in a narrow range of
+    significands only, in which a single significand of the declared grid lies. Two neighbours on the declared grid
+    cannot both lie on a coarser one.
     """
     varied = torch.zeros(len(telling), dtype=torch.bool, device=telling.device)
     for i, (values, mask) in enumerate(zip(mantissa, telling, strict=True)):

@@ -162,8 +162,13 @@ class Worker:
         """Log the scheduler's warning; a run that can go on from a checkpoint saves one and ends in time."""
         name, seconds = signal.Signals(signum).name, self.context.experiment.launcher.warning_s
         self.context.requests.warn(seconds)
-        does = "a checkpoint is saved before" if self.context.requests.is_possible else "not saved"
-        LOG.warning("received %s: the scheduler will end this job in %d s; %s", name, seconds, does)
+        saves = self.context.requests.is_possible
+        end = (
+            "a checkpoint is saved before"
+            if saves
+            else "checkpoint.optimizer=false, so none is saved"
+        )
+        LOG.warning("received %s: the scheduler will end this job in %d s; %s", name, seconds, end)
 
     def run(self) -> int:
         """Run to the end and return the exit code: 0 completed, 1 failed, 130 interrupted."""

@@ -99,7 +99,7 @@ def test_without_the_optimizer_the_shards_go_once_the_form_is_made(tmp_path: Pat
 def write(draft: Draft, experiment: Experiment, tensors: dict[str, Any], rank: int) -> None:
     """A rank's part and record."""
     pieces = {name: each.piece for name, each in state_of(experiment, rank, 1).pieces.items()}
-    record = RankRecord(hashes=write_part(draft, rank, tensors, pieces, {}), more={"rank": rank})
+    record = RankRecord(hashes=write_part(draft, rank, tensors, pieces, {}))
     write_record(draft.part, rank, record)
 
 
@@ -109,7 +109,7 @@ def finish(draft: Draft, experiment: Experiment) -> None:
     complete(draft, experiment, await_records(draft.part, draft.num_ranks), index)
 
 
-def test_index_has_what_the_ranks_go_on_with_and_the_steps_that_were_left_out(
+def test_index_has_the_files_of_all_ranks_and_the_steps_that_were_left_out(
     tmp_path: Path,
 ) -> None:
     run, experiment = RunDir(tmp_path), tiny_llama(2)
@@ -119,7 +119,6 @@ def test_index_has_what_the_ranks_go_on_with_and_the_steps_that_were_left_out(
     finish(draft, experiment)
     index = read_index(folder_of(run, 1) / "state" / "state.json")
     assert (index.version, index.iteration, index.nonfinite) == (2, 1, 3)
-    assert index.ranks == [{"rank": 0}, {"rank": 1}]
     hashes = json.loads((folder_of(run, 1) / "hashes.json").read_text())["files"]
     assert index.files == {
         f"rank0000{i}.safetensors": hashes[f"state/rank0000{i}.safetensors"]["xxh3_128"]

@@ -40,7 +40,7 @@ RunTiny = Callable[..., RunDir]
     ],
 )
 def test_iterations_that_are_saved(every: int | None, at_end: bool, saved: list[int]) -> None:
-    assert iterations_saved(CheckpointConfig(every, at_end), 10) == saved
+    assert iterations_saved(CheckpointConfig(every, at_end=at_end), 10) == saved
 
 
 def test_interval_that_saves_nothing_is_refused(tiny: Tiny) -> None:

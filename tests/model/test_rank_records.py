@@ -20,7 +20,6 @@ from quantexp.model.rank_records import (
 RECORD = RankRecord(
     hashes={"rank00001.safetensors": {"bytes": 3, "xxh3_128": "ab", "tensors": {"main/w": "cd"}}},
     amax_histories={"layer 0 fc1 linear.fprop.x": {"window": 4, "amaxes": [0.1, 1e-38]}},
-    more={"counter": 7},
 )
 
 

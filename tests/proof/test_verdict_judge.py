@@ -241,3 +241,18 @@ def test_elements_of_one_significand_are_one_accident() -> None:
     operand = quantise(x.to(torch.bfloat16), "mxfp6_e2m3", axis=-1, scale_rule="floor")
     finding = judge(operand, resolve("mxfp6_e2m3", scale_rule=ScaleRule.FLOOR), -1)
     assert finding.status is Status.ENGAGED, finding
+
+
+def test_equal_elements_are_one_accident() -> None:
+    """Attention gives one row to all tokens that see one token alone.
+
+    hifp8 with this scale has four significant bits from 2^-10 to 2^-3, as e4m3, and three in the binade above.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.exp2(-9 + 5.9 * torch.rand(32, 64, generator=generator))
+    x *= torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+    x[:, 0], x[:, 1], x[0, 2], x[5, 3] = 0.15625, -0.15625, 0.125, 0.125
+    largest = torch.full((1, 64), 0.5)
+    operand = quantise(torch.cat([x, largest]).half(), "mxfp8_e4m3", axis=-1)
+    finding = judge(operand, MXFP8, -1)
+    assert finding.status is Status.ENGAGED, finding

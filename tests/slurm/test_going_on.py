@@ -91,8 +91,8 @@ def test_run_that_is_ended_at_its_time_limit_is_requeued(
 def test_next_job_of_a_chain_goes_on_with_the_run(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
-    words = [*LONG, *SAVES, "capture=off", "launcher.chain=2", "launcher.signal_s=12"]
-    (run,), (job_id,) = submitted(tiny_words, tmp_path, words)
+    words = [*LONG, "training.iterations=80", *SAVES, "capture=off", "launcher.chain=2"]
+    (run,), (job_id,) = submitted(tiny_words, tmp_path, [*words, "launcher.signal_s=12"])
     first, second, third = (str(int(job_id) + n) for n in range(3))
     until_training(run)
     plain.call("scancel", "--signal=USR2", first)

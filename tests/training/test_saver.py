@@ -106,24 +106,26 @@ def test_training_that_waits_copies_nothing(run: RunDir) -> None:
         assert saver._memory.num_bytes == 0
 
 
-def test_state_has_what_the_caller_adds(run: RunDir, saver: CheckpointSaver) -> None:
-    """`more` is asked in the training thread, `settled` called before the record is there."""
+def test_all_else_is_settled_before_the_record_is_there(
+    run: RunDir, saver: CheckpointSaver
+) -> None:
+    """What `settle` returns is called in the background."""
     threads: list[str] = []
-
-    def more() -> dict[str, Any]:
-        threads.append(threading.current_thread().name)
-        return {"counter": 7}
 
     def settled() -> None:
         threads.append(threading.current_thread().name)
         assert not list(run.checkpoints.glob(".*/records/*"))
 
-    saver.more, saver.settled = more, settled
+    def settle() -> Callable[[], None]:
+        threads.append(threading.current_thread().name)
+        return settled
+
+    saver.settle = settle
     save(saver, 1, nonfinite=2)
     saver.finish()
-    index = read_index(folder_of(run, 1) / "state" / "state.json")
-    assert (index.ranks, index.nonfinite) == ([{"counter": 7}], 2)
+    assert read_index(folder_of(run, 1) / "state" / "state.json").nonfinite == 2
     assert threads == [threading.main_thread().name, "checkpoint"]
+    assert saver.last_s > 0
 
 
 def test_the_save_before_is_awaited_with_a_message(
@@ -134,7 +136,7 @@ def test_the_save_before_is_awaited_with_a_message(
 ) -> None:
     monkeypatch.setattr(saver_module, "_LOGGED_S", 0.2)
     caplog.set_level(logging.INFO)
-    saver.settled = lambda: time.sleep(0.4)
+    saver.settle = lambda: lambda: time.sleep(0.4)
     save(saver, 1)
     assert saved_iterations(run) == []
     save(saver, 2)
@@ -170,7 +172,7 @@ def test_error_of_a_rank_ends_the_wait_of_rank_0(run: RunDir) -> None:
         def fail() -> None:
             raise OSError(5, "Input/output error", str(run.checkpoints / "x"))
 
-        second.settled = fail
+        second.settle = lambda: fail
         save(first, 1)
         save(second, 1)
         with pytest.raises(RunError, match=r"x cannot be written \(Input/output error\); the disk"):
@@ -238,7 +240,7 @@ saver = saver_of(run, experiment)
 saver.save(1, CHUNKS, lambda: state_of(experiment, 0, 1), 0)
 saver.finish()
 killing = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[2] == "part": saver.settled = killing
+if sys.argv[2] == "part": saver.settle = lambda: killing
 elif sys.argv[2] == "published": checkpoint_writer.write_padding = killing
 else: checkpoint_writer.record_hashes = killing
 saver.save(2, CHUNKS, lambda: state_of(experiment, 0, 2), 0)

@@ -222,4 +222,6 @@ def test_warning_of_the_scheduler_is_in_the_log(
     second: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     second.log_end_warning(signal.SIGUSR2, None)
-    assert caplog.messages == ["received SIGUSR2: the scheduler will end this job soon"]
+    assert caplog.messages == [
+        "received SIGUSR2: the scheduler will end this job in 300 s; checkpoint.optimizer=false, so none is saved"
+    ]

@@ -1,0 +1,144 @@
+"""A run that was interrupted and goes on computes what an undisturbed one does, bit for bit.
+
+`tests/hostile/test_kills.py` kills processes; here an exception ends a run at a chosen iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import kills
+import pytest
+
+from quantexp.config.compose import compose
+from quantexp.runs.metrics import Metrics
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
+from quantexp.training.observer import RunObserver
+
+from tests.conftest import run_here
+
+
+class KilledError(BaseException):
+    """Stands in for a kill: nothing handles it."""
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
+    """Call a function after an iteration, once."""
+    original = RunObserver.iteration
+
+    def at(iteration: int, act: Callable[[], None]) -> None:
+        def iterate(observer: RunObserver, metrics: Metrics) -> bool:
+            goes_on = original(observer, metrics)
+            if metrics.iteration == iteration:
+                monkeypatch.setattr(RunObserver, "iteration", original)
+                act()
+            return goes_on
+
+        monkeypatch.setattr(RunObserver, "iteration", iterate)
+
+    return at
+
+
+Interrupt = Callable[[int, Callable[[], None]], None]
+
+
+def kill() -> None:
+    raise KilledError
+
+
+def status_of(run: RunDir) -> dict[str, object]:
+    return dict(json.loads(run.status.read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["rules", "stochastic", "delayed", "fp16", "recompute"])
+def test_run_goes_on_bit_for_bit(
+    case: str, cache: Path, tmp_path: Path, interrupt: Interrupt
+) -> None:
+    words = [*kills.TINY, *kills.CASES[case], "training.iterations=20", f"paths.cache={cache}"]
+
+    def experiment(root: str) -> list[str]:
+        return [*words, f"paths.root={tmp_path / root}"]
+
+    undisturbed = run_here(compose(experiment("undisturbed")))
+    for iteration in (2, 11, 15):  # before the first checkpoint, and between two
+        interrupt(iteration, kill)
+        with pytest.raises(KilledError):
+            run_here(compose(experiment("killed")))
+    killed = run_here(compose(experiment("killed")))
+    assert [each["goes_on_from"] for each in status_of(killed)["restarts"]] == [8, 12]  # type: ignore[attr-defined]
+    assert kills.differences(undisturbed.root, killed.root) == []
+    assert sorted(path.name for path in killed.attempts.iterdir()) == ["1"]
+
+
+SAVES = ["training.iterations=9", "checkpoint.every=4", "checkpoint.optimizer=true"]
+
+
+@pytest.mark.slow
+def test_signal_saves_a_checkpoint_after_the_iteration(
+    run_tiny: Callable[..., RunDir], interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quantexp.training.worker import Worker
+
+    workers: list[Worker] = []
+    original = Worker.__init__
+
+    def remember(worker: Worker, *args: object, **kwargs: object) -> None:
+        original(worker, *args, **kwargs)  # type: ignore[arg-type]
+        workers.append(worker)
+
+    monkeypatch.setattr(Worker, "__init__", remember)
+    interrupt(6, lambda: workers[-1].interrupt(signal.SIGTERM, None))
+    run = run_tiny(*SAVES, expect=130)
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.iteration) == (State.CANCELLED, 6)
+    run = run_tiny(*SAVES)
+    (restart,) = status_of(run)["restarts"]  # type: ignore[misc]
+    assert (restart["goes_on_from"], restart["lost"]) == (6, 0)
+
+
+@pytest.mark.slow
+def test_every_start_is_proved_and_the_earlier_proofs_stay(
+    run_tiny: Callable[..., RunDir], interrupt: Interrupt
+) -> None:
+    interrupt(6, kill)
+    with pytest.raises(KilledError):
+        run_tiny(*SAVES, "quant=linear_mxfp8")
+    run = run_tiny(*SAVES, "quant=linear_mxfp8")
+    precision = json.loads(run.precision.read_text())
+    assert (precision["iteration"], precision["proved"]) == (5, True)
+    assert [each["iteration"] for each in precision["earlier"]] == [1]
+
+
+@pytest.mark.slow
+def test_run_that_stops_after_its_capture_goes_on_when_more_is_asked(
+    run_tiny: Callable[..., RunDir],
+) -> None:
+    words = [*SAVES, "capture=stats", "capture.iterations=[2]", "checkpoint.at_end=true"]
+    stopped = run_tiny(*words, "capture.stop_after_capture=true")
+    assert read_status(stopped.status).iteration == 2  # type: ignore[union-attr]
+    run = run_tiny(*words)
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.iteration, status.goes_on_from) == (State.COMPLETED, 9, 2)
+
+
+@pytest.mark.slow
+def test_steps_left_out_in_a_row_are_counted_on(
+    run_tiny: Callable[..., RunDir], interrupt: Interrupt
+) -> None:
+    """Every step of this rate is left out after the first: the third in a row ends the run, however often it starts."""
+    words = ["training.iterations=9", "checkpoint.every=1", "checkpoint.optimizer=true"]
+    words += ["training.lr=1e30", "training.warmup_iterations=0", "capture=off"]
+    interrupt(3, kill)
+    with pytest.raises(KilledError):
+        run_tiny(*words)
+    run = run_tiny(*words, expect=1)
+    assert "in 3 iterations in a row" in str(status_of(run)["reason"])
+    assert len(run.metrics.read_text().splitlines()) == 4
