@@ -41,7 +41,20 @@ MODELS = {
 MODELS["latent"] = [*MODELS["deepseek"], "model.moe=null", "model.mla.q_lora_rank=64"]
 SCHEMES = [
     *("bf16", "linear_mxfp4", "FA_linear_mxfp8", "linear_hifp8", "more/FA_full_mxfp8"),
-    *("more/linear_mxfp4_sr_rht", "more/linear_hifp8_delayed"),
+    *("more/linear_mxfp4_sr_rht", "more/linear_hifp8_delayed", "FA_pv_linear_mxfp4_sr"),
+]
+_PV_BACKWARD = ("dgrad_p.dO", "dgrad_p.v", "dgrad_v.P", "dgrad_v.dO")
+#: Schemes that are not shipped: every slot in mxfp4, rounded stochastically.
+WORDS = {
+    "FA_pv_linear_mxfp4_sr": [
+        *("quant=more/FA_full_mxfp4", "quant/linear=mxfp4", "quant/pv=mxfp4"),
+        *(f"quant.pv.{slot}.format=mxfp4" for slot in _PV_BACKWARD),
+        *(f"quant.{site}.rounding=stochastic" for site in ("linear", "qk", "pv")),
+    ],
+}
+WORDS["FA_pv_linear_mxfp4_sr_tiled"] = [
+    *WORDS["FA_pv_linear_mxfp4_sr"],
+    "training.attention=tiled",
 ]
 _LONG = "training.seq_length=256"  # half a chunk is a Hadamard block
 _DEEP = "model.num_layers=4"
@@ -74,8 +87,8 @@ SEEDS = (1, 2, 3)
 
 def exists(model: str, scheme: str, layout: str) -> bool:
     """Whether a model under a scheme can have a layout."""
-    if "sr_rht" in scheme and model == "deepseek" and ("tp2" in layout or "ep2" in layout):
-        return False  # parts end within Hadamard blocks; experts' tokens draw by position
+    if "sr_rht" in scheme and model == "deepseek" and "tp2" in layout:
+        return False  # parts end within Hadamard blocks
     if "cp2" in layout and model == "deepseek":
         return "linear" not in scheme  # the router parts an expert's tokens otherwise
     return layout not in (_WITHOUT_EXPERTS if model == "deepseek" else _WITH_EXPERTS)
@@ -212,7 +225,8 @@ def differences(
         model, scheme, name = row
         number, words = LAYOUTS[name]
         for seed in seeds:
-            base = [*MODELS[model], f"quant={scheme}", f"training.seed={seed}", *more]
+            words_of_scheme = WORDS.get(scheme, [f"quant={scheme}"])
+            base = [*MODELS[model], *words_of_scheme, f"training.seed={seed}", *more]
             one = (model, scheme, seed, *reference(words))
             cases.setdefault(one, Case([*base, *reference(words)], 1))
             cases[row, seed] = Case([*base, *words], number, (plants or {}).get(row, ""))

@@ -37,7 +37,7 @@ from quantexp.quant.product_context import (
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Operand, Product, operands_of
 from quantexp.quant.slots import WORKING
-from quantexp.quant.source_scales import has_source_scales
+from quantexp.quant.sources import as_source, differs_by_source
 from quantexp.quant.whole_amax import is_reduced, own_amax, reduced, whole_amax
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
@@ -195,23 +195,24 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             x = x.detach() if context.widened_from is None else narrowed(x, context.widened_from)
             call = _Call(x, source, dim, context.sequences, part, amax)
-            if slot.operand in _OF_TOKENS and has_source_scales(context.rows, entry.spec):
+            if slot.operand in _OF_TOKENS and differs_by_source(context.rows, entry.spec):
                 assert context.rows is not None
                 self._judge_sources(entry, call, context.rows, recomputed)
             else:
                 self._judge_operand(entry, call, recomputed)
 
     def _judge_sources(self, entry: Entry, call: _Call, rows: Rows, recomputed: bool) -> None:
-        """An expert's operand with a scale for each source of its rows: one call, as bad as the worst source."""
+        """An expert's operand that is quantised by the source of its rows: one call, as bad as the worst source."""
         dim = call.reduced if entry.slot.product is Product.WGRAD else -2
         sequences = call.sequences // rows.num_sources if call.sequences > 1 else 1
         findings = []
         for source in range(rows.num_sources):
-            is_laid_out = call.sequences > 1
-            tokens = rows.of_source(source, call.x.shape[dim], is_laid_out=is_laid_out)
+            tokens = rows.of_source(source, is_laid_out=call.sequences > 1)
             x = call.x.index_select(dim, tokens)
             before = None if call.source is None else call.source.index_select(dim, tokens)
-            findings.append(_finding(entry, _Call(x, before, call.reduced, sequences, None, None)))
+            own = _Call(x, before, call.reduced, sequences, None, None)
+            with as_source(rows, source):
+                findings.append(_finding(entry, own))
         self._note(entry, worst(findings), recomputed)
 
     def _judge_operand(self, entry: Entry, call: _Call, recomputed: bool) -> None:

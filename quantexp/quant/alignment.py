@@ -13,10 +13,10 @@ axis, a rank's shard starts within a block unless its extent is a multiple of th
 
 Routed experts are shared by `expert_tensor`. Expert parallelism itself changes no block: an expert takes the sequences
 of each source separately. Under context parallelism it receives the tokens of a part of a sequence, as many as the
-router sends, so its blocks along tokens never match, nor does one scale for all of its tokens: a rank without a token
-for an expert does not take part. Stochastic rounding draws by position, which linear layers know for their parts;
-attention does not, nor do experts whose tokens come from several ranks. Elsewhere the amax of a tensor with one scale
-is reduced over the ranks. Needs no torch.
+router sends, so its blocks along tokens never match, nor do the positions that its random numbers follow from, nor does
+one scale for all of its tokens: a rank without a token for an expert does not take part. The same holds where the ranks
+of an expert are fewer than those of `tensor`, which divide the tokens of a sequence between them. Elsewhere ranks know
+the positions of their parts, and the amax of a tensor with one scale is reduced over them. Needs no torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quantexp.formats.types import Axis, Rounding
 from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import PrecisionMap, Slots, declared_maps
-from quantexp.quant.sites import Operand, Site, Slot
+from quantexp.quant.sites import Operand, Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
 
 
@@ -85,10 +85,9 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
             reasons: list[tuple[int | None, int | None]] = [
                 (block, extent) for block in _blocks(spec) if extent is None or extent % block
             ]
-            if spec.rounding is Rounding.STOCHASTIC and _draws_otherwise(name, slot, layout):
-                reasons.append((0, None))
-            if spec.is_scaled and slot.operand is not Operand.W and _is_parted(name, layout):
-                reasons.append((None, None))
+            if slot.operand is not Operand.W and _is_parted(name, layout):
+                reasons += [(0, None)] if spec.rounding is Rounding.STOCHASTIC else []
+                reasons += [(None, None)] if spec.is_scaled else []
             for reason in reasons:
                 modules.setdefault((*reason, slot), {})[name] = None
     alike: dict[tuple[tuple[str, ...], int | None, int | None], list[Slot]] = {}
@@ -130,11 +129,11 @@ def _sizes(experiment: Experiment, unaligned: Sequence[Misalignment]) -> list[st
     layout = Layout.of(experiment)
     keys: dict[str, None] = {}
     for one in unaligned:
-        if one.block == 0:
-            sizes = {n: getattr(layout, n) for n in ("tensor", "expert", "context")}
-            keys |= {f"parallel.{n}={size}": None for n, size in sizes.items() if size > 1}
-        elif one.block is None or one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES):
+        along_sequence = one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES)
+        if layout.context > 1 and (not one.block or along_sequence):
             keys[f"parallel.context={layout.context}"] = None
+        elif not one.block or along_sequence:
+            keys[f"parallel.tensor={layout.tensor}"] = None
         elif layout.expert > 1 and all(map(is_routed, one.modules)):
             keys[f"parallel.expert_tensor={layout.expert_tensor}"] = None
         else:
@@ -155,20 +154,10 @@ def _blocks(spec: QuantSpec) -> Iterator[int]:
         yield spec.hadamard_block
 
 
-def _draws_otherwise(name: str, slot: Slot, layout: Layout) -> bool:
-    """Whether an operand's random numbers follow from its position in a rank's part of it.
-
-    Linear layers know the position of their parts; attention and the tokens of experts from several ranks do not.
-    """
-    if slot.site is not Site.LINEAR:
-        return layout.tensor * layout.context > 1
-    has_own_tokens = layout.expert * layout.context == 1
-    return is_routed(name) and slot.operand is not Operand.W and not has_own_tokens
-
-
 def _is_parted(name: str, layout: Layout) -> bool:
-    """Whether ranks have parts of a module's tokens, and do not know of one another's."""
-    return is_routed(name) and layout.context > 1
+    """Whether ranks have parts of the tokens of a sequence for an expert, and do not know of one another's."""
+    group = layout.expert * layout.expert_tensor
+    return is_routed(name) and (layout.context > 1 or group % layout.tensor > 0)
 
 
 def _extent(
@@ -182,6 +171,8 @@ def _extent(
         case Axis.OUTPUT_WIDTH if shape is not None and not is_column_wise(name) and ranks > 1:
             halves = 2 if name.endswith("fc1") else 1
             return shape.output_width // halves // ranks
+        case Axis.TOKENS if _is_parted(name, layout):
+            return None
         case Axis.TOKENS | Axis.QUERIES if layout.context > 1:
-            return None if is_routed(name) else tokens // (2 * layout.context)
+            return tokens // (2 * layout.context)
     return 0

@@ -44,7 +44,12 @@ from quantexp.quant.product_context import is_watched
 from quantexp.quant.rows import Rows
 from quantexp.quant.sharing import shares_copy
 from quantexp.quant.sites import DGRAD_G, DGRAD_W, FPROP_W, FPROP_X, WGRAD_G, WGRAD_X, Slot, dim_of
-from quantexp.quant.source_scales import clipped_by_source, has_source_scales, quantise_by_source
+from quantexp.quant.sources import (
+    clipped_by_source,
+    differs_by_source,
+    multiply_rows,
+    quantise_by_source,
+)
 from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.quant.whole_amax import is_reduced, whole_amax
 
@@ -64,11 +69,11 @@ def fprop(
     """
     if quantised_x is None:
         quantised_x = quantise_by_source(precision, FPROP_X, x_TBI, rows)
-    return multiply_operands(
+    return multiply_rows(
         precision,
         Factor(FPROP_X, x_TBI, copy=quantised_x),
         Factor(FPROP_W, w_OI, Tensor.t, copy=quantised_w),
-        rows=rows,
+        rows,
     )
 
 
@@ -87,11 +92,11 @@ def dgrad(
     """
     if quantised_g is None:
         quantised_g = quantise_by_source(precision, DGRAD_G, g_TBO, rows)
-    return multiply_operands(
+    return multiply_rows(
         precision,
         Factor(DGRAD_G, g_TBO, copy=quantised_g),
         Factor(DGRAD_W, w_OI, copy=quantised_w),
-        rows=rows,
+        rows,
     )
 
 
@@ -208,7 +213,7 @@ def clipped_input(
 ) -> Tensor:
     """dx, zero where x saturated in the forward product if its slot sets `clip_gradient`."""
     spec = precision.spec(FPROP_X)
-    if rows is not None and spec.clip_gradient and has_source_scales(rows, spec):
+    if rows is not None and spec.clip_gradient and differs_by_source(rows, spec):
         return clipped_by_source(precision, FPROP_X, dx_TBI, x_TBI, rows)
     return clipped_gradient(precision, FPROP_X, dx_TBI, x_TBI)
 

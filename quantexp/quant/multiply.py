@@ -12,13 +12,13 @@ what it multiplies in parts, by `quantised_operand` and `multiply`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quantexp.formats import (
-    Place,
     QuantSpec,
     Scales,
     Scaling,
@@ -34,7 +34,7 @@ from quantexp.quant.product_context import ProductContext, product_context
 from quantexp.quant.rows import Rows
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
-from quantexp.quant.step_state import current_state
+from quantexp.quant.step_state import Piece, current_state
 from quantexp.quant.whole_amax import transformed, whole_amax
 
 #: The factor of a product for each operand scaled by 3/4 (arXiv 2502.20586).
@@ -64,11 +64,13 @@ def multiply_operands(
     sequences: int = 1,
     rows: Rows | None = None,
     is_summed: bool = False,
+    is_shown: bool = True,
 ) -> Tensor:
     """`scale` times the product of both operands, as the module declares them.
 
     `sequences` are interleaved along the reduced axis, for products over tokens; `rows` are those of an expert. The
-    result is float32 if it is to be summed with those of other ranks before it is rounded.
+    result is float32 if it is to be summed with those of other ranks before it is rounded. The hooks receive the
+    operands if `is_shown`.
     """
 
     def source(factor: Factor) -> Tensor:
@@ -77,7 +79,9 @@ def multiply_operands(
 
     a, b = (
         factor.matrix(
-            quantised_operand(precision, factor.slot, factor.x, factor.captured, factor.copy)
+            quantised_operand(
+                precision, factor.slot, factor.x, factor.captured, factor.copy, is_shown=is_shown
+            )
         )
         for factor in (left, right)
     )
@@ -154,7 +158,7 @@ def quantise_operand(
     axis: int,
     amax: Tensor | None = None,
     out: Tensor | None = None,
-    place: Place | None = None,
+    pieces: Sequence[Piece] | None = None,
 ) -> Tensor:
     """`x` on the grid of its format, in x's shape and dtype; `x` itself if the slot keeps the working precision.
 
@@ -167,7 +171,8 @@ def quantise_operand(
         axis: the dimension of x that the product reduces over: blocks run along it.
         amax: if x is part of a tensor whose scale depends on its amax (`follows_own_amax`), the amax of the whole.
         out: where to write the result, of x's shape and dtype; only for an operand that needs no step state.
-        place: the position of x in the tensor it is part of; random numbers depend on it.
+        pieces: the pieces that x consists of, with their positions in the tensor it is part of, on which random numbers
+            depend; no pieces mean that x is whole, None those of the step state.
     """
     if spec.quantised and x.numel() == 0 and spec.scaling is Scaling.DELAYED:
         current_state().history_for(spec, x.device)
@@ -181,8 +186,9 @@ def quantise_operand(
         observed = state.amax_for(spec, v)
         amax = observed if amax is None else amax
     draw = state.draw(spec)
-    pieces = state.pieces(spec, v) if place is None else ()
-    if not pieces:
+    pieces = state.pieces(spec, v.shape) if pieces is None else pieces
+    if len(pieces) < 2:
+        place = pieces[0][1] if pieces else None
         return quantise(v, spec, axis=axis, amax=amax, place=place, **draw).to(x.dtype)
     result = torch.empty_like(x)
     for indices, at in pieces:

@@ -6,9 +6,9 @@ different sequences. A block along tokens lies within one sequence, so the produ
 block's amax and add nothing to the product. A single sequence needs no layout.
 
 Under expert parallelism an expert has the tokens of several micro-batches at once, one of each source: the ranks that
-share the experts, or those of them that together have one micro-batch. Sequences are numbered by source and column,
-and one scale a tensor is one scale for each source (`quantexp.quant.source_scales`), as if the micro-batches came one
-after another.
+share the experts, or those of them that together have one micro-batch. Sequences are numbered by source and column;
+scales, random numbers and transforms are those of each source (`quantexp.quant.sources`), as if the micro-batches came
+one after another.
 
     # n rows, S sources, B sequences of all sources, L rows of the longest sequence
 """
@@ -29,7 +29,13 @@ class Rows:
     #: int64 [n], each in [0, B); a source has B / S successive numbers.
     sequence: Tensor
     num_sequences: int
-    num_sources: int = 1
+    #: The micro-batch of each source: how much higher its number is than that of this rank's own.
+    micro_batches: tuple[int, ...] = (0,)
+
+    @property
+    def num_sources(self) -> int:
+        """Micro-batches that the rows are from."""
+        return len(self.micro_batches)
 
     @cached_property
     def _place(self) -> Tensor:
@@ -44,9 +50,17 @@ class Rows:
         result[self._place, self.sequence] = x
         return result
 
-    def of_source(self, source: int, num_tokens: int, *, is_laid_out: bool) -> Tensor:
-        """The indices of a source's tokens among the rows, or in [L, B] flattened; int64, in order."""
-        sequence = self.sequence
-        if is_laid_out:
-            sequence = torch.arange(num_tokens, device=sequence.device) % self.num_sequences
-        return (sequence // (self.num_sequences // self.num_sources) == source).nonzero()[:, 0]
+    def of_source(self, source: int, *, is_laid_out: bool = False) -> Tensor:
+        """The indices of a source's tokens among the rows, or in [L, B] flattened; int64, in order.
+
+        Laid out they are as many for each of its sequences as the longest of these has, as if the source were alone.
+        """
+        each = self.num_sequences // self.num_sources
+        own = self.sequence // each == source
+        if not is_laid_out:
+            return own.nonzero()[:, 0]
+        longest = int(self._place[own].max()) + 1 if own.any() else 0
+        indices = torch.arange(longest * self.num_sequences, device=own.device)
+        return indices.view(longest, self.num_sequences)[
+            :, source * each : (source + 1) * each
+        ].flatten()

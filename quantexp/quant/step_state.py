@@ -82,6 +82,16 @@ class StepState:
         """Start a micro-batch; in a pipeline its backward pass, too."""
         self.iteration, self.micro_batch = iteration, micro_batch
 
+    @contextlib.contextmanager
+    def later(self, num_micro_batches: int) -> Iterator[None]:
+        """Draw inside as the micro-batch whose number is higher (or lower) by so many."""
+        before = self.micro_batch
+        self.micro_batch += num_micro_batches
+        try:
+            yield
+        finally:
+            self.micro_batch = before
+
     def finish(self, keep: bool = True, merge: MergeAmaxes | None = None) -> None:
         """End the iteration: every history advances, or forgets the iteration if it is not kept.
 
@@ -142,15 +152,20 @@ class StepState:
         """Seed and offset for `quantise`; empty unless rounding is stochastic."""
         if spec.rounding is not Rounding.STOCHASTIC:
             return {}
-        once = self.weights_once and spec.once_per_step
-        offset = self.iteration << 32 if once else self.offset
+        offset = self.offset if self.draws_again(spec) else self.iteration << 32
         return {"seed": seed_of(self.seed, spec.stream), "offset": offset}
 
-    def pieces(self, spec: QuantSpec, x: Tensor) -> Sequence[Piece]:
-        """The pieces of x that lie apart in the whole operand; none if x is whole, or if nothing is drawn for it."""
+    def draws_again(self, spec: QuantSpec) -> bool:
+        """Whether every micro-batch draws random numbers or signs of its own for an operand."""
+        if spec.rounding is not Rounding.STOCHASTIC and spec.hadamard is not Hadamard.RANDOM:
+            return False
+        return not (self.weights_once and spec.once_per_step)
+
+    def pieces(self, spec: QuantSpec, shape: Sequence[int]) -> Sequence[Piece]:
+        """The pieces of a part of this shape; none if it is the whole operand, or if nothing is drawn for it."""
         if self.pieces_of is None or spec.rounding is not Rounding.STOCHASTIC:
             return ()
-        return self.pieces_of(spec.stream, tuple(x.shape))
+        return self.pieces_of(spec.stream, tuple(shape))
 
     def record(self, spec: QuantSpec) -> dict[str, object]:
         """Options of an operand that depend on this state, for a capture: seed, offset, signs, amax."""

@@ -341,6 +341,8 @@ _MASKED = frozenset({"query", "attn_weights"})
 
 def _metadata(module: object, tensor: str) -> dict[str, object]:
     """The metadata of a module's tensor, without its formats."""
+    from quantexp.capture.record.rows import row_metadata
+
     # Not getattr for each: torch searches three more places for a missing attribute.
     attributes: dict[str, Any] = getattr(module, "__dict__", {})
     metadata: dict[str, object] = {"softmax_scale": attributes.get("softmax_scale")}
@@ -349,7 +351,7 @@ def _metadata(module: object, tensor: str) -> dict[str, object]:
         metadata["attention"] = path.value
     rows: Rows | None = attributes.get("rows")
     if rows is not None and tensor in _BY_TOKEN:
-        metadata["row_sequences"] = rows.sequence.tolist()
+        metadata |= row_metadata(attributes["precision"], rows)
     mask: Tensor | None = attributes.get("mask")
     if mask is not None and tensor in _MASKED:
         from quantexp.quant.attention.documents import document_starts

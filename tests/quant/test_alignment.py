@@ -172,18 +172,32 @@ def test_formats_without_blocks_are_listed_for_parted_tokens_of_experts_alone() 
 
 
 def test_random_numbers_by_position_are_listed_where_the_position_is_unknown() -> None:
-    slots = ("dgrad.g", "wgrad.g", "wgrad.x")
-    words = ["quant=linear_mxfp4", *(f"quant.linear.{slot}.rounding=stochastic" for slot in slots)]
-    experts = listed(experiment_of(*DEEPSEEK, *words), Layout(data=2, expert=2))
-    assert {module for module, _ in experts} == {
-        f"expert{i}-fc{j}" for i in range(4) for j in (1, 2)
-    }
-    assert {slot for _, slot in experts} == {f"linear.{slot}" for slot in slots}
-    attention = experiment_of("quant=FA_mxfp4", "quant.qk.fprop.q.rounding=stochastic")
-    of_heads = listed(attention, Layout(tensor=2))
-    assert ("attention", "qk.fprop.q") in of_heads
-    assert {module for module, _ in of_heads} == {"attention"}
-    assert listed(attention, Layout(data=2, pipeline=2)) == set()
+    words = ["quant=linear_hifp8", "quant.linear.scaling=none", "quant.linear.rounding=stochastic"]
+    experiment = experiment_of(*DEEPSEEK, *words)
+    slots = listed(experiment, Layout(context=2))
+    assert {module for module, _ in slots} == {f"expert{i}-fc{j}" for i in range(4) for j in (1, 2)}
+    products = ("fprop.x", "dgrad.g", "wgrad.g", "wgrad.x")
+    assert {slot for _, slot in slots} == {f"linear.{each}" for each in products}
+    assert listed(experiment, Layout(data=2, tensor=2, sequence=True, expert=2)) == set()
+
+
+@pytest.mark.parametrize("path", ["plain", "tiled"])
+def test_random_numbers_of_attention_are_those_of_one_process(path: str) -> None:
+    words = [f"training.attention={path}", "quant=more/FA_full_mxfp4", "quant/pv=mxfp4"]
+    words += [f"quant.{site}.rounding=stochastic" for site in ("qk", "pv")]
+    experiment = experiment_of("model=llama32-1b", *words)
+    assert listed(experiment, Layout(tensor=2, sequence=True, context=2)) == set()
+
+
+def test_experts_of_fewer_ranks_than_tensor_have_parts_of_each_sequence() -> None:
+    """With expert_tensor=1 the two ranks of an expert group have half of the tokens; see `test_layouts`."""
+    experiment = experiment_of(*DEEPSEEK, "quant=linear_mxfp4")
+    layout = Layout(tensor=4, sequence=True, expert=2)
+    of_experts = {(m, slot) for m, slot in listed(experiment, layout) if is_routed(m)}
+    slots = ("linear.wgrad.g", "linear.wgrad.x")
+    assert of_experts == {(f"expert{i}-fc{j}", s) for i in range(4) for j in (1, 2) for s in slots}
+    whole = listed(experiment, Layout(tensor=4, sequence=True, expert=4))
+    assert not [module for module, _ in whole if is_routed(module)]
 
 
 def test_blocks_of_a_hadamard_transform_count_too() -> None:
@@ -246,6 +260,10 @@ def test_accepted_layout_lists_its_slots() -> None:
         (
             {"tensor": 8, "expert": 2, "expert_tensor": 8},
             "parallel.tensor=8 and parallel.expert_tensor=8 must",
+        ),
+        (
+            {"tensor": 4, "sequence": True, "expert": 2, "expert_tensor": 1},
+            "parallel.tensor=4 must leave",
         ),
     ],
     ids=str,

@@ -32,6 +32,20 @@ def test_blocks_are_those_of_each_sequence_by_itself() -> None:
         assert not quantised[len(own) :, b].any()
 
 
+def test_tokens_of_a_source_are_as_many_as_its_longest_sequence_has() -> None:
+    """Sequences 0 and 1 are the first source's, 2 and 3 the second's; the longest of all has three rows."""
+    rows = Rows(torch.tensor([2, 0, 2, 3, 2]), 4, (0, 1))
+    assert rows.of_source(0).tolist() == [1]
+    assert rows.of_source(1).tolist() == [0, 2, 3, 4]
+    assert rows.of_source(0, is_laid_out=True).tolist() == [0, 1]
+    assert rows.of_source(1, is_laid_out=True).tolist() == [2, 3, 6, 7, 10, 11]
+
+
+def test_source_without_rows_has_no_tokens() -> None:
+    rows = Rows(torch.tensor([0, 0]), 2, (0, 1))
+    assert rows.of_source(1).tolist() == rows.of_source(1, is_laid_out=True).tolist() == []
+
+
 def test_product_over_tokens_is_the_same() -> None:
     generator = torch.Generator().manual_seed(0)
     sequence = torch.randint(0, 2, (9,), generator=generator)

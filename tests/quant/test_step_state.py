@@ -98,6 +98,28 @@ def test_a_weight_that_is_quantised_once_a_step_has_the_first_micro_batchs_numbe
         assert state.record(operand)["offset"] == state.draw(operand)["offset"] == offset
 
 
+def test_an_operand_of_another_micro_batch_has_its_numbers() -> None:
+    state = StepState(9)
+    state.begin(3, 5)
+    with state.later(-2):
+        assert state.offset == (3 << 32) + 3
+    assert state.offset == (3 << 32) + 5
+
+
+def test_micro_batches_draw_again_unless_a_weight_is_quantised_once_a_step() -> None:
+    weight = replace(STOCHASTIC, weight=True)
+    for once, operand, again in (
+        (True, weight, False),
+        (False, weight, True),
+        (True, STOCHASTIC, True),
+        (True, RANDOM, True),
+        (True, replace(RANDOM, weight=True), True),
+        (False, DELAYED, False),
+        (False, replace(RANDOM, hadamard=Hadamard.DETERMINISTIC), False),
+    ):
+        assert StepState(9, weights_once=once).draws_again(operand) is again
+
+
 def test_both_operands_of_a_product_have_the_same_signs() -> None:
     state = StepState(9)
     right = replace(RANDOM, left=False, stream="layer 0 fc1 linear.wgrad.x")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ Array = npt.NDArray[np.float64]
 #: One operand's format and options, as the manifest's `formats` has it.
 Slot = Mapping[str, Any]
 
+_BY_TOKEN = ("input", "output", "grad_output", "grad_input")
 #: Fields of the manifest's line that the metadata inside the file lacks.
 _FILE_FIELDS = ("file", "bytes", "hash")
 
@@ -39,6 +40,8 @@ class Module:
     formats: dict[str, Slot]
     #: The sequence of each row; None where the tensors have a dimension of sequences, or there is only one.
     row_sequences: list[int] | None = None
+    #: What the slots of each micro-batch that the rows are from add to `formats`; empty if they are from one.
+    row_sources: list[dict[str, dict[str, Any]]] = field(default_factory=list)
     #: (operation, tensor) -> values
     tensors: dict[tuple[str, str], Array] = field(default_factory=dict)
     #: (operation, tensor) -> file below the capture's folder
@@ -51,6 +54,22 @@ class Module:
 
     def backward(self, tensor: str) -> Array:
         return self.tensors["backward", tensor]
+
+    def sources(self, formats: Mapping[str, Slot]) -> list[Module]:
+        """The module with the rows of each micro-batch, of one sequence, and with the formats of that."""
+        parts = []
+        for source, state in enumerate(self.row_sources):
+            own = np.array(self.row_sequences) == source
+            tensors = {
+                key: values[own] if key[1] in _BY_TOKEN else values
+                for key, values in self.tensors.items()
+            }
+            merged: dict[str, Slot] = {
+                slot: {**each, **state.get(slot, {})} for slot, each in formats.items()
+            }
+            part = replace(self, tensors=tensors, row_sequences=None, row_sources=[])
+            parts.append(replace(part, formats=merged))
+        return parts
 
     def __str__(self) -> str:
         return f"L{self.layer} {self.name}"
@@ -70,6 +89,7 @@ def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
             assert len(rows) == line["shape"][0]
             assert module.row_sequences in (None, rows)
             module.row_sequences = rows
+            module.row_sources = line.get("row_sources", [])
         key = (line["operation"], line["tensor"])
         assert key not in module.tensors, f"{module} {key} is listed twice"
         module.tensors[key] = values

@@ -103,19 +103,41 @@ def captured_operand(module: Module, name: str) -> Array:
 
 
 def linear_output(module: Module, formats: Formats) -> Value:
+    if module.row_sources:
+        return _by_source(module, formats, linear_output)
     x, w = (operand(module, formats, f"fprop.{name}") for name in "xw")
     return product(exact(x), w.T, post_scale(formats, "fprop"))
 
 
 def linear_grad_input(module: Module, formats: Formats) -> Value:
+    if module.row_sources:
+        return _by_source(module, formats, linear_grad_input)
     g, w = (operand(module, formats, f"dgrad.{name}") for name in "gw")
     return product(exact(g), w, post_scale(formats, "dgrad"))
 
 
 def linear_grad_weight(module: Module, formats: Formats) -> Value:
-    g, x = (operand(module, formats, f"wgrad.{name}") for name in "gx")
+    g, x = (_all_rows(module, formats, f"wgrad.{name}") for name in "gx")
     g_OT, x_TI = g.reshape(-1, g.shape[-1]).T, x.reshape(-1, x.shape[-1])
     return product(exact(g_OT), x_TI, post_scale(formats, "wgrad"))
+
+
+def _by_source(module: Module, formats: Formats, recompute: Recompute) -> Value:
+    """A result with a value for each row of an expert, whose rows and weight are those of each micro-batch."""
+    parts = [recompute(part, part.formats) for part in module.sources(formats)]
+    back = np.argsort(np.argsort(np.array(module.row_sequences), kind="stable"))
+    return Value(
+        np.concatenate([part.nominal for part in parts])[back],
+        np.concatenate([part.low for part in parts])[back],
+        np.concatenate([part.high for part in parts])[back],
+    )
+
+
+def _all_rows(module: Module, formats: Formats, slot: str) -> Array:
+    """An operand of wgrad; an expert's rows micro-batch by micro-batch, as both operands have them."""
+    if not module.row_sources:
+        return operand(module, formats, slot)
+    return np.concatenate([operand(m, m.formats, slot) for m in module.sources(formats)])
 
 
 def scores(module: Module, formats: Formats) -> Value:

@@ -109,11 +109,13 @@ class ManifestLine(TypedDict, total=False):
     source: str
     dim: Count
     tensor_scale: float | None
-    #: The attention's path and scale, the first token of each document, the sequence of each of an expert's rows.
+    #: The attention's path and scale, the first token of each document; the sequence of each of an expert's rows, and
+    #: the state of each micro-batch that they are from, by slot.
     attention: str
     softmax_scale: float | None
     document_starts: list[list[Count]]
     row_sequences: list[int]
+    row_sources: list[dict[str, dict[str, Any]]]
     sample: dict[str, Any]
     #: The file with the values, and in a shard the key and the bytes from the shard's start; None without values.
     file: str | None

@@ -10,12 +10,12 @@ amax, it is the amax of the whole tensor; random numbers are those of the elemen
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from quantexp.formats import Place, QuantSpec
+from quantexp.formats import Place, QuantSpec, Rounding
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import by_head, by_token, expanded
 from quantexp.quant.attention.tiles import Tile, tiles
@@ -41,6 +41,7 @@ from quantexp.quant.sites import (
     dim_of,
     operands_of,
 )
+from quantexp.quant.step_state import Piece, current_state
 from quantexp.quant.whole_amax import follows_own_amax, own_amax, reduced
 
 #: Maps the scores of a tile, [B, H, R, K], and its first query to probabilities, row by row; differentiable.
@@ -120,8 +121,22 @@ class TileProducts:
     def quantised_tile(self, slot: Slot, tile: Tile, x_NRK: Tensor) -> Tensor:
         """One tile of P or dS, quantised according to its slot."""
         spec, amax = self.spec(slot), self.amaxes.get(slot)
-        place = Place((self.B * self.H, self.T, self.num_keys), (0, tile.start, 0))
-        return quantise_operand(x_NRK, spec, dim_of(slot.operand, spec), amax, place=place)
+        pieces = self._pieces(spec, tile) if spec.rounding is Rounding.STOCHASTIC else ()
+        return quantise_operand(x_NRK, spec, dim_of(slot.operand, spec), amax, pieces=pieces)
+
+    def _pieces(self, spec: QuantSpec, tile: Tile) -> Sequence[Piece]:
+        """The pieces of a tile of P or dS, cut from those of the rank's part."""
+        shape = (self.B * self.H, self.T, self.num_keys)
+        whole = (slice(shape[0]), slice(0, self.T), tile.keys), Place(shape, (0, 0, 0))
+        pieces = []
+        for (heads, rows, _), place in current_state().pieces(spec, shape) or [whole]:
+            start, stop = max(rows.start, tile.start), min(rows.stop, tile.stop)
+            if start < stop:
+                indices = heads, slice(start - tile.start, stop - tile.start), tile.keys
+                first, query, key = place.start
+                place = Place(place.whole, (first, query + start - rows.start, key))
+                pieces.append((indices, place))
+        return pieces
 
     def quantised_tile_pair(
         self, first: Slot, second: Slot, tile: Tile, x_NRK: Tensor

@@ -5,7 +5,8 @@ Hooks pass it to the experts' linear layers before each forward pass, also a rec
 
 Under expert parallelism the rows of an expert are those of all members, the ranks among which its dispatcher exchanges
 tokens. Members with the same dense rank (the rank without its tensor-parallel part) hold parts of one micro-batch, in
-order, by sequence parallelism: they are one source of `quantexp.quant.rows`.
+order, by sequence parallelism: they are one source of `quantexp.quant.rows`. All ranks are at the same index among
+their own micro-batches, of which data-parallel rank d of D has numbers d, d + D, d + 2 D, ..
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ def pass_rows_to_experts(moe: MoELayer) -> None:
 
     def before_experts(module: Any, args: tuple[Tensor, ...]) -> None:
         T, B = own_shape
-        source_of_member = _sources(moe.token_dispatcher.tp_ep_group)
-        num_sources = max(source_of_member) + 1
+        source_of_member, micro_batches = _sources(moe.token_dispatcher.tp_ep_group)
+        num_sources = len(micro_batches)
         member, token = _origins(moe.token_dispatcher, T * B)
         source = torch.tensor(source_of_member, device=member.device)[member]
         parts = torch.split(source * B + token % B, args[1].tolist())
         for expert, sequence in zip(module.local_experts, parts, strict=True):
             several = num_sources * B > 1
-            rows = Rows(sequence, num_sources * B, num_sources) if several else None
+            rows = Rows(sequence, num_sources * B, micro_batches) if several else None
             for linear in (expert.linear_fc1, expert.linear_fc2):
                 if isinstance(linear, SchemeLinear):
                     linear.rows = rows
@@ -74,11 +75,16 @@ def pass_rows_to_experts(moe: MoELayer) -> None:
     moe.experts.register_forward_pre_hook(before_experts)
 
 
-def _sources(members: torch.distributed.ProcessGroup) -> list[int]:
-    """The source of each member's tokens, from 0."""
+def _sources(members: torch.distributed.ProcessGroup) -> tuple[list[int], tuple[int, ...]]:
+    """The source of each member's tokens, from 0, and the `micro_batches` of the sources."""
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     dense = [rank // tensor for rank in torch.distributed.get_process_group_ranks(members)]
-    return [sorted(set(dense)).index(rank) for rank in dense]
+    sources = sorted(set(dense))
+    context = parallel_state.get_context_parallel_world_size()
+    data = parallel_state.get_data_parallel_world_size()
+    own = parallel_state.get_data_parallel_rank()
+    micro_batches = tuple(source // context % data - own for source in sources)
+    return [sources.index(rank) for rank in dense], micro_batches
 
 
 def _origins(dispatcher: Any, num_own: int) -> tuple[Tensor, Tensor]:

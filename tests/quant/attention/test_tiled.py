@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.config.compose import compose
+from quantexp.formats import Place
 from quantexp.quant import multiply, whole_amax
 from quantexp.quant.attention import tile_products, tiles
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import context, scores
 from quantexp.quant.hooks import hook_operands, no_hook
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.step_state import StepState, use_step_state
+from quantexp.quant.step_state import Piece, StepState, use_step_state
 
 from .kernels.tiled_cases import (
     FULL_HIFP8,
@@ -121,6 +122,30 @@ def test_agrees_with_the_plain_path(words: tuple[str, ...], dtype: torch.dtype) 
     """137 tokens: neither a multiple of a tile nor of a block."""
     precision, qkv = declared(*words), operands(dtype, 137)
     agree(by_tiles(precision, qkv), plain(precision, qkv))
+
+
+def two_ranges(stream: str, shape: tuple[int, ...]) -> list[Piece]:
+    """P and dS as of the second of three ranks, which has the second and the fifth of six ranges of the queries.
+
+    Blocks of 32 queries end where the first range does.
+    """
+    N, T, K = shape
+    whole = N, 3 * T, K
+    halves = (slice(0, T // 2), T // 2), (slice(T // 2, T), 2 * T)
+    return [((slice(N), rows, slice(K)), Place(whole, (0, at, 0))) for rows, at in halves]
+
+
+def test_tiles_of_a_ranks_queries_draw_the_numbers_of_its_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 192 queries in tiles of 64, so that the ranges meet within the second tile."""
+    monkeypatch.setattr(tiles, "ROWS", 64)
+    precision, qkv = declared(*SCHEMES["stochastic"]), operands(torch.bfloat16, 192)
+    same = whole_amax.use_reduction(lambda module, amax: amax)
+    with use_step_state(StepState(1, pieces_of=two_ranges)), same:
+        ours, theirs = by_tiles(precision, qkv), plain(precision, qkv)
+    agree(ours, theirs)
+    assert not torch.equal(ours[0], by_tiles(precision, qkv)[0]), "other numbers than of the whole"
 
 
 @pytest.mark.usefixtures("small")

@@ -22,8 +22,9 @@ NUM_EXPERTS, TOP_K, T, B, WIDTH = 4, 2, 8, 3, 4
 DISPATCHERS = {"allgather": MoEAllGatherTokenDispatcher, "alltoall": MoEAlltoAllTokenDispatcher}
 #: Of two ranks: expert parallel, tensor parallel with each expert on both, tensor parallel with whole experts.
 LAYOUTS = {"ep2": (1, 2, 1), "tp2 etp2": (2, 1, 2), "tp2 ep2": (2, 2, 1)}
-#: Source, column and position of each row of an expert as its tokens say, and as `Rows` says (source and column).
-Expert = tuple[list[tuple[int, int, int]], list[tuple[int, int]], tuple[int, int]]
+#: Source, column and position of each row of an expert as its tokens say, and as `Rows` says (source and column);
+#: the number of sequences, and the micro-batches of the sources.
+Expert = tuple[list[tuple[int, int, int]], list[tuple[int, int]], tuple[int, tuple[int, ...]]]
 
 
 class Experts(nn.Module):
@@ -48,7 +49,7 @@ class Experts(nn.Module):
             truth = [(int(s), int(b), int(t)) for s, b, t, _ in rows_x.tolist()]
             each = rows.num_sequences // rows.num_sources
             said = [divmod(int(number), each) for number in rows.sequence]
-            self.report.append((truth, said, (rows.num_sequences, rows.num_sources)))
+            self.report.append((truth, said, (rows.num_sequences, rows.micro_batches)))
         return x
 
 

@@ -135,6 +135,45 @@ def positions_in_own_part() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def heads_in_own_part() -> Iterator[None]:
+    """The same in attention alone."""
+    from quantexp.training.megatron.operand_positions import Positions
+
+    plain = Positions.__call__
+
+    def found(self: Positions, stream: str, shape: tuple[int, ...]) -> Any:
+        return () if " attention " in stream else plain(self, stream, shape)
+
+    with mock.patch.object(Positions, "__call__", found):
+        yield
+
+
+@contextlib.contextmanager
+def rows_of_own_micro_batch() -> Iterator[None]:
+    """All rows of an expert draw the random numbers of a rank's own micro-batch."""
+    from quantexp.quant.rows import Rows
+
+    plain = Rows.__init__
+
+    def own(self: Rows, sequence: Tensor, number: int, micro_batches: tuple[int, ...]) -> None:
+        plain(self, sequence, number, (0,) * len(micro_batches))
+
+    with mock.patch.object(Rows, "__init__", own):
+        yield
+
+
+@contextlib.contextmanager
+def weight_of_own_micro_batch() -> Iterator[None]:
+    """All rows of an expert are multiplied with the weight of a rank's own micro-batch."""
+    from quantexp.quant.multiply import multiply_operands
+
+    with _replaced(
+        "quantexp.quant.linear.multiply_rows", lambda p, x, w, rows: multiply_operands(p, x, w)
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def norm_weights_not_reduced() -> Iterator[None]:
     """Gradients of norms under sequence parallelism stay those of a rank's own tokens."""
     from quantexp.training.megatron.norm import MarkedRMSNorm

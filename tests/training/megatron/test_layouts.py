@@ -42,6 +42,14 @@ SOME = [
     ("deepseek", "FA_mxfp8", "cp2"),
     ("llama", "more/linear_hifp8_delayed", "tp2 sp"),
 ]
+#: Random numbers in every slot; random signs, and so a weight of its own for each micro-batch.
+DRAWN = [
+    *(("llama", "FA_pv_linear_mxfp4_sr", name) for name in ("tp2", "tp2 sp", "cp2")),
+    ("llama", "FA_pv_linear_mxfp4_sr_tiled", "tp2 cp2"),
+    *(("deepseek", "FA_pv_linear_mxfp4_sr", f"ep2 {name}") for name in ("allgather", "alltoall")),
+    ("deepseek", "FA_pv_linear_mxfp4_sr", "tp2 sp ep2"),
+    ("deepseek", "more/linear_mxfp4_sr_rht", "ep2 alltoall"),
+]
 #: A fault, and where it shows.
 FAULTS = {
     "amax_of_own_part": ("llama", "linear_hifp8", "tp2"),
@@ -55,6 +63,9 @@ FAULTS = {
     "parameters_not_marked_as_divided": ("llama", "bf16", "tp2"),
     "norm_weights_not_reduced": ("llama", "linear_mxfp4", "tp2 sp"),
     "positions_in_own_part": ("llama", "more/linear_mxfp4_sr_rht", "tp2 sp"),
+    "heads_in_own_part": ("llama", "FA_pv_linear_mxfp4_sr", "tp2"),
+    "rows_of_own_micro_batch": ("deepseek", "FA_pv_linear_mxfp4_sr", "ep2 allgather"),
+    "weight_of_own_micro_batch": ("deepseek", "more/linear_mxfp4_sr_rht", "ep2 alltoall"),
 }
 FP32 = ["training.precision=fp32"]
 
@@ -73,6 +84,11 @@ def test_every_layout_takes_the_first_step_of_one_process(tmp_path: Path) -> Non
 def test_layouts_agree_under_every_kind_of_operand(tmp_path: Path) -> None:
     table = differences(SOME, tmp_path / "cases", FP32)
     assert {row: by_seed for row, by_seed in table.items() if not any(map(agrees, by_seed))} == {}
+
+
+def test_layouts_draw_the_random_numbers_of_one_process(tmp_path: Path) -> None:
+    table = differences(DRAWN, tmp_path / "cases", FP32, seeds=(1,))
+    assert {row: each for row, (each,) in table.items() if not agrees(each)} == {}
 
 
 def test_pipeline_of_untied_embeddings_is_equal_bit_for_bit(tmp_path: Path) -> None:

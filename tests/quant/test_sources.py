@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from quantexp.formats import Axis, resolve
 from quantexp.proof.grids import Finding, Status
 from quantexp.proof.verdict import status_of, worst
 from quantexp.proof.watch import ProductWatch
-from quantexp.quant import source_scales
+from quantexp.quant import sources
+from quantexp.quant.hooks import hook_operands
 from quantexp.quant.linear import (
     clipped_input,
     dgrad,
@@ -24,9 +26,10 @@ from quantexp.quant.linear import (
     input_copies,
     wgrad,
 )
+from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.rows import Rows
-from quantexp.quant.sites import FPROP_X
+from quantexp.quant.sites import DGRAD_G, DGRAD_W, FPROP_X, Operand, Slot, dim_of
 from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.quant.weight_cache.buffers import Buffers
 from tests.quant.attention.kernels.tiled_cases import far
@@ -44,16 +47,40 @@ SCHEMES = {
         "quant.linear.scaling=exact",
         "quant.linear.wgrad.x.format=reuse",
     ),
+    "stochastic": ("quant=linear_mxfp4", "quant.linear.rounding=stochastic"),
+    "stochastic hifp8": ("quant=linear_hifp8", "quant.linear.rounding=stochastic"),
+    "stochastic, reused": (
+        "quant=linear_mxfp4",
+        "quant.linear.rounding=stochastic",
+        "quant.linear.wgrad.x.format=reuse",
+    ),
+    "random signs": ("quant=more/linear_mxfp4_sr_rht",),
+    "transform": ("quant=more/linear_mxfp4_hadamard",),
+    "stochastic transform of one scale": (
+        "quant=linear_hifp8",
+        "quant.linear={rounding: stochastic, hadamard: random, hadamard_block: 16}",
+    ),
 }
+#: Schemes whose weight is another one in each micro-batch: a product for each source.
+WITH_WEIGHTS = {
+    "stochastic": ("fprop", "dgrad"),
+    "stochastic hifp8": ("fprop", "dgrad"),
+    "stochastic, reused": ("fprop", "dgrad"),
+    "random signs": ("dgrad",),
+    "stochastic transform of one scale": ("fprop", "dgrad"),
+}
+#: Iteration and micro-batch of this rank, and of the two sources.
+OWN, SOURCES = (3, 6), (5, 6)
 Products = tuple[Tensor, Tensor, Tensor]
 
 
 @pytest.fixture(autouse=True)
 def _state() -> Iterator[None]:
-    with use_step_state(StepState(1)):
+    with use_step_state(StepState(1, *OWN)):
         yield
 
 
+@cache
 def declared(*words: str) -> ModulePrecision:
     """Those of a dense layer, as one of an expert."""
     experiment = compose(["training=fast", *words], None, {})
@@ -62,13 +89,16 @@ def declared(*words: str) -> ModulePrecision:
 
 
 def expert() -> tuple[Rows, Tensor, Tensor, Tensor]:
-    """160 rows of 2 sources with 2 sequences each, mixed; x and g of the second source are 7 times as large."""
+    """170 rows of 2 sources with 2 sequences each, mixed; x and g of the second source are 7 times as large.
+
+    The second source's sequences are longer, so that it alone decides where the blocks of a transform end.
+    """
     generator = torch.Generator().manual_seed(1)
-    sequence = torch.randint(0, 4, (160,), generator=generator)
-    x, w, g = (torch.randn(n, m, generator=generator) for n, m in ((160, 64), (96, 64), (160, 96)))
+    sequence = torch.randint(0, 5, (170,), generator=generator).clamp(max=3)
+    x, w, g = (torch.randn(n, m, generator=generator) for n, m in ((170, 64), (96, 64), (170, 96)))
     for tensor in (x, g):
         tensor[sequence >= 2] *= 7
-    return Rows(sequence, 4, 2), x, w, g
+    return Rows(sequence, 4, (-1, 0)), x, w, g
 
 
 def products(
@@ -90,7 +120,7 @@ def products(
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_sources_together_are_sources_one_by_one(name: str, copied: bool) -> None:
-    """In float32, where products of other extents may add in another order: 1e-6, as 160 terms err by 2^-24 each."""
+    """In float32, where products of other extents may add in another order: 1e-6, as 170 terms err by 2^-24 each."""
     precision = declared(*SCHEMES[name])
     rows, x, w, g = expert()
     y, dx, dw = products(precision, rows, x, w, g, copied=copied)
@@ -98,7 +128,7 @@ def test_sources_together_are_sources_one_by_one(name: str, copied: bool) -> Non
     for source in range(2):
         own = rows.sequence // 2 == source
         alone = Rows(rows.sequence[own] % 2, 2)
-        with use_step_state(StepState(1)):
+        with use_step_state(StepState(1, OWN[0], SOURCES[source])):
             y_1, dx_1, dw_1 = products(precision, alone, x[own], w, g[own], copied=copied)
         assert far(y[own], y_1) < 1e-6
         assert far(dx[own], dx_1) < 1e-6
@@ -109,13 +139,26 @@ def test_sources_together_are_sources_one_by_one(name: str, copied: bool) -> Non
         assert far(one[0], y) > 1e-4, "one scale for both"
 
 
-def test_source_without_rows_changes_nothing() -> None:
-    precision = declared(*SCHEMES["fp8"])
+@pytest.mark.parametrize("name", ["fp8", "transform", "random signs", "stochastic"])
+def test_source_without_rows_changes_nothing(name: str) -> None:
+    precision = declared(*SCHEMES[name])
     _, x, w, g = expert()
-    rows = Rows(torch.arange(160) % 2, 4, 2)
+    rows = Rows(torch.arange(len(x)) % 2, 4, (0, 1))
     with_empty = products(precision, rows, x, w, g, copied=True)
     without = products(precision, Rows(rows.sequence, 2), x, w, g, copied=True)
     assert all(far(a, b) < 1e-6 for a, b in zip(with_empty, without, strict=True))
+
+
+def test_hooks_receive_all_rows_and_the_weight_of_this_ranks_micro_batch() -> None:
+    precision = declared(*SCHEMES["random signs"])
+    rows, _, w, g = expert()
+    shown: list[tuple[Slot, Tensor]] = []
+    with hook_operands(lambda _, slot, x, quantised, layout: shown.append((slot, quantised))):
+        dgrad(precision, g, w, rows)
+    spec = precision.spec(DGRAD_W)
+    assert [slot for slot, _ in shown] == [DGRAD_G, DGRAD_W]
+    assert shown[0][1].shape == g.shape
+    assert torch.equal(shown[1][1], quantise_operand(w, spec, dim_of(Operand.W, spec)))
 
 
 def test_amaxes_of_all_sources_are_reduced_at_once() -> None:
@@ -125,7 +168,7 @@ def test_amaxes_of_all_sources_are_reduced_at_once() -> None:
     ranks = Ranks(2)
     ranks.run(lambda _: input_copies(precision, x, rows, Buffers()))
     assert ranks.reductions == [(EXPERT, (2,))]
-    none = Rows(torch.zeros(0, dtype=torch.int64), 4, 2)
+    none = Rows(torch.zeros(0, dtype=torch.int64), 4, (0, 1))
     ranks = Ranks(2)
     ranks.run(lambda _: input_copies(precision, x[:0], none, Buffers()))
     assert ranks.reductions == []
@@ -147,7 +190,7 @@ def test_a_clipped_gradient_has_the_scale_of_each_source() -> None:
     spec = replace(resolve("fp8_e4m3", amax_target=1000.0), clip_gradient=True)
     precision = ModulePrecision(EXPERT, {FPROP_X: replace(spec, axis=Axis.INPUT_WIDTH)})
     x = torch.tensor([[0.5, 0.125], [1.0, 8.0]])
-    rows = Rows(torch.tensor([0, 1]), 2, 2)
+    rows = Rows(torch.tensor([0, 1]), 2, (0, 1))
     clipped = clipped_input(precision, torch.ones_like(x), x, rows)
     assert clipped.tolist() == [[0.0, 1.0], [1.0, 0.0]]
     together = clipped_input(precision, torch.ones_like(x), x, None)
@@ -170,7 +213,10 @@ def statuses(precision: ModulePrecision, rows: Rows) -> dict[str, tuple[Status, 
 def test_watch_judges_each_source_and_counts_one_call(name: str) -> None:
     result = statuses(declared(*SCHEMES[name]), expert()[0])
     assert len(result) == 6
-    assert set(result.values()) == {(Status.ENGAGED, 1)}
+    for slot, (status, calls) in result.items():
+        products_of = WITH_WEIGHTS.get(name, ())
+        assert status is Status.ENGAGED, slot
+        assert calls == (2 if slot.split(".")[1] in products_of else 1), slot
 
 
 def test_one_scale_for_both_sources_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +226,7 @@ def test_one_scale_for_both_sources_is_a_mismatch(monkeypatch: pytest.MonkeyPatc
     result = statuses(declared(*SCHEMES["fp8"]), expert()[0])
     for slot, (status, _) in result.items():
         assert status is (Status.ENGAGED if slot.endswith("w") else Status.MISMATCH), slot
-    assert source_scales.quantise_by_source is not linear.quantise_by_source  # type: ignore[attr-defined]
+    assert sources.quantise_by_source is not linear.quantise_by_source  # type: ignore[attr-defined]
 
 
 def test_the_worst_source_decides() -> None:
