@@ -290,7 +290,7 @@ def test_checkpoint_that_cannot_be_written_is_the_reason_on_every_rank(
     defect: Callable[..., Outcome],
 ) -> None:
     result = defect(
-        "import quantexp.training.megatron.publish as publish; publish.record_hashes = "
+        "import quantexp.model.checkpoint_writer as writer; writer.record_hashes = "
         "lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))",
         "checkpoint.at_end=true",
         rank=0,
@@ -298,5 +298,21 @@ def test_checkpoint_that_cannot_be_written_is_the_reason_on_every_rank(
     assert result.state is State.FAILED
     folder = result.run.checkpoints / "iteration_00000002"
     assert result.reason.startswith(f"{folder} cannot be written (No space left on device: ")
+    assert "\n" not in result.reason, "both ranks give the same reason"
+    assert not list(result.run.checkpoints.iterdir())
+
+
+def test_part_that_a_rank_cannot_write_is_the_reason_on_rank_0_too(
+    defect: Callable[..., Outcome],
+) -> None:
+    result = defect(
+        "import quantexp.model.checkpoint_writer as writer; writer.write_safetensors = "
+        "lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))",
+        *("checkpoint.at_end=true", "checkpoint.optimizer=true"),
+        "training.distributed_optimizer=true",
+    )
+    assert result.state is State.FAILED
+    words = "/state/rank00001.safetensors cannot be written (No space left on device: "
+    assert words in result.reason
     assert "\n" not in result.reason, "both ranks give the same reason"
     assert not list(result.run.checkpoints.iterdir())

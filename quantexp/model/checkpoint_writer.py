@@ -117,7 +117,7 @@ def complete(
 ) -> None:
     """Make a checkpoint of the shards, whose records are there, and give its folder its final name.
 
-    A folder that has the name is replaced.
+    A folder that has the name is replaced. After an error nothing is left of the new one.
 
     Args:
         draft: the checkpoint.
@@ -130,21 +130,32 @@ def complete(
         OSError: a file cannot be written.
         RunError: a weight is NaN or Inf in the working dtype.
     """
-    with writing(draft.folder, checkpoint_bytes(experiment)):
-        hashes = {name: each for record in records for name, each in record.hashes.items()}
-        _write_content(draft, experiment, sorted(hashes))
-        if experiment.checkpoint.optimizer:
-            _write_index(draft.part, records, index, hashes)
-        else:
-            shutil.rmtree(draft.part / STATE)
-            hashes = {}
-        shutil.rmtree(draft.part / RECORDS)
-        _sync_all(draft, {f"{STATE}/{name}": each for name, each in hashes.items()})
-        require_right()
-        if draft.folder.exists():
-            remove(draft.folder)
-        draft.part.rename(draft.folder)
-        sync(draft.folder.parent)
+    try:
+        with writing(draft.folder, checkpoint_bytes(experiment)):
+            _make_whole(draft, experiment, records, index)
+            require_right()
+            if draft.folder.exists():
+                remove(draft.folder)
+            draft.part.rename(draft.folder)
+            sync(draft.folder.parent)
+    except Exception:
+        shutil.rmtree(draft.part, ignore_errors=True)
+        raise
+
+
+def _make_whole(
+    draft: Draft, experiment: Experiment, records: Sequence[RankRecord], index: StateIndex
+) -> None:
+    """Write all that a checkpoint has besides its shards, and remove what it does not keep."""
+    hashes = {name: each for record in records for name, each in record.hashes.items()}
+    _write_content(draft, experiment, sorted(hashes))
+    if experiment.checkpoint.optimizer:
+        _write_index(draft.part, records, index, hashes)
+    else:
+        shutil.rmtree(draft.part / STATE)
+        hashes = {}
+    shutil.rmtree(draft.part / RECORDS)
+    _sync_all(draft, {f"{STATE}/{name}": each for name, each in hashes.items()})
 
 
 def discard(draft: Draft, patience_s: float) -> None:
@@ -153,7 +164,7 @@ def discard(draft: Draft, patience_s: float) -> None:
     After `patience_s` seconds it is left to `remove_leftovers`.
     """
     until = time.monotonic() + patience_s
-    while num_others(draft.part) < draft.num_ranks - 1:
+    while draft.part.exists() and num_others(draft.part) < draft.num_ranks - 1:
         if time.monotonic() > until:
             return
         time.sleep(0.01)

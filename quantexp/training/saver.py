@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy, wait_for_copies
+from quantexp.errors import RunError
 from quantexp.model.checkpoint_writer import (
     Draft,
     complete,
@@ -128,9 +129,21 @@ class CheckpointSaver:
 
     def finish(self) -> None:
         """Wait until the last checkpoint is whole; see `Saver.finish`."""
-        if self._has_saved:
-            self.context.set_phase(Phase.SAVING)
+        if not self._has_saved:
+            return
+        self.context.set_phase(Phase.SAVING)
+        try:
             self._await_earlier()
+        except Exception as error:
+            self._agree(first_line(error))
+            raise
+        self._agree(None)
+
+    def _agree(self, words: str | None) -> None:
+        """Raise the first rank's error on all that have none, so that all ranks end with the same reason."""
+        others = [] if self.context.rank.alone else gather(words)
+        if words is None and (errors := [each for each in others if each is not None]):
+            raise RunError(errors[0])
 
     def close(self) -> None:
         """End the background, however training ended; what other ranks do not complete soon is given up."""

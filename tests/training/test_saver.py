@@ -176,9 +176,9 @@ def test_error_of_a_rank_ends_the_wait_of_rank_0(run: RunDir) -> None:
         save(first, 1)
         save(second, 1)
         with pytest.raises(RunError, match=r"x cannot be written \(Input/output error\); the disk"):
-            first.finish()
+            save(first, 2)
         with pytest.raises(OSError, match="Input/output error"):
-            second.finish()
+            save(second, 2)
     assert list(run.checkpoints.iterdir()) == []
 
 
