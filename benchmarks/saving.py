@@ -144,6 +144,11 @@ class _Observer:
     def evaluation(self) -> None:
         pass
 
+    def request(self) -> Any:
+        from quantexp.training.requests import Request
+
+        return Request.NONE
+
     def iteration(self, metrics: Any) -> bool:
         return True
 

@@ -41,7 +41,7 @@ class Outcome:
 def stopping_words(grace_s: float) -> str:
     """The message after the first Ctrl-C."""
     return (
-        f"stopping: writing captured tensors, {grace_s:.0f} s at most; Ctrl-C again stops at once"
+        f"stopping: the run saves what it has, {grace_s:.0f} s at most; Ctrl-C again stops at once"
     )
 
 

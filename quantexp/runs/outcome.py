@@ -43,9 +43,10 @@ class UnresponsiveError(Exception):
 
 
 def _place(status: Status) -> str:
-    """`at iteration 3, micro-batch 2`, `while importing`."""
+    """`at iteration 3, micro-batch 2`, `while importing`; another rank may have recorded an end before."""
     if status.finished is not None:
-        return "after its end"
+        is_over = status.trained is not None or status.iteration == 0
+        return "after its end" if is_over else f"after iteration {status.iteration}"
     if status.current_iteration is not None:
         part = f", micro-batch {status.micro_batch}" if (status.micro_batches or 1) > 1 else ""
         return f"at iteration {status.current_iteration}{part}"

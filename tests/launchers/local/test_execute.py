@@ -131,7 +131,7 @@ def test_interrupt_prints_at_once_what_it_waits_for_and_how_long(
     execute(tiny(), console)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == (
-        "stopping: writing captured tensors, 20 s at most; Ctrl-C again stops at once\n"
+        "stopping: the run saves what it has, 20 s at most; Ctrl-C again stops at once\n"
     )
 
 

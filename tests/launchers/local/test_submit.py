@@ -117,7 +117,7 @@ def test_signal_ends_the_running_run_and_the_table_is_still_printed(
     ]
     assert "3 runs" in output_of(console)
     assert "2 pending: its sweep was interrupted before it started" in output_of(console)
-    assert output_of(console).count("stopping: writing captured tensors, 20 s at most") == 1
+    assert output_of(console).count("stopping: the run saves what it has, 20 s at most") == 1
     (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")
     assert output_of(console).splitlines()[-2:] == [
         "3 of 3 runs are left. To run them, each from its last checkpoint:",
