@@ -85,16 +85,18 @@ class Ready:
     experiment: Experiment
     stage: int
     run: Path
+    #: The source snapshot that it runs; that of a run that goes on may be older.
+    snapshot: Path
 
 
-def batches(root: Path, name: str, ready: Iterable[Ready], snapshot: Path) -> list[Batch]:
-    """One batch for each stage and distinct request, in the order of the points, earlier stages first."""
-    groups: dict[tuple[int, str], list[Ready]] = {}
+def batches(root: Path, name: str, ready: Iterable[Ready]) -> list[Batch]:
+    """One batch for each stage, distinct request and snapshot, in the order of the points, earlier stages first."""
+    groups: dict[tuple[int, str, Path], list[Ready]] = {}
     for run in ready:
         request = json.dumps(
             dataclasses.asdict(run.experiment.launcher), default=str, sort_keys=True
         )
-        groups.setdefault((run.stage, request), []).append(run)
+        groups.setdefault((run.stage, request, run.snapshot), []).append(run)
     ordered = sorted(groups.values(), key=lambda group: group[0].stage)
     names = [name] if len(ordered) == 1 else [f"{name}-{n}" for n in range(len(ordered))]
     return [
@@ -103,7 +105,7 @@ def batches(root: Path, name: str, ready: Iterable[Ready], snapshot: Path) -> li
             batch_name,
             tuple(run.run for run in group),
             group[0].experiment.launcher,
-            snapshot,
+            group[0].snapshot,
             stage=group[0].stage,
         )
         for batch_name, group in zip(names, ordered, strict=True)

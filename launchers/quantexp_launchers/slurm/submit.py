@@ -129,7 +129,7 @@ def send(
     require_slurm()
     root = _common_root([experiment for experiment, _ in points])
     check_root(root, [experiment.launcher for experiment, _ in points])
-    for batch in batches(root, "quantexp", [Ready(e, stage, root) for e, stage in points], root):
+    for batch in batches(root, "quantexp", [Ready(e, stage, root, root) for e, stage in points]):
         if (notice := check_batch(batch)) is not None:
             console.print(notice, soft_wrap=True, markup=False)
     with contextlib.ExitStack() as locks:
@@ -204,7 +204,7 @@ def planned(experiment: Experiment, run: Path) -> Batch:
     root = root_of(experiment)
     check_root(root, [experiment.launcher])
     snapshot = RunsRoot(root).snapshots / snapshot_name()
-    (batch,) = batches(root, "quantexp-TIME-ID", [Ready(experiment, 0, run)], snapshot)
+    (batch,) = batches(root, "quantexp-TIME-ID", [Ready(experiment, 0, run, snapshot)])
     return batch
 
 
@@ -255,9 +255,9 @@ def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened
         if folder.elsewhere is not None:
             waiting.append((stage, folder.run))
         elif folder.skipped is None:
-            ready.append(Ready(experiment, stage, folder.run.root))
+            ready.append(Ready(experiment, stage, folder.run.root, folder.snapshot))
     name = f"quantexp-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    to_send = assign_lanes(batches(root, name, ready, folders[0].snapshot))
+    to_send = assign_lanes(batches(root, name, ready))
     arrays: list[Array] = []
     try:
         for batch in to_send:

@@ -17,9 +17,9 @@ ROOT = Path("/w/runs")
 SNAPSHOT = ROOT / "snapshots" / "0a"
 
 
-def ready(name: str, stage: int = 0, **keys: Any) -> Ready:
+def ready(name: str, stage: int = 0, snapshot: Path = SNAPSHOT, **keys: Any) -> Ready:
     launcher = LauncherConfig(kind="slurm", **keys)
-    return Ready(Experiment(launcher=launcher), stage, ROOT / name)
+    return Ready(Experiment(launcher=launcher), stage, ROOT / name, snapshot)
 
 
 def names(batch: Batch) -> list[str]:
@@ -27,27 +27,35 @@ def names(batch: Batch) -> list[str]:
 
 
 def test_runs_that_ask_for_the_same_are_one_array_in_their_order() -> None:
-    (only,) = batches(ROOT, "q", [ready(name) for name in "cab"], SNAPSHOT)
+    (only,) = batches(ROOT, "q", [ready(name) for name in "cab"])
     assert names(only) == ["c", "a", "b"]
     assert only.name == "q"
     assert only.folder == ROOT / "submissions" / "q"
 
 
 def test_no_runs_make_no_array() -> None:
-    assert batches(ROOT, "q", [], SNAPSHOT) == assign_lanes([]) == []
+    assert batches(ROOT, "q", []) == assign_lanes([]) == []
 
 
 def test_each_distinct_request_is_an_array_of_its_own() -> None:
     points = [ready("a"), ready("b", time_min=5), ready("c"), ready("d", time_min=5)]
-    first, second = batches(ROOT, "q", points, SNAPSHOT)
+    first, second = batches(ROOT, "q", points)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
     assert (first.name, second.name) == ("q-0", "q-1")
     assert second.launcher.time_min == 5
 
 
+def test_runs_of_each_source_are_an_array_of_their_own() -> None:
+    """A run that goes on has the source of its first start."""
+    older = ROOT / "snapshots" / "09"
+    first, second = batches(ROOT, "q", [ready("a"), ready("b", snapshot=older), ready("c")])
+    assert (names(first), first.snapshot) == (["a", "c"], SNAPSHOT)
+    assert (names(second), second.snapshot) == (["b"], older)
+
+
 def test_stages_have_separate_arrays_and_the_earlier_one_is_first() -> None:
     points = [ready("a", 1), ready("b", 0), ready("c", 1)]
-    first, second = batches(ROOT, "q", points, SNAPSHOT)
+    first, second = batches(ROOT, "q", points)
     assert (first.stage, names(first)) == (0, ["b"])
     assert (second.stage, names(second)) == (1, ["a", "c"])
 
@@ -62,7 +70,7 @@ def sizes() -> Callable[..., list[Batch]]:
             for index, count in enumerate(counts)
             for n in range(count)
         ]
-        return batches(ROOT, "q", points, SNAPSHOT)
+        return batches(ROOT, "q", points)
 
     return make
 
@@ -107,7 +115,7 @@ def test_no_more_than_the_limit_can_run_at_once(
 
 def test_least_limit_of_any_run_holds() -> None:
     points = [ready("a", max_parallel=5), ready("b", max_parallel=1), ready("c")]
-    laned = assign_lanes(batches(ROOT, "q", points, SNAPSHOT))
+    laned = assign_lanes(batches(ROOT, "q", points))
     assert [(b.throttle, b.lane) for b in laned] == [(1, 0)] * 3
 
 
@@ -117,19 +125,19 @@ def sent(batch: Batch, number: int) -> Array:
 
 def test_later_stage_waits_until_every_array_of_the_earlier_one_completed() -> None:
     points = [ready("a"), ready("b", time_min=5), ready("c", 1)]
-    one, two, later = batches(ROOT, "q", points, SNAPSHOT)
+    one, two, later = batches(ROOT, "q", points)
     assert dependency(two, [sent(one, 7)]) is None
     assert dependency(later, [sent(one, 7), sent(two, 8)]) == "afterok:7:8"
 
 
 def test_later_stage_waits_for_runs_of_other_submitters() -> None:
-    (later,) = batches(ROOT, "q", [ready("c", 1)], SNAPSHOT)
+    (later,) = batches(ROOT, "q", [ready("c", 1)])
     assert dependency(later, [], ["3_4", "5"]) == "afterok:3_4:5"
 
 
 def test_dependency_names_each_array_once() -> None:
     points = [ready("a", max_parallel=1), ready("b", 1, max_parallel=1)]
-    first, second = assign_lanes(batches(ROOT, "q", points, SNAPSHOT))
+    first, second = assign_lanes(batches(ROOT, "q", points))
     assert dependency(second, [sent(first, 7)]) == "afterok:7"
     third = replace(second, folder=ROOT, name="other")
     assert dependency(third, [sent(first, 7), sent(second, 8)]) == "afterok:7,afterany:8"
