@@ -57,7 +57,7 @@ CASES = {
     "fp16": [
         "quant=linear_mxfp8",
         "training.precision=fp16",
-        "training.initial_loss_scale=1099511627776",
+        "training.initial_loss_scale=268435456",
     ],
     "recompute": ["quant=FA_linear_mxfp8", "training.recompute=full"],
     "dp2": ["quant=FA_linear_mxfp8", "launcher.num_processes=2"],
@@ -209,6 +209,8 @@ def _captured(folder: Path) -> list[str]:
 
 
 def _steps(folder: Path) -> dict[str, list[int]]:
+    if not (folder / "tensorboard").is_dir():
+        return {}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()

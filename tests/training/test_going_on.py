@@ -24,6 +24,10 @@ from quantexp.training.observer import RunObserver
 from tests.conftest import run_here
 
 
+#: In this process nobody would close TensorBoard's file.
+HERE = ["tracking.tensorboard=false"]
+
+
 class KilledError(BaseException):
     """Stands in for a kill: nothing handles it."""
 
@@ -60,27 +64,28 @@ def restarts(run: RunDir) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["rules", "stochastic", "delayed", "fp16", "recompute"])
+@pytest.mark.parametrize("case", ["stochastic", "delayed", "fp16"])
 def test_run_goes_on_bit_for_bit(
     case: str, cache: Path, tmp_path: Path, interrupt: Interrupt
 ) -> None:
-    words = [*kills.TINY, *kills.CASES[case], "training.iterations=20", f"paths.cache={cache}"]
+    words = [*kills.TINY, *kills.CASES[case], "training.iterations=10", *HERE]
+    words.append(f"paths.cache={cache}")
 
     def experiment(root: str) -> list[str]:
         return [*words, f"paths.root={tmp_path / root}"]
 
     undisturbed = run_here(compose(experiment("undisturbed")))
-    for iteration in (2, 11, 15):  # before the first checkpoint, and between two
+    for iteration in (2, 7):  # before the first checkpoint, and between two
         interrupt(iteration, kill)
         with pytest.raises(KilledError):
             run_here(compose(experiment("killed")))
     killed = run_here(compose(experiment("killed")))
-    assert [each["goes_on_from"] for each in restarts(killed)] == [8, 12]
+    assert [each["goes_on_from"] for each in restarts(killed)] == [4]
     assert kills.differences(undisturbed.root, killed.root) == []
     assert sorted(path.name for path in killed.attempts.iterdir()) == ["1"]
 
 
-SAVES = ["training.iterations=9", "checkpoint.every=4", "checkpoint.optimizer=true"]
+SAVES = ["training.iterations=9", "checkpoint.every=4", "checkpoint.optimizer=true", *HERE]
 
 
 @pytest.mark.slow
@@ -138,7 +143,7 @@ def test_steps_left_out_in_a_row_are_counted_on(
     run_tiny: Callable[..., RunDir], interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third in a row ends the run, however often it starts."""
-    words = ["training.iterations=9", "checkpoint.every=1", "checkpoint.optimizer=true"]
+    words = ["training.iterations=9", "checkpoint.every=1", "checkpoint.optimizer=true", *HERE]
     monkeypatch.setattr(step, "step_if_finite", lambda optimizer, loss: (False, math.nan))
     monkeypatch.setattr(step, "cause", lambda chunks, losses: "the gradient of a test")
     interrupt(2, kill)
