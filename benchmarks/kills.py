@@ -3,17 +3,19 @@
     python benchmarks/kills.py [--kills 20] [--seed 0] [--only tp2] [--folder FOLDER]
 
 Every case (`CASES`) is a tiny run that saves a checkpoint every few iterations and captures tensors. It is killed
-`--kills` times: the command, or one of its ranks, by SIGKILL, or by SIGTERM, at a moment drawn evenly between its start
-and its end; then the same command goes on. At the end a line for each case has its kills, by what they hit, and what
-differs from the undisturbed run: loss, gradient norm, learning rate and loss scale of every iteration, the lines of the
-capture's manifest and statistics (which have a hash of every tensor), the steps in TensorBoard, and the files of the
-last checkpoint with main weights and moments, bit for bit. `docs/resume.md` has the table.
+`--kills` times: the command, or one of its ranks, by SIGKILL, or by SIGTERM; four of five at a moment drawn evenly from
+the time in which it trains, the others before. Then the same command goes on. If it ends before the next kill, it is
+compared and started anew. A line for each case has its kills, by what they hit, how many runs ended, and what differs
+in one of them from the undisturbed run: loss, gradient norm, learning rate and loss scale of every iteration, the lines
+of the capture's manifest and statistics (which have a hash of every tensor), the steps in TensorBoard, and the files of
+the last checkpoint with main weights and moments, bit for bit. `docs/resume.md` has the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -26,20 +28,21 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-ITERATIONS = 30
+ITERATIONS = 60
 TINY = [
     *("training=fast", "model.num_layers=2", "model.hidden_size=64", "model.ffn_hidden_size=128"),
     *("model.num_attention_heads=4", "model.num_query_groups=2", "model.head_dim=32"),
     *("training.seq_length=64", "training.micro_batch_size=1", "training.global_batch_size=2"),
     *(f"training.iterations={ITERATIONS}", "training.warmup_iterations=4", "analysis.auto=false"),
-    *("checkpoint.every=4", "checkpoint.optimizer=true", "checkpoint.at_end=true"),
-    *("checkpoint.keep_last=2", "capture=tensors", "capture.every=5", "launcher.num_threads=1"),
-    *("evaluation.every=10", "evaluation.samples=4", "tracking.tensorboard=true"),
+    *("checkpoint.every=6", "checkpoint.optimizer=true", "checkpoint.at_end=true"),
+    *("checkpoint.keep_last=2", "capture=tensors", "capture.every=15", "launcher.num_threads=1"),
+    *("evaluation.every=20", "evaluation.samples=4", "tracking.tensorboard=true"),
 ]
 EXPERTS = [
     *("model=deepseek2_lite", "model.num_query_groups=4", "model.head_dim=64"),
@@ -47,7 +50,7 @@ EXPERTS = [
     *("model.mla.v_head_dim=32", "model.moe.num_experts=4", "model.moe.top_k=2"),
     "model.moe.expert_ffn_hidden_size=64",
 ]
-RULES = "quant.rules=[{iterations: [9, 16], format: bf16}, {layers: [0], format: bf16}]"
+RULES = "quant.rules=[{iterations: [20, 40], format: bf16}, {layers: [0], format: bf16}]"
 #: Name -> words after `TINY`.
 CASES = {
     "mxfp4": ["quant=linear_mxfp4"],
@@ -71,13 +74,19 @@ _MEASURED = {"time", "step_time_s", "tokens_per_s", "tflops", "memory_gb", "mfu"
 _STAMP = re.compile(r"\d{8}_\d{6}")
 
 
+#: Of five kills so many hit a run that trains.
+_IN_TRAINING = 0.8
+
+
 @dataclass
 class Killed:
-    """A run that was killed and went on."""
+    """What became of a run that was killed again and again."""
 
-    folder: Path
     #: `command SIGKILL` -> how often.
     kills: collections.Counter[str] = field(default_factory=collections.Counter)
+    #: Runs that came to their end, and what differs in one of them.
+    ended: int = 0
+    differ: set[str] = field(default_factory=set)
     #: Iterations that were computed more than once.
     lost: int = 0
 
@@ -100,19 +109,35 @@ def folder_in(root: Path) -> Path:
     return config.parent
 
 
-def kill_and_go_on(words: Sequence[str], root: Path, kills: int, seed: int) -> Killed:
+def kill_and_go_on(
+    words: Sequence[str], root: Path, undisturbed: Path, kills: int, seed: int
+) -> Killed:
     """Start a run again and again, kill it so many times at random moments, then let it end."""
-    chance = random.Random(seed)
-    killed = Killed(root)
-    whole_s = 0.0
+    chance, killed = random.Random(seed), Killed()
     while killed.kills.total() < kills:
-        whole_s = max(whole_s, _start_and_kill(words, root, chance, whole_s, killed))
-        if _has_completed(root):
-            shutil.rmtree(folder_in(root))  # the kills came too late; another round
-    killed.folder = run(words, root)
-    restarts = json.loads((killed.folder / "status.json").read_text())["restarts"]
-    killed.lost = sum(each["lost"] for each in restarts)
+        if not _start_and_kill(words, root, chance, _training_s(undisturbed), killed):
+            _compare(root, undisturbed, killed)
+            shutil.rmtree(folder_in(root))
+    run(words, root)
+    _compare(root, undisturbed, killed)
     return killed
+
+
+def _compare(root: Path, undisturbed: Path, killed: Killed) -> None:
+    folder = folder_in(root)
+    killed.ended += 1
+    killed.differ |= set(differences(undisturbed, folder))
+    restarts = json.loads((folder / "status.json").read_text())["restarts"]
+    killed.lost += sum(each["lost"] for each in restarts)
+
+
+def _training_s(folder: Path) -> float:
+    """Seconds between the first iteration and the last."""
+    times = [
+        json.loads(line)["time"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    first, last = (datetime.fromisoformat(times[i]) for i in (0, -1))
+    return (last - first).total_seconds()
 
 
 def _command(words: Sequence[str], root: Path) -> list[str]:
@@ -120,32 +145,39 @@ def _command(words: Sequence[str], root: Path) -> list[str]:
 
 
 def _start_and_kill(
-    words: Sequence[str], root: Path, chance: random.Random, whole_s: float, killed: Killed
-) -> float:
-    """One start; returns how long it took to its end if it came to that, else 0."""
+    words: Sequence[str], root: Path, chance: random.Random, training_s: float, killed: Killed
+) -> bool:
+    """One start; false if it came to its end before it was killed."""
     process = subprocess.Popen(
         _command(words, root),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    began = time.monotonic()
-    until = began + chance.uniform(0, whole_s or 15)
+    wait_s = chance.uniform(0, 8)
+    if chance.random() < _IN_TRAINING:
+        while process.poll() is None and not _trains(root):
+            time.sleep(0.002)
+        wait_s = chance.uniform(0, training_s)
+    until = time.monotonic() + wait_s
     while process.poll() is None and time.monotonic() < until:
         time.sleep(0.002)
     if process.poll() is not None:
-        return time.monotonic() - began
+        return False
     name, target = chance.choice([("command", process.pid), *_ranks(process.pid)])
     number = signal.SIGTERM if chance.random() < 0.2 else signal.SIGKILL
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(target, number)
-    except ProcessLookupError:
-        process.wait()
-        return 0.0
-    killed.kills[f"{name} {number.name}"] += 1
-    process.wait()
+        killed.kills[f"{name} {number.name}"] += 1
+    ended = process.wait() == 0
     _wait_until_free(root)
-    return 0.0
+    return not ended
+
+
+def _trains(root: Path) -> bool:
+    """Whether a run is in an iteration."""
+    states = [json.loads(path.read_text()) for path in root.glob("*/status.json")]
+    return any(each["state"] == "running" and each["current_iteration"] for each in states)
 
 
 def _ranks(command: int) -> list[tuple[str, int]]:
@@ -170,11 +202,6 @@ def _wait_until_free(root: Path) -> None:
         if "quantexp.training" in " ".join(each.info["cmdline"] or [])
     ):
         time.sleep(0.05)
-
-
-def _has_completed(root: Path) -> bool:
-    states = [json.loads(path.read_text())["state"] for path in root.glob("*/status.json")]
-    return states == ["completed"]
 
 
 def differences(undisturbed: Path, killed: Path) -> list[str]:
@@ -237,18 +264,18 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="kills-"))
     sys.stdout.write(
-        "| case | kills | of the command | of a rank | SIGTERM | iterations repeated | differs |\n"
+        "| case | kills | of the command | of a rank | SIGTERM | runs | iterations repeated | differs |\n"
     )
-    sys.stdout.write("|---|---|---|---|---|---|---|\n")
+    sys.stdout.write("|---|---|---|---|---|---|---|---|\n")
     wrong = False
     for name in arguments.only or CASES:
         undisturbed = run(CASES[name], folder / name / "undisturbed")
         killed = kill_and_go_on(
-            CASES[name], folder / name / "killed", arguments.kills, arguments.seed
+            CASES[name], folder / name / "killed", undisturbed, arguments.kills, arguments.seed
         )
-        differ = differences(undisturbed, killed.folder)
-        wrong |= bool(differ)
-        sys.stdout.write(f"| {name} | {_counts(killed)} | {'; '.join(differ) or 'nothing'} |\n")
+        wrong |= bool(killed.differ)
+        differ = "; ".join(sorted(killed.differ)) or "nothing"
+        sys.stdout.write(f"| {name} | {_counts(killed)} | {differ} |\n")
         sys.stdout.flush()
     if arguments.folder is None and not wrong:
         shutil.rmtree(folder)
@@ -261,7 +288,7 @@ def _counts(killed: Killed) -> str:
         sum(n for words, n in kills.items() if word in words)
         for word in ("command", "rank", "SIGTERM")
     ]
-    return " | ".join(map(str, (kills.total(), *by_word, killed.lost)))
+    return " | ".join(map(str, (kills.total(), *by_word, killed.ended, killed.lost)))
 
 
 if __name__ == "__main__":

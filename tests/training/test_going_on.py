@@ -23,7 +23,6 @@ from quantexp.training.megatron import step
 from quantexp.training.observer import RunObserver
 from tests.conftest import run_here
 
-
 #: In this process nobody would close TensorBoard's file.
 HERE = ["tracking.tensorboard=false"]
 
