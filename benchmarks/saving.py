@@ -4,8 +4,9 @@
 
 A model with its optimizer makes one step. Then, by turns, a checkpoint with the training state is saved, of which the
 time until training may go on counts, and each of its tensors is copied to a warm buffer (`copy_`). Before each turn the
-background is done and everything is on the disk. The first turns of both are left out: they allocate the memory. The
-step after a save runs beside the background; how much longer it takes is shown too.
+background is done and everything is on the disk. The first turns of both are left out: they allocate the memory. All
+figures are medians; the ratio of a turn compares neighbours, which share the load of other programs. The step after a
+save runs beside the background; how much longer it takes is shown too.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ def main() -> None:
     arguments = parser.parse_args()
     result = measured(arguments.words, arguments.turns)
     held_up, copied = (statistics.median(each[1:]) for each in (result.held_up, result.copied))
+    ratios = [a / b for a, b in zip(result.held_up[1:], result.copied[1:], strict=True)]
     lines = {
         "machine": platform.processor() or platform.machine(),
         "training state": f"{result.num_bytes / 1e6:.0f} MB",
@@ -168,6 +170,7 @@ def main() -> None:
         "first save": f"{result.held_up[0] * 1e3:.1f} ms",
         "copied": f"{copied * 1e3:.1f} ms",
         "ratio": f"{held_up / copied:.2f}",
+        "ratio of a turn": f"{statistics.median(ratios):.2f}",
         "background": f"{statistics.median(result.background[1:]) * 1e3:.0f} ms",
     }
     for is_beside, name in ((False, "step at rest"), (True, "step beside the background")):

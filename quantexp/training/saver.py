@@ -101,8 +101,14 @@ class CheckpointSaver:
         nonfinite: int,
     ) -> None:
         """Save a checkpoint; see `Saver.save`."""
+<<<<<<< HEAD
         self.context.set_phase(Phase.SAVING)
         self.context.requests.saved()
+=======
+        waits = not (self.experiment.checkpoint.asynchronous and self._queue.is_idle)
+        if waits:
+            self.context.set_phase(Phase.SAVING)
+>>>>>>> saving
         self._has_saved = True
         self._await_earlier()
         if self.experiment.checkpoint.optimizer:
@@ -121,7 +127,8 @@ class CheckpointSaver:
         self._queue.put(save)
         if not self.experiment.checkpoint.asynchronous:
             self._queue.flush()
-        self.context.set_phase(Phase.TRAINING)
+        if waits:
+            self.context.set_phase(Phase.TRAINING)
 
     def before_update(self) -> None:
         """The optimizer is about to change what may still be copied from a GPU."""
@@ -200,6 +207,7 @@ class CheckpointSaver:
         except Exception:
             discard(draft, GRACE_S if self._until is None else 0.0)
             raise
+        LOG.info(f"saved iteration {save.index.iteration}")
         try:
             remove_others(run, self.experiment.checkpoint, save.index.iteration)
         except OSError as error:  # training goes on while the disk has room

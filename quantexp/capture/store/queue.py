@@ -47,6 +47,11 @@ class WorkQueue(Generic[Batch]):
         self._closed = False
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all batches are done."""
+        return not self._batches
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether this many bytes fit without blocking."""
         return self.num_bytes == 0 or self.num_bytes + num_bytes <= self.most_bytes
