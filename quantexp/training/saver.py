@@ -101,14 +101,10 @@ class CheckpointSaver:
         nonfinite: int,
     ) -> None:
         """Save a checkpoint; see `Saver.save`."""
-<<<<<<< HEAD
-        self.context.set_phase(Phase.SAVING)
         self.context.requests.saved()
-=======
         waits = not (self.experiment.checkpoint.asynchronous and self._queue.is_idle)
         if waits:
             self.context.set_phase(Phase.SAVING)
->>>>>>> saving
         self._has_saved = True
         self._await_earlier()
         if self.experiment.checkpoint.optimizer:
