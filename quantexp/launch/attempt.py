@@ -8,7 +8,6 @@ out of one folder.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import platform
 import shutil
@@ -32,8 +31,9 @@ from quantexp.launch.going_on import (
     status_of,
 )
 from quantexp.launch.identity import folder_name, identity
+from quantexp.launch.recorded import recorded
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
-from quantexp.model.checkpoints import named, require_room
+from quantexp.model.checkpoints import require_room
 from quantexp.runs.claim import Claim, take_claim
 from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
 from quantexp.runs.paths import RunDir
@@ -267,7 +267,7 @@ def go_on(point: Continuation, experiment: Experiment, run: RunDir, started: Pro
         OSError: the folder cannot be written.
     """
     cut_back(run, experiment.capture.dir, point.iteration)
-    save(_recorded(experiment), run.config)
+    save(recorded(experiment), run.config)
     add_start(run.provenance, started, point.iteration, point.changed, replaces=point.is_prepared)
     write_status(run.status, status_of(point, experiment, requeued=False))
 
@@ -314,7 +314,7 @@ def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) ->
     run.logs.mkdir(exist_ok=True, mode=0o700)
     run.kill.unlink(missing_ok=True)
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
-    save(_recorded(experiment), run.config)
+    save(recorded(experiment), run.config)
     write_json(run.provenance, redacted(started_with))
     status = Status(
         created=now(),
@@ -323,29 +323,3 @@ def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) ->
         launcher=experiment.launcher.kind,
     )
     write_status(run.status, status)
-
-
-def _recorded(experiment: Experiment) -> Experiment:
-    """The experiment for config.yaml: without the words that are about one start only."""
-    recorded = with_absolute_paths(experiment)
-    recorded.training.restart, recorded.code = False, Code.recorded
-    return recorded
-
-
-def with_absolute_paths(experiment: Experiment) -> Experiment:
-    """A copy of the experiment whose paths are absolute, so that they do not depend on the working directory."""
-    copied = copy.deepcopy(experiment)
-    for node, keys in (
-        (copied.paths, ("root", "cache")),
-        (copied.model, ("from_hf", "init_from")),
-        (copied.dataset, ("path", "tokenizer_path")),
-        (copied.capture, ("dir",)),
-    ):
-        for key in keys:
-            if getattr(node, key) is not None:
-                setattr(node, key, str(user_path(getattr(node, key)).absolute()))
-    if copied.training.start_from is not None:
-        name, iteration = named(copied.training.start_from)
-        if (run := user_path(name)).exists():
-            copied.training.start_from = f"{run.absolute()}@{iteration}"
-    return copied

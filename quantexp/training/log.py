@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -105,3 +107,11 @@ def first_line(error: Exception) -> str:
         return words
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, QuantexpError) else f"{type(error).__name__}: {first}"
+
+
+def log_to(log: Path) -> None:
+    """Append all further output of this process, a crash's included, to its own log."""
+    with log.open("ab") as log_stream:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log_stream.fileno(), stream.fileno())

@@ -22,20 +22,20 @@ from quantexp.runs.disk import writing
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.status import Phase, now, read_json, write_json
-from quantexp.schema import AttentionPath, CaptureLevel
+from quantexp.schema import CaptureLevel
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 from quantexp.training.requests import Request
+from quantexp.training.tensor_metadata import metadata_of
 
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from torch import Tensor, nn
+    from torch import nn
 
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
-    from quantexp.quant.rows import Rows
     from quantexp.training.megatron.model import SchemeModule
 
 #: Minimum seconds between two log lines about iterations.
@@ -130,7 +130,7 @@ class RunObserver:
             self._hook_unquantised_modules(chunk)
         for name, module in self.modules.items():
             if self.recorder is not None:
-                metadata = partial(_metadata, module)
+                metadata = partial(metadata_of, module)
                 module.hook = self.recorder.hook(name, lambda m=module: m.precision, metadata)  # type: ignore[misc]
                 if isinstance(module, SchemeAttention):
                     module.wants = partial(self.recorder.passes, name)
@@ -162,7 +162,7 @@ class RunObserver:
 
         assert self.recorder is not None
         return self.recorder.hook(
-            module, lambda: ModulePrecision(module, {}), partial(_metadata, None)
+            module, lambda: ModulePrecision(module, {}), partial(metadata_of, None)
         )
 
     @contextlib.contextmanager
@@ -331,33 +331,6 @@ def _earlier_proofs(context: RunContext) -> list[dict[str, object]]:
     del record["scheme"]
     proofs: list[dict[str, object]] = [*record.pop("earlier"), record]
     return [each for each in proofs if int(str(each["iteration"])) <= context.start.iteration]
-
-
-#: Tensors of a linear layer with one row per token.
-_BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
-#: Attention tensors whose metadata includes the mask.
-_MASKED = frozenset({"query", "attn_weights"})
-
-
-def _metadata(module: object, tensor: str) -> dict[str, object]:
-    """The metadata of a module's tensor, without its formats."""
-    from quantexp.capture.record.rows import row_metadata
-
-    # Not getattr for each: torch searches three more places for a missing attribute.
-    attributes: dict[str, Any] = getattr(module, "__dict__", {})
-    metadata: dict[str, object] = {"softmax_scale": attributes.get("softmax_scale")}
-    path = attributes.get("path", AttentionPath.plain)
-    if path is not AttentionPath.plain:
-        metadata["attention"] = path.value
-    rows: Rows | None = attributes.get("rows")
-    if rows is not None and tensor in _BY_TOKEN:
-        metadata |= row_metadata(attributes["precision"], rows)
-    mask: Tensor | None = attributes.get("mask")
-    if mask is not None and tensor in _MASKED:
-        from quantexp.quant.attention.documents import document_starts
-
-        metadata["document_starts"] = document_starts(mask)
-    return metadata
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:

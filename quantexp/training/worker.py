@@ -18,7 +18,6 @@ from pathlib import Path
 
 from quantexp.analysis.after_run import REPORT_LOOK_S, draw_figures
 from quantexp.config.load import read
-from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import QuantexpError
 from quantexp.folders import cache_dir
 from quantexp.formats.verify.certificate import standing
@@ -43,7 +42,13 @@ from quantexp.runs.status import (
 )
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.training.context import RunContext
-from quantexp.training.log import LOG, first_line, log_to_stderr, redirect_library_messages
+from quantexp.training.log import (
+    LOG,
+    first_line,
+    log_to,
+    log_to_stderr,
+    redirect_library_messages,
+)
 from quantexp.training.observer import RunObserver
 
 #: Seconds to wait for the run lock while an earlier step of the job script, or an earlier attempt, still holds it.
@@ -72,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     if arguments.in_job or not rank.alone:
-        _log_to(run.rank_log(rank.rank))
+        log_to(run.rank_log(rank.rank))
     worker = Worker(run, experiment, rank, in_job=arguments.in_job)
     signals = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
@@ -84,14 +89,6 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.with_parent:
         end_with_parent(parent_from(os.environ))
     return worker.run()
-
-
-def _log_to(log: Path) -> None:
-    """Append all further output of this process, a crash's included, to its own log."""
-    with log.open("ab") as log_stream:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-            os.dup2(log_stream.fileno(), stream.fileno())
 
 
 class Worker:
@@ -217,10 +214,12 @@ class Worker:
                 return self._end(State.FAILED, words, 1)
             if self.context.interrupted:  # torch converted the KeyboardInterrupt
                 raise KeyboardInterrupt from error
+            from quantexp.training.megatron.collectives import is_lost_peer
+
             LOG.exception("the run failed")
             log = self.context.run.rank_log(self.context.rank.rank)
             reason = f"{first_line(error)}; traceback in {log}"
-            lost_peer = not self.context.rank.alone and _is_lost_peer(error)
+            lost_peer = not self.context.rank.alone and is_lost_peer(error)
             return self._end(State.FAILED, reason, 1, lost_peer=lost_peer)
         return self._end(State.COMPLETED, self.context.status.reason, 0)
 
@@ -272,7 +271,7 @@ class Worker:
         hide_broken_te()
         import torch
 
-        from quantexp.training.megatron.data_loader import rank_batches
+        from quantexp.training.megatron.data_loader import data_of, rank_batches
         from quantexp.training.megatron.device import device_name
         from quantexp.training.megatron.session import products_of, session
         from quantexp.training.megatron.trainer import train
@@ -284,7 +283,7 @@ class Worker:
         context.set_phase(Phase.READING_DATA)
         if launcher.num_threads is not None:
             torch.set_num_threads(launcher.num_threads)
-        prefixes, tokenizer = _data(experiment)
+        prefixes, tokenizer = data_of(experiment)
         layout = Layout.of(experiment)
         process = session(training, context.rank, launcher.timeout_min, layout)
         with process as device, contextlib.redirect_stdout(sys.stderr):
@@ -333,23 +332,6 @@ class Worker:
             root = self.context.run.root
             LOG.exception("the figures were not drawn; quantexp draw %s", root)
             self._note(f"the figures were not drawn ({first_line(error)}); quantexp draw {root}")
-
-
-def _is_lost_peer(error: BaseException) -> bool:
-    from quantexp.training.megatron.collectives import is_lost_peer
-
-    return is_lost_peer(error)
-
-
-def _data(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
-    from quantexp.data.completed import paths, tokenizer_of
-    from quantexp.data.sample import sample_prefix
-
-    dataset = experiment.dataset
-    if dataset.sample:
-        cache = cache_dir(experiment.paths.cache)
-        return {sample_prefix(dataset.name, cache, str(dataset.split)): 1.0}, tokenizer_of(dataset)
-    return paths(dataset), tokenizer_of(dataset)
 
 
 def leave_process(code: int) -> None:

@@ -14,7 +14,8 @@ from rich.console import Console
 from quantexp.cli.resume import failed, interrupted, start_again
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import open_run, with_absolute_paths
+from quantexp.launch.attempt import open_run
+from quantexp.launch.recorded import with_absolute_paths
 from quantexp.model.checkpoints import STATE, STATE_INDEX, folder_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status, write_status

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quantexp.errors import ConfigError, DataError
-from quantexp.launch.attempt import with_absolute_paths
 from quantexp.launch.identity import hash8, identity
+from quantexp.launch.recorded import with_absolute_paths
 from quantexp.model.checkpoints import first_iteration, folder_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import read_status

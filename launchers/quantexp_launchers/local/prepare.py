@@ -11,9 +11,10 @@ from rich.markup import escape
 from quantexp.capture.select.budget import require_affordable_together
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, QuantexpError, RunInUseError
-from quantexp.launch.attempt import Opened, open_run, root_of, run_folder, with_absolute_paths
+from quantexp.launch.attempt import Opened, open_run, root_of, run_folder
 from quantexp.launch.label import labels
 from quantexp.launch.outcome import outcome
+from quantexp.launch.recorded import with_absolute_paths
 from quantexp.runs.device import device_class
 from quantexp.runs.provenance import checkout, command_line
 from quantexp.schema import Experiment

@@ -21,13 +21,8 @@ from rich.console import Console
 from quantexp.capture.select.budget import require_affordable_together
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import (
-    Opened,
-    open_run,
-    root_of,
-    run_folder,
-    with_absolute_paths,
-)
+from quantexp.launch.attempt import Opened, open_run, root_of, run_folder
+from quantexp.launch.recorded import with_absolute_paths
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.provenance import command_line

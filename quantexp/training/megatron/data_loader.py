@@ -28,8 +28,10 @@ from torch import Tensor
 from quantexp.config.evaluation import num_samples
 from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.data.binary import fingerprint
+from quantexp.data.completed import paths, tokenizer_of
 from quantexp.data.intact import check_intact
 from quantexp.data.prepared import check_split, read_card, read_whole
+from quantexp.data.sample import sample_prefix
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import cache_dir as cache_folder
@@ -187,6 +189,19 @@ def batches(
     for start in range(start_sample, len(dataset) - stride + 1, stride):
         samples = [dataset[start + own + i] for i in range(micro_batch_size)]
         yield {key: torch.stack([s[key] for s in samples]) for key in samples[0] if key in _KEYS}
+
+
+def data_of(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
+    """The pairs of a run with the weights of their shares, and the tokenizer.
+
+    Raises:
+        DataError: they are missing.
+    """
+    dataset = experiment.dataset
+    if dataset.sample:
+        cache = cache_folder(experiment.paths.cache)
+        return {sample_prefix(dataset.name, cache, str(dataset.split)): 1.0}, tokenizer_of(dataset)
+    return paths(dataset), tokenizer_of(dataset)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.slurm.job import main, rendezvous_port
+from quantexp_launchers.slurm.job import main
+from quantexp_launchers.slurm.rank import rendezvous_port
 
 from quantexp.config.load import save
 from quantexp.runs.paths import RunDir, Submission
