@@ -84,7 +84,7 @@ _CreationTime = Annotated[str, Rule("a time, or empty", lambda text: not text or
 
 
 class Capturing(TypedDict, total=False):
-    """`quantexp.capture.record.recorder.Progress`."""
+    """`quantexp.capture.record.progress.Progress`."""
 
     tensors: Count
     num_bytes: Count

@@ -19,7 +19,7 @@ from quantexp.training.requests import Requests
 from quantexp.training.tracking.clients import Tracking
 
 if TYPE_CHECKING:
-    from quantexp.capture.record.recorder import Progress
+    from quantexp.capture.record.progress import Progress
 
 #: Phases whose start is logged; each iteration has its own line.
 _LOGGED = (

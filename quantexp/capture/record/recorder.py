@@ -24,6 +24,7 @@ from quantexp.capture.division import Holder
 from quantexp.capture.names import TensorName, quant_type
 from quantexp.capture.operands import is_replaced
 from quantexp.capture.parts import Part
+from quantexp.capture.record.progress import Progress
 from quantexp.capture.select.choice import takes_micro_batch
 from quantexp.capture.select.rules import Take, take
 from quantexp.capture.select.sample import sample_of
@@ -49,22 +50,6 @@ _REPORT_S = 0.05
 def start_timestamp() -> str:
     """The timestamp at the start of the names of a run's files."""
     return datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a capture."""
-
-    tensors: int
-    num_bytes: int
-    #: The last captured tensor, as `L0-fc1 forward input`.
-    current: str
-    #: Why the capture has stopped; empty while it continues.
-    stopped: str = ""
-    #: Pending bytes, the write rate in bytes per second, and the seconds that training waited for room in the queue.
-    queue_bytes: int = 0
-    bytes_per_s: float = 0.0
-    waited_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -237,11 +222,8 @@ class Recorder:
         Raises:
             CaptureError: it cannot be written, and `capture.train_on_if_full` is false.
         """
-        try:
+        with contextlib.suppress(*([CaptureError] if self.config.train_on_if_full else [])):
             self.store.queue.flush()
-        except CaptureError:
-            if not self.config.train_on_if_full:
-                raise
         return self.store.lists()
 
     @contextlib.contextmanager
