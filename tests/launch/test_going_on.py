@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,8 @@ from quantexp.config.load import read
 from quantexp.errors import RunError
 from quantexp.launch.attempt import open_run
 from quantexp.launch.going_on import continuation, cut_back, whole
-from quantexp.model.checkpoint_hashes import HASHES, record_hashes
+from quantexp.model.checkpoint_hashes import HASHES
 from quantexp.model.checkpoints import (
-    STATE,
-    STATE_INDEX,
     folder_of,
     next_iteration,
     saved_iterations,
@@ -25,28 +22,10 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
 from quantexp.runs.status import State, Status, read_status, requeues, write_status
 from quantexp.schema import Code, Experiment
+from tests.launch.fake_checkpoint import save
 
 SAVES = ("training.iterations=9", "checkpoint.every=2", "checkpoint.optimizer=true")
 Tiny = Callable[..., Experiment]
-
-
-def save(run: RunDir, iteration: int, *, state: bool = True) -> Path:
-    """A checkpoint with a file of weights, and the index of a training state or none."""
-    folder = folder_of(run, iteration)
-    (folder / STATE).mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(bytes(8) + b"weights")
-    if state:
-        (folder / STATE / STATE_INDEX).write_text("{}")
-    # No tensors are read from these files.
-    known = {"model.safetensors": {"bytes": 15, "xxh3_128": digest(folder), "tensors": {}}}
-    record_hashes(folder, iteration, known)  # type: ignore[arg-type]
-    return folder
-
-
-def digest(folder: Path) -> str:
-    import xxhash
-
-    return xxhash.xxh3_128_hexdigest((folder / "model.safetensors").read_bytes())
 
 
 @pytest.fixture

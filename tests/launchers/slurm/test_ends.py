@@ -13,6 +13,7 @@ from quantexp_launchers.slurm.ends import (
     cause_printed,
     end_in_job,
     ending_job,
+    is_requeued,
     read_within,
     record_of,
     run_end,
@@ -195,6 +196,22 @@ def test_time_limit_comes_with_a_remedy() -> None:
         "the time limit of 60 min was reached at iteration 4 of 9; it will begin again"
     )
     assert reason.endswith(", so give launcher.time_min more to quantexp resume")
+
+
+def test_time_limit_of_a_run_with_a_checkpoint_is_no_end() -> None:
+    job = ending_job(job_record("COMPLETING", "TimeLimit"), 0)
+    assert job is not None
+    status = Status(iteration=4, iterations=9, state=State.RUNNING)
+    assert end_in_job(job, status, 3, None, first=4) == (
+        State.PREEMPTED,
+        "the time limit of 60 min was reached at iteration 4 of 9; it will go on at iteration 4",
+    )
+    assert is_requeued(job, first=4)
+    assert not is_requeued(job, first=1), "it would only come to the same end again"
+    status.restarts = [{"reason": f"cause {i}", "requeued": True} for i in range(3)]
+    assert end_in_job(job, status, 3, None, first=4)[0] is State.FAILED
+    status.restarts.append({"reason": "interrupted", "requeued": False})
+    assert end_in_job(job, status, 3, None, first=4)[0] is State.PREEMPTED, "the user's start"
 
 
 def test_cancelled_run_does_not_come_back() -> None:

@@ -21,14 +21,18 @@ from quantexp_launchers.slurm.job import (
 )
 
 from quantexp.config.compose import compose
+from quantexp.config.load import read
+from quantexp.config.load import save as write_config
 from quantexp.errors import RunError, RunInUseError
 from quantexp.launch.attempt import open_run
 from quantexp.runs.fencing import is_ours, take_over
 from quantexp.runs.lock import take_lock
+from quantexp.runs.outcome import SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir, Submission
 from quantexp.runs.ranks import RankRecord, write_record
 from quantexp.runs.status import State, Status, read_status, write_json, write_status
 from quantexp.schema import Experiment
+from tests.launch.fake_checkpoint import save
 
 #: The scheduler's record of a job that it leaves running.
 RUNS = {"JobState": "RUNNING", "Reason": "None", "Restarts": "0", "PreemptTime": "None"}
@@ -437,6 +441,58 @@ def test_preempted_job_that_would_count_as_failed_is_requeued(ends: Callable[...
     assert end(run.task, 130, PREEMPTED) == 1
     assert run.status.state is State.FAILED  # type: ignore[comparison-overlap]
     assert run.status.reason.startswith("requeued 3 times, and launcher.max_req")
+
+
+def test_run_that_saved_before_its_time_limit_is_requeued_and_goes_on(
+    ends: Callable[..., World],
+) -> None:
+    run = ends()
+    save(run.run, 3)
+    run.record(State.PREEMPTED, SAVED_BEFORE_LIMIT)
+    assert end(run.task, 130, RUNS) == REQUEUE
+    limit = (
+        f"the time limit of {run.experiment.launcher.time_min} min was reached at iteration 3 of 8"
+    )
+    assert run.status.reason == f"{limit}; it will go on at iteration 4"
+    run.run.metrics.write_text("".join(f'{{"iteration": {i}}}\n' for i in (1, 2, 3, 4)))
+    assert begin(run.started(1)) == 0
+    (restart,) = run.status.restarts
+    assert (restart["reason"], restart["goes_on_from"], restart["requeued"]) == (
+        limit,
+        3,
+        True,
+    )
+    assert (run.status.goes_on_from, run.status.submission, run.status.task) == (3, "q-1", 1)
+    assert len(run.run.metrics.read_text().splitlines()) == 3
+    assert not run.run.attempts.exists()
+
+
+def test_time_limit_without_a_checkpoint_is_not_requeued(ends: Callable[..., World]) -> None:
+    run = ends()
+    assert end(run.task, 0, LIMIT) == 1
+    save(run.run, 3)
+    run.record(State.RUNNING)
+    assert end(run.task, 0, LIMIT) == REQUEUE
+
+
+def test_next_job_of_a_chain_goes_on(ends: Callable[..., World]) -> None:
+    """Jobs 7, 8 and 9 are a chain of arrays; nothing is requeued."""
+    run = ends()
+    experiment = read(run.run.config)
+    experiment.launcher.chain = 2
+    write_config(experiment, run.run.config)
+    write_json(run.task.submission.chain, ["7", "8", "9"])
+    save(run.run, 3)
+    assert end(run.task, 0, LIMIT) == 1
+    assert (run.status.state, run.status.job_id) == (State.PREEMPTED, "8_1")
+    run.monkeypatch.setenv("QUANTEXP_START", "13 0")
+    following = replace(run.task, job_id="8_1")
+    assert begin(following) == 0
+    assert (run.status.goes_on_from, run.status.job_id) == (3, "8_1")
+    run.record(State.FAILED, "loss nan", started="2026-01-01T00:00:00.000+00:00")
+    run.monkeypatch.setenv("QUANTEXP_START", "14 0")
+    assert begin(replace(run.task, job_id="9_1")) == 1, "a failure is not repeated"
+    assert run.status.reason == "loss nan"
 
 
 def test_signal_from_outside_the_scheduler_is_a_cancellation(

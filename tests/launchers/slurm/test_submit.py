@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -111,6 +112,26 @@ def test_all_runs_are_checked_and_prepared_before_any_is_sent(
     for one in sent:
         assert status_of(one.run).job_id == one.job_id
         assert read(one.run.config).training.seed == one.experiment.training.seed
+
+
+def test_chain_waits_for_one_array_after_another_and_later_stages_for_its_end(
+    slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts: list[str] = []
+
+    def submit_script(text: str, file: Path, launcher: LauncherConfig) -> str:
+        assert file.name == f"submission-{len(scripts) + 1}.sh"
+        scripts.append(text)
+        return str(200 + len(scripts))
+
+    monkeypatch.setattr(submit, "submit_script", submit_script)
+    _, (first, later) = send([point(1, chain=2), point(2, stage=1)], QUIET)
+    assert (first.id, first.chained, first.last_id) == ("101", ("201", "202"), "202")
+    dependencies = [re.findall("--dependency=(.*)", text)[0] for text in scripts]
+    assert dependencies == ["afterany:101", "afterany:201"]
+    assert all("#SBATCH --no-requeue\n" in text for text in scripts)
+    assert json.loads((first.batch.folder / "chain.json").read_text()) == ["101", "201", "202"]
+    assert later.batch.dependency == "afterok:202"
 
 
 def test_submission_lists_its_runs_in_a_private_file(slurm: Slurm, point: Point) -> None:
