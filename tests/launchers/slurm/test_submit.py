@@ -26,7 +26,7 @@ from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_status, write_status
-from quantexp.schema import CaptureLevel, Experiment
+from quantexp.schema import CaptureLevel, Experiment, LauncherConfig
 
 QUIET = Console(quiet=True)
 
