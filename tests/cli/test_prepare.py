@@ -106,7 +106,7 @@ def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """A real process with workers, killed without warning while it writes, or interrupted with them by Ctrl-C."""
-    (tmp_path / "a.xml").write_bytes(dump(texts(1500, most=200)))
+    (tmp_path / "a.xml").write_bytes(dump(texts(4500, most=200)))
     whole = prepared(tmp_path / "a.xml", tmp_path / "whole" / "x").prefix
     program = (
         "import sys\n"
@@ -131,7 +131,6 @@ def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
     partial = Path(f"{prefix}.partial")
     while not list(partial.glob("*/*.npz")) and process.poll() is None:
         time.sleep(0.01)
-    time.sleep(0.1)
     workers = psutil.Process(process.pid).children(recursive=True)
     (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
     _, error = process.communicate()

@@ -166,7 +166,7 @@ def test_path_of_the_run_does_not_depend_on_the_working_directory(tiny: Tiny, in
         ),
         (
             ["checkpoint.optimizer=true"],
-            r"optimizer needs checkpoints to be kept in: checkpoint\.every=N or",
+            r"optimizer needs checkpoints to be kept in: checkpoint\.every=N, checkpoint",
         ),
     ],
 )

@@ -190,8 +190,12 @@ def test_a_backward_of_attention_from_the_originals_fails(
     """Number 5: attention's backward pass multiplies k and q as they were before quantisation."""
     original = quantexp.quant.multiply.quantised_operand
 
-    def forgetful(precision: ModulePrecision, slot: Slot, x: Tensor, *more: Any) -> Tensor:
-        return x if slot in (DGRAD_Q_K, DGRAD_K_Q) else original(precision, slot, x, *more)
+    def forgetful(
+        precision: ModulePrecision, slot: Slot, x: Tensor, *more: Any, **named: Any
+    ) -> Tensor:
+        if slot in (DGRAD_Q_K, DGRAD_K_Q):
+            return x
+        return original(precision, slot, x, *more, **named)
 
     monkeypatch.setattr(quantexp.quant.multiply, "quantised_operand", forgetful)
     reason = failure(run_tiny("quant=FA_mxfp4", *ONE_STEP, expect=1))

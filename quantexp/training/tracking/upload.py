@@ -61,8 +61,8 @@ class Delivery:
         """The record in a file; a new one if it is missing or unreadable."""
         try:
             content = require_json(file, dict[str, Any])
-            return cls(**{each.name: content[each.name] for each in fields(cls)})
-        except (UnreadableError, KeyError):
+            return cls(**{e.name: content[e.name] for e in fields(cls) if e.name in content})
+        except UnreadableError:
             return cls()
 
     def write(self, file: Path) -> None:

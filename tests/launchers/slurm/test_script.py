@@ -59,7 +59,7 @@ def test_plain_run_requests_little(monkeypatch: pytest.MonkeyPatch) -> None:
         "#SBATCH --open-mode=append\n"
         "#SBATCH --output=/w/runs/submissions/q-1/%j_0_log.out\n"
         "#SBATCH --requeue\n"
-        "#SBATCH --signal=USR2@90\n"
+        "#SBATCH --signal=USR2@300\n"
         "#SBATCH --time=60\n"
         "\n# setup\n"
         "umask 077\n"
@@ -148,7 +148,7 @@ def test_array_runs_all_at_once_without_a_limit() -> None:
     assert "array" not in options(run_script(batch(launcher(), runs=1)))
 
 
-@pytest.mark.parametrize(("time_min", "signal_s"), [(1, 30), (2, 60), (3, 90), (60, 90)])
+@pytest.mark.parametrize(("time_min", "signal_s"), [(1, 30), (2, 60), (9, 270), (60, 300)])
 def test_warning_comes_in_the_second_half_of_a_short_run(time_min: int, signal_s: int) -> None:
     assert options(run_script(batch(launcher(time_min=time_min))))["signal"] == f"USR2@{signal_s}"
 

@@ -50,7 +50,7 @@ def test_an_array_makes_the_outputs_and_a_job_after_it_joins_them(
     folder = Path.cwd() / "runs" / "submissions" / name
     common = {
         **{"cpus-per-task": "4", "job-name": name, "nodes": "1", "ntasks-per-node": "1"},
-        **{"open-mode": "append", "partition": "lo", "requeue": "", "signal": "USR2@90"},
+        **{"open-mode": "append", "partition": "lo", "requeue": "", "signal": "USR2@300"},
         "time": "60",
     }
     assert options(array) == {
