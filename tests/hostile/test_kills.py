@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", ["mxfp4", "tp2"])
 def test_ten_kills_change_nothing(case: str, cache: Path, tmp_path: Path) -> None:
     words = [*kills.CASES[case], f"paths.cache={cache}"]

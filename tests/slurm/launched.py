@@ -84,12 +84,13 @@ def _steps(cluster: Cluster, job_id: str) -> list[Path]:
 
 
 def until_training(run: RunDir, starts_before: int = 0) -> Status:
-    """Wait until the run has finished an iteration after `starts_before` restarts; returns its status."""
+    """Wait until the run has finished a new iteration after `starts_before` restarts; returns its status."""
 
     def trains() -> bool:
         status = status_of(run)
         again = len(status.restarts) == starts_before
-        return again and status.state is State.RUNNING and status.iteration > 0
+        reached = status.iteration > (status.goes_on_from or 0)
+        return again and status.state is State.RUNNING and reached
 
     try:
         until(f"training in {run.root}", trains)
