@@ -227,7 +227,8 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _lines(file: Path) -> list[str]:
     """The lines of a list without the time of the run's start; ranks that went on add theirs after those of others."""
-    return sorted(_STAMP.sub("", line) for line in file.read_text().splitlines())
+    text = file.read_text() if file.exists() else ""
+    return sorted(_STAMP.sub("", line) for line in text.splitlines())
 
 
 def _captured(folder: Path) -> list[str]:
