@@ -18,9 +18,9 @@ from .cluster import Cluster
 from .launched import ENDLESS, start_again, status_of, submitted, until, until_state, until_training
 
 SAVES = ["checkpoint.every=10", "checkpoint.optimizer=true", "checkpoint.keep_last=2"]
-#: A tenth of a second or more for an iteration, so that the run is not over before its last fate.
-LONG = ["training.iterations=120", "training.global_batch_size=4", "training.micro_batch_size=1"]
-CAPTURE = ["capture=tensors", "capture.every=40", "quant=linear_mxfp4", "tracking.tensorboard=true"]
+#: Some tenths of a second for an iteration, so that the run is not over before its last fate.
+LONG = ["training.iterations=300", "training.global_batch_size=8", "training.micro_batch_size=1"]
+CAPTURE = ["capture=tensors", "capture.every=50", "quant=linear_mxfp4", "tracking.tensorboard=true"]
 #: A warning leaves time for a save and little more.
 WARNED = ["launcher.signal_s=12", "launcher.max_requeue=6"]
 
