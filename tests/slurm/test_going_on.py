@@ -19,8 +19,8 @@ from .launched import ENDLESS, start_again, status_of, submitted, until, until_s
 
 SAVES = ["checkpoint.every=10", "checkpoint.optimizer=true", "checkpoint.keep_last=2"]
 #: Some tenths of a second for an iteration, so that the run is not over before its last fate.
-LONG = ["training.iterations=300", "training.global_batch_size=8", "training.micro_batch_size=1"]
-CAPTURE = ["capture=tensors", "capture.every=50", "quant=linear_mxfp4", "tracking.tensorboard=true"]
+LONG = ["training.iterations=120", "training.global_batch_size=8", "training.micro_batch_size=1"]
+CAPTURE = ["capture=tensors", "capture.every=20", "quant=linear_mxfp4", "tracking.tensorboard=true"]
 #: A warning leaves time for a save and little more.
 WARNED = ["launcher.signal_s=12", "launcher.max_requeue=6"]
 
