@@ -117,7 +117,7 @@ def complete(
 ) -> None:
     """Make a checkpoint of the shards, whose records are there, and give its folder its final name.
 
-    A folder that has the name is replaced. After an error nothing is left of the new one.
+    A folder that has the name is replaced. After an error the caller discards the new one.
 
     Args:
         draft: the checkpoint.
@@ -130,17 +130,13 @@ def complete(
         OSError: a file cannot be written.
         RunError: a weight is NaN or Inf in the working dtype.
     """
-    try:
-        with writing(draft.folder, checkpoint_bytes(experiment)):
-            _make_whole(draft, experiment, records, index)
-            require_right()
-            if draft.folder.exists():
-                remove(draft.folder)
-            draft.part.rename(draft.folder)
-            sync(draft.folder.parent)
-    except Exception:
-        shutil.rmtree(draft.part, ignore_errors=True)
-        raise
+    with writing(draft.folder, checkpoint_bytes(experiment)):
+        _make_whole(draft, experiment, records, index)
+        require_right()
+        if draft.folder.exists():
+            remove(draft.folder)
+        draft.part.rename(draft.folder)
+        sync(draft.folder.parent)
 
 
 def _make_whole(

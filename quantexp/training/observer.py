@@ -92,8 +92,14 @@ class RunObserver:
         self.last_save_s: Callable[[], float] = lambda: 0.0
 
     def request(self) -> Request:
-        """What this rank is asked to do after an iteration."""
-        return self.context.requests.after_iteration(self.last_save_s())
+        """What all ranks do after an iteration: the largest request of one."""
+        from quantexp.training.megatron.collectives import largest
+
+        requests = self.context.requests
+        if requests.may_come:
+            own = requests.after_iteration(self.last_save_s())
+            requests.agreed = Request(largest(own))
+        return requests.agreed
 
     def settle(self) -> Callable[[], None]:
         """Send what is captured to be written; the function waits until it, and the metrics, are on the disk."""
@@ -102,10 +108,11 @@ class RunObserver:
         return self._settled
 
     def _settled(self) -> None:
-        lists = [] if self.recorder is None else self.recorder.settled()
-        for file in (self.run.metrics, *lists):
-            if self.context.rank.leads or file != self.run.metrics:
-                sync(file)
+        files = [] if self.recorder is None else self.recorder.settled()
+        if self.context.rank.leads:
+            files.append(self.run.metrics)
+        for file in files:
+            sync(file)
 
     def built(self, chunks: list[GPTModel]) -> None:
         """Connect the capture to the hooks of this rank's parts of the model."""

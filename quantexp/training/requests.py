@@ -1,8 +1,7 @@
 """What a run is asked to do between two iterations: save a checkpoint, or save one and end.
 
-A signal, the time limit of a job and the clock ask. Ranks are asked at different moments, so the training loop takes
-the largest request of all (`quantexp.training.megatron.trainer`). A run without a training state to go on from is not
-asked: a signal ends it at once.
+A signal, the time limit of a job and the clock ask. Ranks are asked at different moments, so all do what the largest
+request of all ranks says. A run without a training state to go on from is not asked: a signal ends it at once.
 """
 
 from __future__ import annotations
@@ -24,13 +23,15 @@ class Request(IntEnum):
 
     NONE = 0
     SAVE = 1
-    #: Save, and end the run.
-    END = 2
+    #: Save, and end the run, because of the time limit of its job.
+    END_AT_LIMIT = 2
+    #: The same, because of a signal.
+    END = 3
 
-
-def may_be_asked(checkpoint: CheckpointConfig) -> bool:
-    """Whether a run's ranks have to agree on requests at all."""
-    return checkpoint.optimizer or checkpoint.every_min is not None
+    @property
+    def ends(self) -> bool:
+        """Whether the run ends."""
+        return self >= Request.END_AT_LIMIT
 
 
 class Requests:
@@ -42,34 +43,39 @@ class Requests:
         self._checkpoint, self._clock = checkpoint, clock
         #: A signal asked for the end.
         self.ends = False
-        #: The end comes from the time limit of the job.
-        self.is_at_limit = False
+        #: What the ranks agreed on after the last iteration.
+        self.agreed = Request.NONE
         self._limit: float | None = None
         self._saved = self._began = clock()
-        self._iteration_s = 0.0
 
     @property
     def is_possible(self) -> bool:
         """Whether a run can go on from a checkpoint at all."""
         return self._checkpoint.optimizer
 
+    @property
+    def may_come(self) -> bool:
+        """Whether the ranks have to agree on requests at all."""
+        return self.is_possible or self._checkpoint.every_min is not None
+
     def warn(self, seconds: float) -> None:
         """The scheduler ends the job in so many seconds."""
         self._limit = self._clock() + seconds
 
     def after_iteration(self, save_s: float) -> Request:
-        """The request after an iteration.
+        """The request of this rank after an iteration.
 
         Args:
             save_s: seconds that the last save took, until its checkpoint was whole.
         """
         now = self._clock()
-        self._iteration_s, self._began = now - self._began, now
-        if self._limit is not None and self.is_possible:
-            needed = self._iteration_s + _SLOWER * save_s + SPARE_S
-            self.is_at_limit = now + needed > self._limit
-        if self.ends or self.is_at_limit:
+        iteration_s, self._began = now - self._began, now
+        if self.ends:
             return Request.END
+        if self._limit is not None and self.is_possible:
+            needed = iteration_s + _SLOWER * save_s + SPARE_S
+            if now + needed > self._limit:
+                return Request.END_AT_LIMIT
         every = self._checkpoint.every_min
         is_due = every is not None and now - self._saved >= 60 * every
         return Request.SAVE if is_due else Request.NONE

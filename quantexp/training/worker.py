@@ -50,6 +50,7 @@ from quantexp.training.log import (
     redirect_library_messages,
 )
 from quantexp.training.observer import RunObserver
+from quantexp.training.requests import Request
 
 #: Seconds to wait for the run lock while an earlier step of the job script, or an earlier attempt, still holds it.
 JOB_PATIENCE_S = 60.0
@@ -185,7 +186,7 @@ class Worker:
             return self._end_interrupted()
 
     def _end_interrupted(self) -> int:
-        if self.context.requests.is_at_limit:
+        if self.context.requests.agreed is Request.END_AT_LIMIT:
             return self._end(State.PREEMPTED, SAVED_BEFORE_LIMIT, 130)
         if self.context.in_job:  # by the scheduler; the job script's last step determines the cause
             return self._end(State.PREEMPTED, ENDED_FROM_OUTSIDE, 130)

@@ -16,11 +16,14 @@ import kills
 import pytest
 
 from quantexp.config.compose import compose
+from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.metrics import Metrics
+from quantexp.runs.outcome import SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
-from quantexp.training.megatron import step
+from quantexp.training.megatron import collectives, step
 from quantexp.training.observer import RunObserver
+from quantexp.training.requests import Request
 from tests.conftest import run_here
 
 #: In this process nobody would close TensorBoard's file.
@@ -68,7 +71,7 @@ def test_run_goes_on_bit_for_bit(
     case: str, cache: Path, tmp_path: Path, interrupt: Interrupt
 ) -> None:
     words = [*kills.TINY, *kills.CASES[case], "training.iterations=10", *HERE]
-    words.append(f"paths.cache={cache}")
+    words += ["checkpoint.every=4", "capture.every=3", "evaluation.every=5", f"paths.cache={cache}"]
 
     def experiment(root: str) -> list[str]:
         return [*words, f"paths.root={tmp_path / root}"]
@@ -109,6 +112,27 @@ def test_signal_saves_a_checkpoint_after_the_iteration(
     run = run_tiny(*SAVES)
     (restart,) = restarts(run)
     assert (restart["goes_on_from"], restart["lost"]) == (6, 0)
+
+
+@pytest.mark.slow
+def test_rank_ends_before_the_limit_when_another_one_is_asked_to(
+    run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 writes why the run ended, and SLURM's warning may reach it last: the job is requeued for that reason."""
+    asked: list[int] = []
+
+    def largest(own: int) -> int:
+        if isinstance(own, Request):  # and not a flag of another question
+            asked.append(own)
+        return Request.END_AT_LIMIT if len(asked) == 6 else own
+
+    monkeypatch.setattr(collectives, "largest", largest)
+    run = run_tiny(*SAVES, expect=130)
+    status = read_status(run.status)
+    assert status is not None
+    assert asked == [Request.NONE] * 6, "this rank was not asked"
+    assert (status.state, status.reason) == (State.PREEMPTED, SAVED_BEFORE_LIMIT)
+    assert next_iteration(run) == 7
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from quantexp.schema import CheckpointConfig
-from quantexp.training.requests import SPARE_S, Request, Requests, may_be_asked
+from quantexp.training.requests import SPARE_S, Request, Requests
 
 
 @dataclass
@@ -50,7 +50,8 @@ def test_signal_asks_for_the_end_and_the_end_includes_a_save() -> None:
     asked = requests(clock, optimizer=True, every_min=1.0)
     asked.ends = True
     assert after(asked, clock, 60) is Request.END
-    assert max(Request.SAVE, Request.END) is Request.END
+    assert max(Request) is Request.END
+    assert [each for each in Request if each.ends] == [Request.END_AT_LIMIT, Request.END]
 
 
 @pytest.mark.parametrize(("save_s", "last_start"), [(0.0, 285.0), (20.0, 255.0)])
@@ -62,8 +63,7 @@ def test_time_limit_asks_as_late_as_the_last_save_allows(save_s: float, last_sta
     start = clock.now
     while (request := after(asked, clock, 5, save_s)) is Request.NONE:
         assert clock.now - start <= last_start
-    assert request is Request.END
-    assert asked.is_at_limit
+    assert request is Request.END_AT_LIMIT
     assert 300 - (last_start + 5) < 5 + 1.5 * save_s + SPARE_S
     assert clock.now - start == last_start + 5
 
@@ -81,4 +81,4 @@ def test_run_without_a_training_state_is_not_ended_before_its_limit() -> None:
     [({}, False), ({"every": 3}, False), ({"optimizer": True}, True), ({"every_min": 1.0}, True)],
 )
 def test_ranks_agree_only_if_they_may_be_asked(keys: dict[str, object], expected: bool) -> None:
-    assert may_be_asked(CheckpointConfig(**keys)) is expected  # type: ignore[arg-type]
+    assert requests(Clock(), **keys).may_come is expected

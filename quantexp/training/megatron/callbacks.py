@@ -80,4 +80,4 @@ class Observer(Protocol):
         """An iteration is complete; False ends the run as completed."""
 
     def request(self) -> Request:
-        """What this rank is asked to do after the iteration; the loop takes the largest of all ranks."""
+        """What is asked for after the iteration; the same on all ranks."""

@@ -26,7 +26,7 @@ from quantexp.quant.whole_amax import use_reduction
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
-from quantexp.training.megatron.collectives import gather, largest, reduce_amax
+from quantexp.training.megatron.collectives import gather, reduce_amax
 from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.model import first_layer
 from quantexp.training.megatron.operand_positions import Positions
@@ -34,7 +34,7 @@ from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.schedule import MIN_LOSS_SCALE
 from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Spec, Stepper
-from quantexp.training.requests import Request, may_be_asked
+from quantexp.training.requests import Request
 
 
 def train(
@@ -94,7 +94,7 @@ def _train(
     if saver is not None:
         stepper.before_update = saver.before_update
     starts = changes(experiment.quant)
-    nonfinite, is_asked = stepper.nonfinite, may_be_asked(experiment.checkpoint)
+    nonfinite = stepper.nonfinite
     first, last = first_iteration(experiment, start), experiment.training.iterations
     for iteration in range(first, last + 1):
         changed = iteration in starts or iteration == first
@@ -113,7 +113,7 @@ def _train(
         if nonfinite:
             _stop_if_configured(experiment.training, metrics, nonfinite)
         ends = iteration == last or not continues
-        request = Request(largest(observer.request())) if is_asked else Request.NONE
+        request = observer.request()
         saves = is_saved(experiment.checkpoint, iteration, ends) or request is not Request.NONE
         if ends or saves:
             stepper.gather_parameters()
@@ -123,9 +123,9 @@ def _train(
             _require_finite_weights(stepper.chunks, iteration)
         if saver is not None and saves:
             saver.save(iteration, stepper.chunks, stepper.state, nonfinite)
-        if saver is not None and (ends or request is Request.END):
+        if saver is not None and (ends or request.ends):
             saver.finish()
-        if request is Request.END and not ends:
+        if request.ends and not ends:
             raise KeyboardInterrupt
         if not continues:
             return
