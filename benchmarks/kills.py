@@ -206,7 +206,7 @@ def _wait_until_free(root: Path) -> None:
 
 def differences(undisturbed: Path, killed: Path) -> list[str]:
     """What a run that was killed has not as the undisturbed one, in words; empty if all is equal bit for bit."""
-    found = [
+    differing = [
         name
         for name, content in (
             ("metrics", _metrics),
@@ -217,7 +217,7 @@ def differences(undisturbed: Path, killed: Path) -> list[str]:
         )
         if content(undisturbed) != content(killed)
     ]
-    return [*found, *_different_files(undisturbed, killed)]
+    return [*differing, *_different_files(undisturbed, killed)]
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:

@@ -68,8 +68,6 @@ class Opened:
     elsewhere: str | None = None
     #: This process's claim on the folder, if a new attempt is ready.
     claim: Claim | None = None
-    #: Where the attempt in the folder goes on; None if a new one begins.
-    goes_on: Continuation | None = None
     #: Another process of the same sweep has ended the run for good; no new attempt is ready.
     settled: bool = False
 
@@ -221,7 +219,7 @@ def _prepared(
     run = folder.run
     point, notice = continuation(experiment, run)
     if point is not None:
-        folder = replace(folder, goes_on=point, snapshot=_snapshot_of(experiment, folder))
+        folder = replace(folder, snapshot=_snapshot_of(experiment, folder))
     elif experiment.paths.run is not None:
         why = notice or "it has no checkpoint to go on from"
         raise RunError(
@@ -248,10 +246,10 @@ def _snapshot_of(experiment: Experiment, folder: Opened) -> Path:
     Raises:
         RunError: that of its first start is gone or was changed.
     """
-    recorded = read_provenance(folder.run.provenance).get("source", {}).get("snapshot")
-    if experiment.code is Code.current or recorded is None:
+    name = read_provenance(folder.run.provenance).get("source", {}).get("snapshot")
+    if experiment.code is Code.current or name is None:
         return folder.snapshot
-    snapshot = folder.snapshot.with_name(recorded)
+    snapshot = folder.snapshot.with_name(name)
     try:
         check_snapshot(snapshot)
     except RunError as error:

@@ -119,18 +119,18 @@ def test_rank_ends_before_the_limit_when_another_one_is_asked_to(
     run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 writes why the run ended, and SLURM's warning may reach it last: the job is requeued for that reason."""
-    asked: list[int] = []
+    requests: list[Request] = []
 
     def largest(own: int) -> int:
         if isinstance(own, Request):  # and not a flag of another question
-            asked.append(own)
-        return Request.END_AT_LIMIT if len(asked) == 6 else own
+            requests.append(own)
+        return Request.END_AT_LIMIT if len(requests) == 6 else own
 
     monkeypatch.setattr(collectives, "largest", largest)
     run = run_tiny(*SAVES, expect=130)
     status = read_status(run.status)
     assert status is not None
-    assert asked == [Request.NONE] * 6, "this rank was not asked"
+    assert requests == [Request.NONE] * 6, "this rank was not asked"
     assert (status.state, status.reason) == (State.PREEMPTED, SAVED_BEFORE_LIMIT)
     assert next_iteration(run) == 7
 

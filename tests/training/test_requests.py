@@ -22,34 +22,34 @@ def requests(clock: Clock, **keys: object) -> Requests:
     return Requests(CheckpointConfig(**keys), clock)  # type: ignore[arg-type]
 
 
-def after(asked: Requests, clock: Clock, seconds: float, save_s: float = 0.0) -> Request:
+def after(received: Requests, clock: Clock, seconds: float, save_s: float = 0.0) -> Request:
     clock.now += seconds
-    return asked.after_iteration(save_s)
+    return received.after_iteration(save_s)
 
 
 def test_nothing_is_asked_without_a_reason() -> None:
     clock = Clock()
-    asked = requests(clock, optimizer=True)
-    assert after(asked, clock, 1000.0) is Request.NONE
+    received = requests(clock, optimizer=True)
+    assert after(received, clock, 1000.0) is Request.NONE
 
 
 def test_checkpoint_is_due_after_minutes_from_the_last_one_whatever_caused_that() -> None:
     clock = Clock()
-    asked = requests(clock, every_min=2.0)
-    assert after(asked, clock, 119) is Request.NONE
-    assert after(asked, clock, 1) is Request.SAVE
-    asked.saved()
-    assert after(asked, clock, 119) is Request.NONE
-    asked.saved()
-    assert after(asked, clock, 60) is Request.NONE
-    assert after(asked, clock, 60) is Request.SAVE
+    received = requests(clock, every_min=2.0)
+    assert after(received, clock, 119) is Request.NONE
+    assert after(received, clock, 1) is Request.SAVE
+    received.saved()
+    assert after(received, clock, 119) is Request.NONE
+    received.saved()
+    assert after(received, clock, 60) is Request.NONE
+    assert after(received, clock, 60) is Request.SAVE
 
 
 def test_signal_asks_for_the_end_and_the_end_includes_a_save() -> None:
     clock = Clock()
-    asked = requests(clock, optimizer=True, every_min=1.0)
-    asked.ends = True
-    assert after(asked, clock, 60) is Request.END
+    received = requests(clock, optimizer=True, every_min=1.0)
+    received.ends = True
+    assert after(received, clock, 60) is Request.END
     assert max(Request) is Request.END
     assert [each for each in Request if each.ends] == [Request.END_AT_LIMIT, Request.END]
 
@@ -58,10 +58,10 @@ def test_signal_asks_for_the_end_and_the_end_includes_a_save() -> None:
 def test_time_limit_asks_as_late_as_the_last_save_allows(save_s: float, last_start: float) -> None:
     """Iterations of 5 s, 300 s until the limit: an iteration, 1.5 saves and the spare time must fit after it."""
     clock = Clock()
-    asked = requests(clock, optimizer=True)
-    asked.warn(300)
+    received = requests(clock, optimizer=True)
+    received.warn(300)
     start = clock.now
-    while (request := after(asked, clock, 5, save_s)) is Request.NONE:
+    while (request := after(received, clock, 5, save_s)) is Request.NONE:
         assert clock.now - start <= last_start
     assert request is Request.END_AT_LIMIT
     assert 300 - (last_start + 5) < 5 + 1.5 * save_s + SPARE_S
@@ -70,10 +70,10 @@ def test_time_limit_asks_as_late_as_the_last_save_allows(save_s: float, last_sta
 
 def test_run_without_a_training_state_is_not_ended_before_its_limit() -> None:
     clock = Clock()
-    asked = requests(clock)
-    asked.warn(1)
-    assert after(asked, clock, 10) is Request.NONE
-    assert not asked.is_possible
+    received = requests(clock)
+    received.warn(1)
+    assert after(received, clock, 10) is Request.NONE
+    assert not received.is_possible
 
 
 @pytest.mark.parametrize(

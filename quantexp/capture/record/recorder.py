@@ -222,7 +222,8 @@ class Recorder:
         Raises:
             CaptureError: it cannot be written, and `capture.train_on_if_full` is false.
         """
-        with contextlib.suppress(*([CaptureError] if self.config.train_on_if_full else [])):
+        ignored = (CaptureError,) if self.config.train_on_if_full else ()
+        with contextlib.suppress(*ignored):
             self.store.queue.flush()
         return self.store.lists()
 
