@@ -78,7 +78,8 @@ def work():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(42))
     Path(sys.argv[1]).with_suffix(".part").write_text(str(os.getpid()))
     Path(sys.argv[1]).with_suffix(".part").rename(sys.argv[1])
-    time.sleep(60)
+    while True:
+        time.sleep(0.1)  # a signal just before a sleep is handled after it
 sys.exit(end_like(run_in_child(work, lambda child: lambda: None)))
 """
 
