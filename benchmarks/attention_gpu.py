@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -128,8 +129,34 @@ def timed(
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def table(scheme: str, D: int, E: int, arguments: argparse.Namespace) -> None:
-    """Print all ways of one scheme and one pair of widths."""
+def rows(scheme: str, widths: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each way to multiply one scheme at one pair of widths, `192/128` or `64`."""
+    D, _, E = widths.partition("/")
+    width, value_width = int(D), int(E or D)
+    leaves, dO = operands(width, value_width, arguments)
+    cases = cases_of(declared(scheme), width**-0.5)
+    with watch_products():
+        cases[-1].run(leaves, dO)
+    times = timed(cases, leaves, dO, arguments.repeats)
+    products = PRODUCTS_D * width + PRODUCTS_E * value_width
+    flops = products * arguments.tokens**2 * arguments.heads
+    return [
+        {
+            "scheme": scheme,
+            "widths": f"{width}/{value_width}",
+            "way": case.name,
+            "ms": times[case.name] * 1e3,
+            "TFLOP/s": flops / times[case.name] / 1e12,
+            "of plain": times[case.name] / times["plain"] if "plain" in times else None,
+            "MB held": case.peak / 1e6,
+            "MB in and out": 2 * sum(x.nbytes for x in (*leaves, dO)) / 1e6,
+        }
+        for case in cases
+    ]
+
+
+def operands(D: int, E: int, arguments: argparse.Namespace) -> tuple[list[Tensor], Tensor]:
+    """q, k and v of one sequence, and the gradient of o."""
     T, H, G = arguments.tokens, arguments.heads, arguments.groups
     generator = torch.Generator(arguments.device).manual_seed(1)
 
@@ -138,20 +165,16 @@ def table(scheme: str, D: int, E: int, arguments: argparse.Namespace) -> None:
         return x.to(getattr(torch, arguments.dtype))
 
     leaves = [some(T, 1, H, D), some(T, 1, G, D), some(T, 1, G, E)]
-    leaves = [x.requires_grad_() for x in leaves]
-    dO = some(T, 1, H, E)
-    cases = cases_of(declared(scheme), D**-0.5)
-    with watch_products():
-        cases[-1].run(leaves, dO)
-    times = timed(cases, leaves, dO, arguments.repeats)
-    flops = (PRODUCTS_D * D + PRODUCTS_E * E) * T * T * H
-    moved = 2 * sum(x.nbytes for x in (*leaves, dO))
-    for case in cases:
-        rate = flops / times[case.name] / 1e12
+    return [x.requires_grad_() for x in leaves], some(T, 1, H, E)
+
+
+def table(scheme: str, widths: str, arguments: argparse.Namespace) -> None:
+    """Print all ways of one scheme and one pair of widths."""
+    for row in rows(scheme, widths, arguments):
         sys.stdout.write(
-            f"{scheme:10} {D:4}/{E:<4} {case.name:7} {times[case.name] * 1e3:9.3f} ms {rate:7.2f} TFLOP/s "
-            f"{times[case.name] / times['plain']:6.3f} of plain's time, {case.peak / 1e6:9.1f} MB held, "
-            f"{moved / 1e6:.1f} MB in and out\n"
+            f"{row['scheme']:10} {row['widths']:9} {row['way']:7} {row['ms']:9.3f} ms {row['TFLOP/s']:7.2f} TFLOP/s "
+            f"{row['of plain']:6.3f} of plain's time, {row['MB held']:9.1f} MB held, "
+            f"{row['MB in and out']:.1f} MB in and out\n"
         )
     sys.stdout.flush()
 
@@ -198,9 +221,8 @@ def main() -> None:
     )
     with on(arguments.device):
         for widths in arguments.widths:
-            D, _, E = widths.partition("/")
             for scheme in arguments.schemes:
-                table(scheme, int(D), int(E or D), arguments)
+                table(scheme, widths, arguments)
 
 
 if __name__ == "__main__":

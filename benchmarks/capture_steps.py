@@ -51,6 +51,7 @@ def run_here(words: list[str]) -> None:
     """One run in this process; what each step took, and how the capture ended, on stdout."""
     from quantexp.config.compose import compose
     from quantexp.launch.attempt import open_run
+    from quantexp.runs.device import device_class
     from quantexp.training.observer import RunObserver
     from quantexp.training.worker import Worker
 
@@ -63,7 +64,8 @@ def run_here(words: list[str]) -> None:
 
     RunObserver.iteration = iteration  # type: ignore[method-assign]
     experiment = compose(words)
-    with open_run(experiment, "cpu", ["benchmark"]) as (folder, _):
+    device = device_class(experiment.launcher)
+    with open_run(experiment, device, ["benchmark"]) as (folder, _):
         code = Worker(folder.run, experiment).run()
     status = json.loads(folder.run.status.read_text())["capture"]
     wall, processor = ([b[i] - a[i] for a, b in itertools.pairwise(ends)] for i in (0, 1))
@@ -98,6 +100,22 @@ def captured(num_blocks: int) -> str:
     return "capture.iterations=[" + ",".join(f"{i}-{i + BLOCK - 1}" for i in first) + "]"
 
 
+def measured(words: list[str], num_blocks: int) -> dict[str, Any]:
+    """A run in a process of its own: seconds of the quickest blocks, and the ratios of captured to other steps."""
+    more = [f"training.iterations={num_blocks * BLOCK}", captured(num_blocks)]
+    more += ["capture.collect_micro_batches=0"]
+    result = run(__file__, *words, *more)
+    without, with_ = (min(times) for times in blocks(result["wall"]))
+    return {
+        "without s": without,
+        "with s": with_,
+        "of quickest": with_ / without,
+        "of neighbours": median_ratio(result["wall"]),
+        "processor": median_ratio(result["processor"]),
+        "captured MB": result["num_bytes"] / 1e6,
+    }
+
+
 def main() -> None:
     """Measure each case, by turns."""
     parser = argparse.ArgumentParser(description="The step time with capture over that without.")
@@ -116,14 +134,11 @@ def main() -> None:
     )
     for turn in range(arguments.repeats):
         for name, words in cases.items():
-            more = [f"training.iterations={arguments.blocks * BLOCK}", captured(arguments.blocks)]
-            more += ["capture.collect_micro_batches=0", *words]
-            result = run(__file__, *MODEL, *more)
-            without, with_ = (min(times) for times in blocks(result["wall"]))
+            row = measured([*MODEL, *words], arguments.blocks)
             out(
-                f"{turn + 1}: {name}: {without:.3f} s without, {with_:.3f} s with, ratio {with_ / without:.2f} of the "
-                f"quickest, {median_ratio(result['wall']):.2f} of neighbours, "
-                f"{median_ratio(result['processor']):.2f} in processor time; load {os.getloadavg()[0]:.1f}\n"
+                f"{turn + 1}: {name}: {row['without s']:.3f} s without, {row['with s']:.3f} s with, ratio "
+                f"{row['of quickest']:.2f} of the quickest, {row['of neighbours']:.2f} of neighbours, "
+                f"{row['processor']:.2f} in processor time; load {os.getloadavg()[0]:.1f}\n"
             )
             sys.stdout.flush()
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from quantise_peers import torchao_round_trip
 from torch import Tensor
 
 from quantexp.formats import quantise, quantise_both, resolve
@@ -150,20 +151,9 @@ def alone(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
 
 def torchao_cases() -> Iterator[Case]:
     """Blocks of 32 by torchao along the last axis, to codes and back to x's dtype."""
-    from quantexp.formats.verify.oracles.torchao_oracle import (  # type: ignore[attr-defined]
-        TYPES,
-        ScaleCalculationMode,
-        mx_tensor,
-    )
-
-    for name, full in (("mxfp8", "mxfp8_e4m3"), ("mxfp4", "mxfp4_e2m1")):
-        mode = ScaleCalculationMode(FORMATS[name]["scale_rule"])
-
-        def there_and_back(x: Tensor, element: Any = TYPES[full], mode: Any = mode) -> object:
-            scales, codes = mx_tensor.to_mx(x, element, 32, mode)
-            return mx_tensor.to_dtype(codes, scales, element, 32, x.dtype)
-
-        yield Case("torchao", name, "last", there_and_back, slow=True)
+    for fmt in MX:
+        run = torchao_round_trip(fmt, FORMATS[fmt]["scale_rule"])
+        yield Case("torchao", fmt, "last", run, slow=True)
 
 
 def quantising(

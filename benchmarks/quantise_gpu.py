@@ -1,15 +1,17 @@
 """How close the GPU kernels come to the device's memory: against copy_ of the same tensors, by turns in one run.
 
-    python benchmarks/quantise_gpu.py [--sizes 8192 16384] [--dtypes bfloat16 float32] [--repeats 30] [--eager] [--tune]
+    python benchmarks/quantise_gpu.py [--shapes 8192x8192 16384x16384] [--dtypes bfloat16 float32] [--repeats 30]
+                                      [--peers eager compile torchao] [--tune]
 
 Needs torch with CUDA and its Triton, and this checkout on the path (PYTHONPATH); nothing else of quantexp's
-requirements. A square tensor is quantised along its last axis, along its first, and along both from one read; outputs
-are reused, inputs alternate. Counted are the bytes that must move: what is read once and written once. The ratio is
-that to copy_'s bandwidth, which moves two tensors; both copies at once move three, and so does HiF8 with its amax.
-`--eager` adds torch's own code. `--tune` measures every candidate of `kernels/launches.py`, and names the quickest.
+requirements. A matrix is quantised along its last axis, along its first, and along both from one read; outputs are
+reused, inputs alternate. Counted are the bytes that must move: what is read once and written once. The ratio is that to
+copy_'s bandwidth, which moves two tensors; both copies at once move three, and so does HiF8 with its amax. `--peers`
+adds torch's own code, the same through torch.compile, and torchao's to_mx and back. `--tune` measures every candidate
+of `kernels/launches.py`, and names the quickest.
 
 Every case is compared with torch's code before it is timed. Without a GPU, TRITON_INTERPRET=1 and `--device cpu
---sizes 64` check the program; its numbers then mean nothing.
+--shapes 64x64` check the program; its numbers then mean nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +20,16 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from quantise_peers import by_compiled_torch, by_torch, torchao_round_trip
 from torch import Tensor
 
 from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES
-from quantexp.formats.layout import outer_axis_inner
-from quantexp.formats.mx import quantise_mx
-from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family
@@ -55,13 +56,16 @@ class Case:
     kernel: str | None = None
 
 
-class Tensors:
-    """Two inputs and two outputs of one size."""
+PEERS = ("eager", "compile", "torchao")
 
-    def __init__(self, size: int, dtype: torch.dtype, device: str) -> None:
+
+class Tensors:
+    """Two inputs and two outputs of one shape."""
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
         generator = torch.Generator(device).manual_seed(1)
         self.inputs = [
-            torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
+            torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2)
         ]
         self.outputs = [torch.empty_like(self.inputs[0]) for _ in range(2)]
 
@@ -70,30 +74,19 @@ class Tensors:
         return self.inputs[turn % 2]
 
 
-def cases_of(tensors: Tensors, eager: bool) -> list[Case]:
-    """All that is timed on tensors of one size and dtype, the copy first."""
-    first, second = tensors.outputs
+def cases_of(tensors: Tensors, peers: Sequence[str] = ()) -> list[Case]:
+    """All that is timed on tensors of one shape and dtype, the copy first."""
+    first = tensors.outputs[0]
     cases = [Case("copy_", lambda turn: _copy(first, tensors.input(turn)), 2)]
     for name, spec in FORMATS.items():
         if spec.fmt.family is Family.MX:
             for axis, where in ((1, "last axis"), (0, "first axis")):
                 cases.append(_alone(f"{name}, {where}", tensors, spec, axis))
-                if eager:
-                    cases.append(_eager(f"{name}, {where}, torch", tensors, spec, axis))
-            cases.append(
-                Case(
-                    f"{name}, both axes",
-                    lambda turn, spec=spec: gpu.quantise_both(  # type: ignore[misc]
-                        tensors.input(turn), first, second, spec, 0
-                    ),
-                    3,
-                    "mx_tile",
-                )
-            )
+                cases += _peers(f"{name}, {where}", tensors, spec, axis, peers)
+            cases.append(_both(f"{name}, both axes", tensors, spec))
         else:
             cases.append(_alone(name, tensors, spec, 1))
-            if eager:
-                cases.append(_eager(f"{name}, torch", tensors, spec, 1))
+            cases += _peers(name, tensors, spec, 1, peers)
             if spec.scaling.value != "none":
                 cases.append(_with_amax(f"{name}, with its amax", tensors, spec))
     cases.append(
@@ -121,23 +114,37 @@ def _alone(name: str, tensors: Tensors, spec: QuantSpec, axis: int) -> Case:
     return Case(name, run, 2, kernel)
 
 
-def _eager(name: str, tensors: Tensors, spec: QuantSpec, axis: int) -> Case:
-    scales = [tensor_scale(x, spec, None) for x in tensors.inputs]
+def _both(name: str, tensors: Tensors, spec: QuantSpec) -> Case:
+    first, second = tensors.outputs
 
     def run(turn: int) -> None:
-        x, y = tensors.input(turn), tensors.outputs[0]
-        _by_torch(x, y, spec, axis, scales[turn % 2])
+        gpu.quantise_both(tensors.input(turn), first, second, spec, 0)
 
-    return Case(name, run, 2)
+    return Case(name, run, 3, "mx_tile")
 
 
-def _by_torch(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None) -> None:
-    """Torch's own code, whichever kernels there are."""
-    if spec.fmt.family is Family.MX:
-        extents = outer_axis_inner(x.shape, axis)
-        quantise_mx(x.view(extents), y.view(extents), spec)
-    else:
-        quantise_flat(x.view(-1), y.view(-1), spec, scale)
+def _peers(
+    name: str, tensors: Tensors, spec: QuantSpec, axis: int, peers: Sequence[str]
+) -> Iterator[Case]:
+    """The same by others; torchao has MX along the last axis."""
+    scales = [tensor_scale(x, spec, None) for x in tensors.inputs]
+    y = tensors.outputs[0]
+    if "eager" in peers:
+        yield Case(
+            f"{name}, torch",
+            lambda turn: by_torch(tensors.input(turn), y, spec, axis, scales[turn % 2]),
+            2,
+        )
+    if "compile" in peers:
+        compiled = by_compiled_torch(spec, axis)
+        yield Case(
+            f"{name}, torch.compile",
+            lambda turn: compiled(tensors.input(turn), y, scales[turn % 2]),
+            2,
+        )
+    if "torchao" in peers and axis == 1 and spec.fmt.family is Family.MX:
+        round_trip = torchao_round_trip(*name.partition(",")[0].split())
+        yield Case(f"{name}, torchao", lambda turn: _discard(round_trip(tensors.input(turn))), 2)
 
 
 def _with_amax(name: str, tensors: Tensors, spec: QuantSpec) -> Case:
@@ -164,7 +171,7 @@ def compare(tensors: Tensors) -> None:
             gpu.quantise_both(x, tensors.outputs[0], tensors.outputs[1], spec, 0)
             both = [output.clone() for output in tensors.outputs]
         for axis in (0, 1) if is_mx else (1,):
-            _by_torch(x, expected, spec, axis, scale)
+            by_torch(x, expected, spec, axis, scale)
             tensors.outputs[0].fill_(3.0)
             gpu.quantise(x, tensors.outputs[0], spec, axis, scale)
             for y in [tensors.outputs[0], *([both[axis]] if is_mx else [])]:
@@ -200,25 +207,37 @@ def timed(cases: list[Case], repeats: int, device: str) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
+def rows(cases: list[Case], tensors: Tensors, repeats: int, device: str) -> list[dict[str, Any]]:
+    """A row for each case of one shape and dtype: its time, bandwidth and share of copy_'s bandwidth."""
+    times = timed(cases, repeats, device)
+    x = tensors.inputs[0]
+    copied = 2 * x.nbytes / times["copy_"]
+    return [
+        {
+            "shape": "x".join(map(str, x.shape)),
+            "dtype": str(x.dtype).removeprefix("torch."),
+            "case": case.name,
+            "us": times[case.name] * 1e6,
+            "GB/s": case.transfers * x.nbytes / times[case.name] / 1e9,
+            "of copy_": case.transfers * x.nbytes / times[case.name] / copied,
+        }
+        for case in cases
+    ]
+
+
 def table(cases: list[Case], tensors: Tensors, arguments: argparse.Namespace) -> None:
-    """Print all cases of one size and dtype."""
-    times = timed(cases, arguments.repeats, arguments.device)
-    num_bytes = tensors.inputs[0].nbytes
-    copied = 2 * num_bytes / times["copy_"]
-    size = tensors.inputs[0].shape[0]
-    dtype = str(tensors.inputs[0].dtype).removeprefix("torch.")
-    for case in cases:
-        rate = case.transfers * num_bytes / times[case.name]
+    """Print all cases of one shape and dtype."""
+    for row in rows(cases, tensors, arguments.repeats, arguments.device):
         sys.stdout.write(
-            f"{size:6} {dtype:9} {case.name:30} {times[case.name] * 1e6:9.1f} us {rate / 1e9:7.0f} GB/s "
-            f"{rate / copied:6.3f} of copy_\n"
+            f"{row['shape']:12} {row['dtype']:9} {row['case']:38} {row['us']:9.1f} us {row['GB/s']:7.0f} GB/s "
+            f"{row['of copy_']:6.3f} of copy_\n"
         )
     sys.stdout.flush()
 
 
 def tune(cases: list[Case], tensors: Tensors, arguments: argparse.Namespace) -> None:
     """Print how near each candidate launch of each kernel comes to the copy, on average over its cases."""
-    size = tensors.inputs[0].shape[0]
+    shape = "x".join(map(str, tensors.inputs[0].shape))
     dtype = tensors.inputs[0].dtype
     is_pairs = dtype == torch.bfloat16
     for kernel, candidates in CANDIDATES.items():
@@ -233,7 +252,7 @@ def tune(cases: list[Case], tensors: Tensors, arguments: argparse.Namespace) -> 
             ratios = {case.name: copied * case.transfers / times[case.name] for case in mine[1:]}
             results.append((statistics.mean(ratios.values()), launch, ratios))
         LAUNCHES[kernel, is_pairs] = chosen
-        words = f"{size:6} {str(dtype).removeprefix('torch.'):9} {kernel:9}"
+        words = f"{shape:12} {str(dtype).removeprefix('torch.'):9} {kernel:9}"
         for mean, launch, ratios in sorted(results, key=lambda one: -one[0]):
             mark = "chosen" if launch == chosen else ""
             each = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
@@ -243,13 +262,19 @@ def tune(cases: list[Case], tensors: Tensors, arguments: argparse.Namespace) -> 
     sys.stdout.flush()
 
 
+def shape_of(words: str) -> tuple[int, int]:
+    """`8192x14336` as extents."""
+    rows, columns = map(int, words.split("x"))
+    return rows, columns
+
+
 def main() -> None:
-    """Measure all sizes and dtypes."""
+    """Measure all shapes and dtypes."""
     parser = argparse.ArgumentParser(description="The GPU kernels beside copy_.")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[8192, 16384])
+    parser.add_argument("--shapes", type=shape_of, nargs="+", default=[(8192,) * 2, (16384,) * 2])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--eager", action="store_true", help="time torch's own code, too")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[], help="time these, too")
     parser.add_argument("--tune", action="store_true", help="time every candidate launch")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     arguments = parser.parse_args()
@@ -267,11 +292,11 @@ def main() -> None:
     else:
         name = "CPU, interpreted"
     sys.stdout.write(f"{name}; torch {torch.__version__}, Triton {triton.__version__}\n")
-    for size in arguments.sizes:
+    for shape in arguments.shapes:
         for dtype in arguments.dtypes:
-            tensors = Tensors(size, getattr(torch, dtype), arguments.device)
+            tensors = Tensors(shape, getattr(torch, dtype), arguments.device)
             compare(tensors)
-            cases = cases_of(tensors, arguments.eager)
+            cases = cases_of(tensors, arguments.peers)
             if arguments.tune:
                 tune(cases, tensors, arguments)
             table(cases, tensors, arguments)

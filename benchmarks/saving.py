@@ -3,10 +3,10 @@
     python benchmarks/saving.py [--turns 15] [WORDS ...]
 
 A model with its optimizer makes one step. Then, by turns, a checkpoint with the training state is saved, of which the
-time until training may go on counts, and each of its tensors is copied to a warm buffer (`copy_`). Before each turn the
-background is done and everything is on the disk. The first turns of both are left out: they allocate the memory. All
-figures are medians; the ratio of a turn compares neighbours, which share the load of other programs. The step after a
-save runs beside the background; how much longer it takes is shown too.
+time until training may go on counts, and each of its tensors is copied to a warm buffer of the host (`copy_`). Before
+each turn the background is done and everything is on the disk. The first turns of both are left out: they allocate the
+memory. All figures are medians; the ratio of a turn compares neighbours, which share the load of other programs. The
+step after a save runs beside the background; how much longer it takes is shown too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Turns:
         self.num_bytes = sum(x.nbytes for x in tensors.values())
         for name, x in tensors.items():
             if name not in self.buffers:
-                self.buffers[name] = torch.empty_like(x)
+                self.buffers[name] = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
         return _seconds(lambda: [self.buffers[name].copy_(x) for name, x in tensors.items()])
 
     def before_update(self) -> None:
@@ -84,8 +84,14 @@ class _Turns:
 
 
 def _seconds(call: Callable[[], object]) -> float:
+    """Of a call on the device at rest, until the device is at rest again."""
+    import torch
+
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else bool
+    synchronize()
     start = time.perf_counter()
     call()
+    synchronize()
     return time.perf_counter() - start
 
 
@@ -154,13 +160,9 @@ class _Observer:
         return True
 
 
-def main() -> None:
-    """Print the medians and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("words", nargs="*")
-    arguments = parser.parse_args()
-    result = measured(arguments.words, arguments.turns)
+def results(words: list[str], turns: int) -> dict[str, str]:
+    """The medians, with their units, and ratios."""
+    result = measured(words, turns)
     held_up, copied = (statistics.median(each[1:]) for each in (result.held_up, result.copied))
     ratios = [a / b for a, b in zip(result.held_up[1:], result.copied[1:], strict=True)]
     lines = {
@@ -176,6 +178,16 @@ def main() -> None:
     for is_beside, name in ((False, "step at rest"), (True, "step beside the background")):
         if steps := result.steps[is_beside]:
             lines[name] = f"{statistics.median(steps) * 1e3:.0f} ms"
+    return lines
+
+
+def main() -> None:
+    """Print the medians and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("words", nargs="*")
+    arguments = parser.parse_args()
+    lines = results(arguments.words, arguments.turns)
     sys.stdout.write("".join(f"{name:<28}{value}\n" for name, value in lines.items()))
 
 

@@ -142,19 +142,45 @@ def _timed(step: Step) -> tuple[float, float]:
     return time.perf_counter() - start, time.process_time() - worked
 
 
-def report(clock: Times, processor: Times, peaks: dict[str, int]) -> None:
-    """A line for each case."""
+def results(arguments: argparse.Namespace, words: list[str]) -> tuple[Times, Times, dict[str, int]]:
+    """Of all cases, by turns: seconds by the clock, of processor time, and the peak of memory in bytes."""
+    steps = cases(arguments, words)
+    clock, processor = measured(steps, arguments.repeats)
+    return clock, processor, {name: peak_bytes(step) for name, step in steps.items()}
 
-    def ratio(times: Times, name: str, base: str = STOCK) -> float:
+
+def rows(clock: Times, processor: Times, peaks: dict[str, int]) -> list[dict[str, Any]]:
+    """A row for each case; ratios are medians over the turns."""
+
+    def ratio(times: Times, name: str, base: str = STOCK) -> float | None:
+        if base not in times:
+            return None
         pairs = zip(times[name], times[base], strict=True)
         return statistics.median(one / other for one, other in pairs)
 
-    for name, taken in clock.items():
-        beside = f"   {ratio(clock, name, 'bf16'):.3f} of bf16" if "bf16" in clock else ""
+    return [
+        {
+            "case": name,
+            "ms": statistics.median(taken) * 1e3,
+            f"of {STOCK}": ratio(clock, name),
+            "of bf16": ratio(clock, name, "bf16"),
+            "quickest ms": min(taken) * 1e3,
+            "processor s": statistics.median(processor[name]),
+            f"processor of {STOCK}": ratio(processor, name),
+            "peak GB": peaks[name] / 1e9,
+        }
+        for name, taken in clock.items()
+    ]
+
+
+def report(clock: Times, processor: Times, peaks: dict[str, int]) -> None:
+    """A line for each case."""
+    for row in rows(clock, processor, peaks):
+        beside = f"   {row['of bf16']:.3f} of bf16" if row["of bf16"] else ""
         sys.stdout.write(
-            f"{name:16} {statistics.median(taken) * 1e3:7.1f} ms   {ratio(clock, name):.3f} of {STOCK}{beside}   "
-            f"quickest {min(taken) * 1e3:7.1f} ms   processor time {statistics.median(processor[name]):.3f} s, "
-            f"{ratio(processor, name):.3f} of {STOCK}   peak {peaks[name] / 1e9:.2f} GB\n"
+            f"{row['case']:16} {row['ms']:7.1f} ms   {row[f'of {STOCK}']:.3f} of {STOCK}{beside}   "
+            f"quickest {row['quickest ms']:7.1f} ms   processor time {row['processor s']:.3f} s, "
+            f"{row[f'processor of {STOCK}']:.3f} of {STOCK}   peak {row['peak GB']:.2f} GB\n"
         )
 
 
@@ -183,9 +209,7 @@ def main() -> None:
     names = list(TEN) if arguments.all else SCHEMES
     words = arguments.words or [f"quant={name}" for name in names]
     with session(compose(["training=fast"]).training) as device, use_step_state(StepState(1)):
-        steps = cases(arguments, words)
-        clock, processor = measured(steps, arguments.repeats)
-        peaks = {name: peak_bytes(step) for name, step in steps.items()}
+        clock, processor, peaks = results(arguments, words)
         on = device_name(device)
     sys.stdout.write(
         f"{platform.machine()}, {on}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load "

@@ -1,0 +1,53 @@
+"""Whole tiny runs on a GPU, one rank over NCCL: proved, and repeated bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quantexp.model.checkpoints import folder_of
+from quantexp.runs.paths import RunDir
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+RunTiny = Callable[..., RunDir]
+
+
+def metrics_of(run: RunDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+@pytest.mark.parametrize(
+    "scheme", ["FA_linear_mxfp8", "FA_linear_hifp8", "more/linear_mxfp4_sr_rht"]
+)
+def test_every_slot_engages(
+    run_tiny: RunTiny, tiny_models: dict[str, list[str]], model: str, scheme: str
+) -> None:
+    run = run_tiny(*tiny_models[model], f"quant={scheme}", "capture=stats")
+    statuses = {entry["status"] for entry in json.loads(run.precision.read_text())["entries"]}
+    assert "mismatch" not in statuses
+    assert "engaged" in statuses
+    assert metrics_of(run)[-1]["memory_gb"] > 0
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_a_deterministic_run_repeats_its_numbers(
+    run_tiny: RunTiny, tmp_path: Path, precision: str
+) -> None:
+    words = [f"training.precision={precision}", "quant=FA_linear_mxfp8", "capture=tensors"]
+    words += ["training.deterministic=true", "training.iterations=4"]
+    words += ["checkpoint.at_end=true", "checkpoint.optimizer=true"]
+    runs = [run_tiny(*words, f"paths.root={tmp_path / str(turn)}") for turn in range(2)]
+    names = ("loss", "grad_norm", "lr", "loss_scale")
+    numbers = [[[line[name] for name in names] for line in metrics_of(run)] for run in runs]
+    assert numbers[0] == numbers[1]
+    hashes = [(folder_of(run, 4) / "hashes.json").read_bytes() for run in runs]
+    assert hashes[0] == hashes[1]
