@@ -1,18 +1,20 @@
-"""`quantexp compare RUN ... [out=FOLDER]`: runs beside bf16, as a table and a figure."""
+"""`quantexp compare RUN ...`: runs beside bf16, whether gaps can be told from noise, as tables and a figure."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from quantexp.analysis.compare import comparison
-from quantexp.analysis.compare.arguments import named_runs, out_and_rest
+from quantexp.analysis.compare.arguments import judging_and_rest, named_runs, out_and_rest
 from quantexp.analysis.compare.comparison import Comparison
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.table import print_comparison
+from quantexp.analysis.compare.verdicts import Verdicts, judge
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line
 from quantexp.terminal.console import output_console
@@ -23,32 +25,35 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         RunError: a word that names no run, or runs that cannot be compared.
-        ConfigError: `out=` without a path.
+        ConfigError: `out=` without a path, or a word that says nothing about the verdicts.
     """
     root, words = root_and_rest(arguments.words)
     out, words = out_and_rest(words)
+    judging, words = judging_and_rest(words)
     if not words:
         parser_of("compare").error("compare takes runs: RUN ...")
     named = named_runs(words, root)
-    compared = comparison.compare([read_side(each) for each in named.runs], named.missing)
+    sides = [read_side(each, judging.measure) for each in named.runs]
+    compared = comparison.compare(sides, named.missing)
+    verdicts = judge(compared, judging.window, judging.against)
     if arguments.json:
-        print_json(record(compared))
+        print_json(record(compared, verdicts))
     else:
-        show(compared, output_console())
+        show(compared, verdicts, output_console())
     if out is not None or not arguments.json:
         from quantexp.analysis.compare.curves import draw_curves
 
-        files = draw_curves(compared, out or Path("compare"))
+        files = draw_curves(compared, verdicts, out or Path("compare"))
         if not arguments.json:
             print_line(f"figure  {' '.join(map(str, files))}")
     return 0
 
 
-def record(compared: Comparison) -> dict[str, Any]:
+def record(compared: Comparison, verdicts: Verdicts) -> dict[str, Any]:
     """The output of `compare --json`."""
-    return comparison.record(compared)
+    return {**comparison.record(compared), "verdicts": asdict(verdicts)}
 
 
-def show(compared: Comparison, console: Console) -> None:
-    """Print the table."""
-    print_comparison(compared, console)
+def show(compared: Comparison, verdicts: Verdicts, console: Console) -> None:
+    """Print the tables."""
+    print_comparison(compared, verdicts, console)

@@ -54,6 +54,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         training.pop("decay_iterations")
     if experiment.training.nonfinite is Nonfinite.skip:
         training.pop("nonfinite")
+    if not experiment.training.chaos:
+        training.pop("chaos")
     if not _shares_draws(experiment):
         training.pop("weight_cache")
     data = data_identity(experiment.dataset, experiment.model.vocab_size)

@@ -104,7 +104,7 @@ def last_metrics(run: RunDir) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The training loss in nats per token, by ascending iteration."""
+    """The training loss in nats per token, or another measure, by ascending iteration."""
 
     iterations: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
@@ -112,15 +112,15 @@ class LossCurve:
     nonfinite: tuple[int, ...] = ()
 
 
-def loss_curve(metrics: Iterable[Mapping[str, Any]]) -> LossCurve:
-    """The losses of `read_metrics`; the last one of an iteration that was repeated after a resume.
+def loss_curve(metrics: Iterable[Mapping[str, Any]], measure: str = "loss") -> LossCurve:
+    """The losses of `read_metrics`, or another of its keys; the last one of an iteration that was repeated.
 
-    Lines without iteration or loss are left out.
+    Lines without iteration or value are left out.
     """
     losses: dict[int, float] = {}
     for line in metrics:
-        iteration, loss = line.get("iteration"), line.get("loss")
-        if isinstance(iteration, int) and "loss" in line and loss is None:
+        iteration, loss = line.get("iteration"), line.get(measure)
+        if isinstance(iteration, int) and measure == "loss" and "loss" in line and loss is None:
             losses[iteration] = math.nan  # how a loss that is not finite is written
         elif isinstance(iteration, int) and isinstance(loss, int | float):
             losses[iteration] = float(loss)

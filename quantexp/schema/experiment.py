@@ -102,6 +102,8 @@ class SweepConfig:
     seeds: Any = None
     #: Patterns of the points that run before all others.
     first: Any = None
+    #: Add the bf16 run beside every point, and N times again from perturbed initial weights (training.chaos).
+    chaos: Any = None
 
 
 @dataclass

@@ -114,6 +114,9 @@ class TrainingConfig:
     start_optimizer: bool = False
     #: At most what numpy's generators accept.
     seed: int = limited(1234, *between(0, (1 << 32) - 1))
+    #: Move 1% of the initial weights, drawn by this number and the seed, by one unit in the last place; 0: none. What a
+    #: run then differs by is chance (`quantexp compare`).
+    chaos: int = limited(0, *between(0, 1_000_000))
     #: Bit-equal repeats. null means yes on a CPU, no on a GPU.
     deterministic: bool | None = None
     #: A step with a non-finite loss or gradient is left out; stop: the run also stops at the first one.

@@ -46,3 +46,45 @@ def out_and_rest(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     if not path:
         raise ConfigError("out must be a path, got nothing; give out=PATH")
     return user_path(path), rest
+
+
+#: Measures of metrics.jsonl that runs can be compared by.
+MEASURES = ("loss", "validation_loss", "perplexity", "grad_norm")
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What verdicts are about."""
+
+    measure: str = "loss"
+    #: Last iterations; None for a tenth of them.
+    window: int | None = None
+    #: The scheme that the others are held against; None for bf16.
+    against: str | None = None
+
+
+def judging_and_rest(words: Sequence[str]) -> tuple[Judging, list[str]]:
+    """The last `measure=`, `window=` and `against=`, and the other arguments.
+
+    Raises:
+        ConfigError: an unknown measure, a window that is no number of iterations, or no scheme.
+    """
+    keys = ("measure", "window", "against")
+    given = dict(word.split("=", 1) for word in words if word.partition("=")[0] in keys)
+    rest = [word for word in words if word.partition("=")[0] not in keys]
+    measure, window, against = (
+        given.get("measure", "loss"),
+        given.get("window"),
+        given.get("against"),
+    )
+    if measure not in MEASURES:
+        raise ConfigError(
+            f"measure must be one of {', '.join(MEASURES)}, got {measure or 'nothing'}"
+        )
+    if window is not None and not (window.isascii() and window.isdigit() and int(window)):
+        raise ConfigError(
+            f"window must be a number of iterations, at least 1, got {window or 'nothing'}"
+        )
+    if against == "":
+        raise ConfigError("against must be a scheme, got nothing; give against=SCHEME")
+    return Judging(measure, None if window is None else int(window), against), rest

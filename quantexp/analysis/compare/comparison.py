@@ -51,6 +51,11 @@ class Row:
         """Whether the run is a bf16 run and can be a baseline."""
         return self.side.is_baseline
 
+    @property
+    def is_perturbed(self) -> bool:
+        """Whether the run is a bf16 run from perturbed initial weights, whose gap is chance."""
+        return self.side.is_perturbed
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -84,10 +89,16 @@ def compare(
 def labels_of(sides: Sequence[Side]) -> list[str]:
     """The scheme of each run, with model, data, seed or the folder's hash if these are needed to distinguish runs."""
     parts = [
-        (s.scheme, s.names.model, s.names.dataset, None if s.seed is None else f"seed {s.seed}")
+        (
+            s.scheme,
+            f"chaos {s.chaos}" if s.chaos else None,
+            s.names.model,
+            s.names.dataset,
+            None if s.seed is None else f"seed {s.seed}",
+        )
         for s in sides
     ]
-    shown = [i for i in range(4) if i == 0 or len({part[i] for part in parts}) > 1]
+    shown = [i for i in range(5) if i == 0 or len({part[i] for part in parts}) > 1]
     labels = [" ".join(str(part[i]) for i in shown if part[i] is not None) for part in parts]
     return [
         f"{label} {side.run.root.name.rpartition('-')[2]}" if labels.count(label) > 1 else label
@@ -175,14 +186,12 @@ def _unmatched(rows: Sequence[Row]) -> list[str]:
 
 def _noise(rows: Sequence[Row]) -> str:
     seeds = {row.side.seed for row in rows} - {None}
-    pairs = [row for row in rows if not row.is_baseline and row.matched and row.gap]
+    pairs = [row for row in rows if row.matched and row.gap]
+    pairs = [row for row in pairs if not row.is_baseline and not row.is_perturbed]
     paired = {row.side.seed for row in pairs}
     if len(seeds) < 2 or len(paired) < 2:
         return "one seed for each scheme: no gap can be told from noise, whatever its size"
-    return (
-        f"{len(paired)} seeds, each paired with the bf16 run of its own seed: what the gaps of one scheme vary by is "
-        "noise, and a gap within it says nothing"
-    )
+    return f"{len(paired)} seeds, each paired with the bf16 run of its own seed: a gap within their spread is noise"
 
 
 def record(comparison: Comparison) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from quantexp.analysis.compare.comparison import Comparison
+from quantexp.analysis.compare.forest import draw_forest
 from quantexp.analysis.compare.lines import Band, Line, lines_of
+from quantexp.analysis.compare.verdicts import Verdicts
 from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.analysis.style import (
     GREY,
@@ -25,15 +27,21 @@ from quantexp.analysis.style import (
 
 FILE_NAME = "compare"
 _WIDTH_INCH, _HEIGHT_INCH = 9.0, 7.0
+#: Of the forest plot: a scheme, and what surrounds the schemes.
+_ROW_INCH, _FRAME_INCH = 0.42, 0.9
 #: The font size of labels.
 _LETTER_INCH = 0.075
 _MOST_LABEL_INCH = 3.2
 
 
-def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
-    """Draw `compare.png` and `compare.pdf` in `folder`."""
-    figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
+def draw_curves(comparison: Comparison, verdicts: Verdicts, folder: Path) -> list[Path]:
+    """Draw `compare.png` and `compare.pdf` in `folder`; with intervals over seeds, they are a third part."""
+    judged = [verdict for verdict in verdicts.schemes if verdict.interval]
+    extra_inch = _ROW_INCH * len(judged) + _FRAME_INCH if judged else 0.0
+    figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH + extra_inch)
+    heights = [4.2, 2.8, *([extra_inch] if judged else [])]
+    top, bottom, *forest = figure.subplots(len(heights), 1, height_ratios=heights)
+    bottom.sharex(top)
     lines = lines_of(comparison)
     drawn = [line for line in lines if line.losses.iterations]
     gaps = [line for line in drawn if line.gaps.iterations]
@@ -41,10 +49,16 @@ def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
     dress(bottom, "b  Gap to the baseline, paired by iteration", "iteration", "gap, nats a token")
     bottom.axhline(0, color=GREY, linewidth=1.2)
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
-    longest = max((len(line.label) for line in drawn), default=0)
+    names = [line.label for line in drawn] + [verdict.words for verdict in judged]
+    longest = max(map(len, names), default=0)
     label_inch = min(_MOST_LABEL_INCH, 0.3 + _LETTER_INCH * longest)
+    height = _HEIGHT_INCH + extra_inch
     figure.subplots_adjust(
-        left=0.09, right=1 - label_inch / _WIDTH_INCH, top=0.95, bottom=0.1, hspace=0.2
+        left=0.09,
+        right=1 - label_inch / _WIDTH_INCH,
+        top=1 - 0.35 / height,
+        bottom=(0.95 if judged else 0.75) / height,
+        hspace=0.35 if judged else 0.2,
     )
     _draw(top, drawn, [line.losses for line in drawn])
     _draw(bottom, gaps, [line.gaps for line in gaps])
@@ -52,6 +66,9 @@ def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
         say_instead(top, "no run has a loss")
     if not gaps:
         say_instead(bottom, "no run has a baseline to be held against")
+    if judged:
+        styles = {comparison.rows[line.rows[0]].side.scheme: line.style for line in lines}
+        draw_forest(forest[0], verdicts, judged, styles, "c")
     windows = [window for line in drawn if (window := window_of(len(line.losses.mean))) > 1]
     notes = [comparison.noise]
     if windows:

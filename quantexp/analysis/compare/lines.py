@@ -46,9 +46,9 @@ class Line:
 
 
 def lines_of(comparison: Comparison) -> list[Line]:
-    """Each scheme of a comparison once, in the order of its first row."""
+    """Each scheme of a comparison once, in the order of its first row; without perturbed runs, which are for floors."""
     rows = comparison.rows
-    groups = _groups(rows)
+    groups = [group for group in groups_of(rows) if not rows[group[0]].is_perturbed]
     styles = scheme_styles([_drawn_as(rows[group[0]]) for group in groups])
     return [_line(rows, group, style) for group, style in zip(groups, styles, strict=True)]
 
@@ -68,8 +68,8 @@ def band_of(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Band:
     )
 
 
-def _groups(rows: Sequence[Row]) -> list[list[int]]:
-    """Groups of rows that differ only in the seed; a seed occurs once in a group."""
+def groups_of(rows: Sequence[Row]) -> list[list[int]]:
+    """Groups of indices of rows that differ only in the seed; a seed occurs once in a group."""
     groups: list[list[int]] = []
     for i, row in enumerate(rows):
         for group in groups:

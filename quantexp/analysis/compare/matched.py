@@ -31,6 +31,7 @@ _DECIDES = {
     "training.seq_length": (DATA_ORDER,),
     "training.global_batch_size": (DATA_ORDER,),
     "training.start": (INITIALISATION,),
+    "training.chaos": (INITIALISATION,),
     "training.iterations": (LENGTH,),
     "training.micro_batch_size": (ARITHMETIC,),
     "training.precision": (ARITHMETIC,),
@@ -100,7 +101,12 @@ def _differences(here: Side, baseline: Side) -> list[Difference]:
 
 
 def _without_scheme(side: Side) -> dict[str, Any]:
-    return {key: value for key, value in (side.identity or {}).items() if key != "scheme"}
+    """The identity without its scheme; that of a perturbed bf16 run also without the perturbation, its only purpose."""
+    content = {key: value for key, value in (side.identity or {}).items() if key != "scheme"}
+    training = content.get("training")
+    if side.is_perturbed and isinstance(training, dict):
+        content["training"] = {key: value for key, value in training.items() if key != "chaos"}
+    return content
 
 
 def _packages(side: Side) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,9 @@ class Side:
     config: Mapping[str, Any]
     losses: LossCurve
     speed: Speed
+    #: What verdicts are about: the losses, or another measure of `read_side`.
+    measured: LossCurve = field(default_factory=LossCurve)
+    measure: str = "loss"
     status: Status | None = None
     provenance: Mapping[str, Any] | None = None
     precision: Mapping[str, Any] | None = None
@@ -70,6 +73,13 @@ class Side:
         return seed if isinstance(seed, int) else None
 
     @property
+    def chaos(self) -> int:
+        """The number that perturbed the initial weights; 0 if nothing did."""
+        training = self.config.get("training")
+        chaos = training.get("chaos") if isinstance(training, dict) else None
+        return chaos if isinstance(chaos, int) else 0
+
+    @property
     def maps(self) -> dict[int, list[Mapping[str, Any]]]:
         """The declared precision map by the iterations at which it changes; empty if it is unknown."""
         declared = (self.identity or {}).get("scheme")
@@ -80,15 +90,28 @@ class Side:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the run quantises nothing, according to the map, or to the name if there is no map."""
+        """Whether the run quantises nothing and begins with its own initial weights."""
+        return self.quantises_nothing and not self.chaos
+
+    @property
+    def is_perturbed(self) -> bool:
+        """Whether the run quantises nothing and differs from a baseline by chance alone."""
+        return self.quantises_nothing and self.chaos > 0
+
+    @property
+    def quantises_nothing(self) -> bool:
+        """According to the map, or to the name if there is no map."""
         maps = self.maps
         if maps:
             return all(e.get("format") == BASELINE for entries in maps.values() for e in entries)
         return self.names.scheme == BASELINE
 
 
-def read_side(run: RunDir) -> Side:
-    """Read a run folder; `trouble` names damaged files, each with what is wrong."""
+def read_side(run: RunDir, measure: str = "loss") -> Side:
+    """Read a run folder; `trouble` names damaged files, each with what is wrong.
+
+    `measure` is the key of metrics.jsonl that verdicts are about.
+    """
     trouble: list[str] = []
 
     def read(reader: Callable[[], _Content]) -> _Content | None:
@@ -109,6 +132,8 @@ def read_side(run: RunDir) -> Side:
         config,
         loss_curve(metrics),
         speed_of(metrics),
+        loss_curve(metrics, measure),
+        measure,
         read(lambda: read_status(run.status)),
         read_file(read_provenance, run.provenance),
         read_file(read_precision, run.precision),

@@ -10,6 +10,7 @@ from rich.text import Text
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.compare.matched import last_iteration
+from quantexp.analysis.compare.verdicts import Verdict, Verdicts
 from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
@@ -30,13 +31,25 @@ _GAP_WIDTH = 10
 _PROOF: dict[object, str] = {True: "proved", False: "[red]failed[/]"}
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print warnings, the table of results, the gap at intermediate iterations, and the differences."""
+_VERDICTS = (
+    Column("scheme", shrink=Shrink.CUT_START),
+    Column("seeds", worth=3, is_number=True),
+    Column("gap", is_number=True),
+    Column("95% interval", worth=4),
+    Column("relative", worth=2, is_number=True),
+    Column("p", worth=1, is_number=True),
+    Column("verdict", shrink=Shrink.WRAP),
+)
+
+
+def print_comparison(comparison: Comparison, verdicts: Verdicts, console: Console) -> None:
+    """Print warnings, the table of results, verdicts, the gap at intermediate iterations, and the differences."""
     for warning in comparison.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=False)
     shown = _results(comparison, console)
     for line in _footer(comparison, shown):
         console.print(line, style="dim italic", markup=False)
+    _print_verdicts(verdicts, console)
     _print_ways(comparison, console)
     _print_differences(comparison, console)
 
@@ -92,9 +105,52 @@ def _gaps(row: Row) -> list[str]:
     return [f"{row.gap.last:+.4f}", f"{row.gap.late:+.4f}"] if row.gap else ["-", "-"]
 
 
+def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
+    """The end of the gap of each scheme, if one has several seeds."""
+    if verdicts.window is None or max((len(v.seeds) for v in verdicts.schemes), default=0) < 2:
+        return
+    first, last = verdicts.window
+    against = verdicts.schemes[0].against
+    title = f"gap to {against}: mean {verdicts.measure} of iterations {first} to {last}"
+    cells = [_verdict_cells(verdict) for verdict in verdicts.schemes]
+    table = fitted_table(_VERDICTS, cells, console.width, title).table
+    console.print(table)
+    shown = {str(column.header) for column in table.columns}
+    for line in floor_lines(verdicts, with_p="p" in shown):
+        console.print(line, style="dim italic", markup=False)
+
+
+def floor_lines(verdicts: Verdicts, *, with_p: bool) -> list[str]:
+    """What chance alone does to the measure, in lines of at most 80 characters."""
+    floors = [
+        (verdicts.chaos_floor, f"by last bits of the initial weights ({verdicts.num_chaos} runs)"),
+        (verdicts.seed_floor, f"by the seed ({verdicts.num_seeds} bf16 runs)"),
+    ]
+    shown = [f"  {floor:.4f} {words}" for floor, words in floors if floor is not None]
+    lines = ["two runs of bf16 differ by more than this in one of 20 cases:"] if shown else []
+    number = sum(verdict.p_holm is not None for verdict in verdicts.schemes)
+    if with_p and number:
+        many = f", corrected for {number} schemes (Holm)" if number > 1 else ""
+        shown.append(f"p: of no gap at all, by Student's t over seeds{many}")
+    return [*lines, *shown]
+
+
+def _verdict_cells(verdict: Verdict) -> list[str | Text]:
+    low, high = verdict.interval or (None, None)
+    return [
+        plain(verdict.label),
+        str(len(verdict.seeds)),
+        f"{verdict.mean:+.4f}",
+        "-" if low is None else f"{low:+.4f} to {high:+.4f}",
+        "-" if verdict.relative is None else f"{verdict.relative:+.2%}",
+        "-" if verdict.p_holm is None else f"{verdict.p_holm:.2g}",
+        plain(verdict.words),
+    ]
+
+
 def _print_ways(comparison: Comparison, console: Console) -> None:
     """The gap at some intermediate iterations."""
-    rows = [r for r in comparison.rows if not r.is_baseline and r.gap]
+    rows = [r for r in comparison.rows if r.gap and not (r.is_baseline or r.is_perturbed)]
     names = max((len(row.label) for row in rows), default=0)
     count = min(10, (console.width - min(names, 30) - 6) // _GAP_WIDTH)
     longest = max((row.gap.iterations for row in rows if row.gap), key=len, default=())

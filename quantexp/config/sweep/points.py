@@ -111,6 +111,6 @@ def _naming(expansion: Expansion, index: int) -> Iterator[None]:
         yield
     except ConfigError as error:
         words = " ".join(expansion.varied(index))
-        entry = f"{expansion.request.points}, entry {index // expansion.points_per_entry + 1}: "
-        where = entry if expansion.request.points else ""
+        number = index // expansion.points_per_entry + 1  # beyond the file's for a baseline
+        where = f"{expansion.request.points}, entry {number}: " if expansion.request.points else ""
         raise ConfigError(f"{where}{error}{f' (point {words})' if words else ''}") from error

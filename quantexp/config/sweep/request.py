@@ -33,6 +33,8 @@ class Request:
     seeds: list[int] | None
     #: Points that match one of these run before all others.
     first: list[Pattern]
+    #: Perturbed bf16 runs for each seed beside the bf16 run; None adds neither.
+    chaos: int | None = None
 
 
 def request(config: SweepConfig, seed: int) -> Request:
@@ -48,6 +50,7 @@ def request(config: SweepConfig, seed: int) -> Request:
         exclude=_patterns("sweep.exclude", config.exclude),
         seeds=_seeds(config.seeds, seed),
         first=_patterns("sweep.first", config.first),
+        chaos=_chaos(config.chaos),
     )
 
 
@@ -93,6 +96,16 @@ def _seeds(value: Any, seed: int) -> list[int] | None:
             f"got {value!r}"
         )
     return list(value)
+
+
+def _chaos(value: Any) -> int | None:
+    if value is not None and not (_is_whole(value) and value >= 0):
+        raise ConfigError(
+            f"sweep.chaos must be a number of perturbed bf16 runs for each seed, at least 0, got {value!r}"
+        )
+    if value:
+        check_count(value)
+    return value
 
 
 def _is_whole(value: Any) -> bool:

@@ -32,6 +32,7 @@ from quantexp.errors import ConfigError
 from quantexp.schema import SweepConfig
 
 SEED = "training.seed"
+CHAOS = "training.chaos"
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,16 @@ def expand(words: list[str], extra: list[str], environment: Mapping[str, str]) -
     entries = listed(options.points, list(swept)) if options.points else [{}]
     _refuse_two_seeds(sweep, swept, entries)
     loops = [entries, *zipped(swept, options.zip), _seeds(options)]
-    check_count(prod(map(len, loops)))
+    number = prod(map(len, loops))
+    check_count(number)
     from_environment = environment_overrides(words, environment)
     for entry in entries:
         environment_overrides([*words, *entry.values()], environment)
-    variants = [[*_joined(step).values(), *from_environment] for step in product(*loops)]
-    return Expansion(
-        options, variants, shared, _resets(shared, params), len(variants) // len(entries)
-    )
+    points = [_joined(step) for step in product(*loops)]
+    points += [baseline for baseline in _baselines(points, options.chaos) if baseline not in points]
+    check_count(len(points))
+    variants = [[*point.values(), *from_environment] for point in points]
+    return Expansion(options, variants, shared, _resets(shared, params), number // len(entries))
 
 
 def sweep_section(config: DictConfig) -> dict[str, Any]:
@@ -166,6 +169,25 @@ def _refuse_two_seeds(
 def _seeds(options: Request) -> Axis:
     """The axis of the seeds; one empty variant without `sweep.seeds`."""
     return [{}] if options.seeds is None else [{SEED: f"{SEED}={seed}"} for seed in options.seeds]
+
+
+def _baselines(points: Sequence[Variant], chaos: int | None) -> list[Variant]:
+    """Each point with bf16 in the place of its scheme, once, and again from each perturbation of initial weights."""
+    if chaos is None:
+        return []
+    others = [
+        {key: word for key, word in point.items() if not _is_of_a_scheme(key)} for point in points
+    ]
+    once = {tuple(other.items()): other for other in others}.values()
+    return [
+        {**other, "quant": "quant=bf16", **({CHAOS: f"{CHAOS}={number}"} if number else {})}
+        for number in range(chaos + 1)
+        for other in once
+    ]
+
+
+def _is_of_a_scheme(key: str) -> bool:
+    return bare(key).replace("/", ".").partition(".")[0] == "quant"
 
 
 def _joined(step: Iterable[Variant]) -> Variant:

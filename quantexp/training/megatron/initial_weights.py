@@ -19,10 +19,14 @@ import torch
 from torch import Tensor
 
 from quantexp.model.huggingface.parameters import Parameter
-from quantexp.model.shards import axis_of
+from quantexp.model.shards import Shard, axis_of
 from quantexp.quant.step_state import seed_of
 from quantexp.schema import ModelConfig
 from quantexp.training.megatron.parameters import Part
+
+#: The share of elements that `perturb_weights` moves.
+PERTURBED_SHARE = 0.01
+_BITS = {2: torch.int16, 4: torch.int32}
 
 
 @torch.no_grad()
@@ -31,14 +35,35 @@ def draw_weights(parts: Mapping[str, Part], model: ModelConfig, seed: int) -> No
     for part in parts.values():
         if part.parameter.width is None:
             part.tensor.fill_(1.0)
-            continue
-        row = 0
-        whole = _drawn(part.parameter, model, seed)
-        shard = part.shard
-        for start, stop in shard.ranges or ((0, whole.shape[0]),):
-            piece = whole.narrow(shard.axis or 0, start, stop - start)
-            part.tensor.narrow(shard.axis or 0, row, stop - start).copy_(piece)
-            row += stop - start
+        else:
+            _copy_part(_drawn(part.parameter, model, seed), part.shard, part.tensor)
+
+
+@torch.no_grad()
+def perturb_weights(parts: Mapping[str, Part], seed: int) -> None:
+    """Move a share of the elements by one unit in the last place of the working dtype, half of them away from zero.
+
+    Which ones follows from the seed and the parameter's global name, and so is the same in every layout. Zeros stay.
+    """
+    for name, part in parts.items():
+        generator = torch.Generator().manual_seed(seed_of(seed, name))
+        shape = part.parameter.shape
+        drawn = torch.rand(shape, generator=generator)
+        whole = (drawn < PERTURBED_SHARE / 2).char() - (drawn >= 1 - PERTURBED_SHARE / 2).char()
+        steps = torch.empty(part.tensor.shape, dtype=torch.int8)
+        _copy_part(whole, part.shard, steps)
+        bits = _BITS[part.tensor.element_size()]
+        moved = part.tensor.view(bits) + steps.to(part.tensor.device, bits)
+        part.tensor.copy_(torch.where(part.tensor == 0, part.tensor, moved.view(part.tensor.dtype)))
+
+
+def _copy_part(whole: Tensor, shard: Shard, to: Tensor) -> None:
+    """Copy a rank's part of a whole parameter."""
+    row, axis = 0, shard.axis or 0
+    for start, stop in shard.ranges or ((0, whole.shape[0]),):
+        piece = whole.narrow(axis, start, stop - start)
+        to.narrow(axis, row, stop - start).copy_(piece)
+        row += stop - start
 
 
 def _drawn(parameter: Parameter, model: ModelConfig, seed: int) -> Tensor:

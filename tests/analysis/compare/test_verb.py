@@ -14,8 +14,10 @@ from quantexp.analysis.compare.arguments import named_runs, out_and_rest
 from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.table import print_comparison
+from quantexp.analysis.compare.verdicts import judge
 from quantexp.cli.main import main
 from quantexp.errors import ConfigError
+from quantexp.runs.paths import RunDir
 
 from .runs import Runs
 
@@ -66,7 +68,7 @@ def test_a_sweeps_list_names_its_runs_and_those_that_never_started(
 def test_nothing_is_cut_in_a_narrow_terminal(runs: Runs, width: int) -> None:
     sides = [read_side(runs.add()), read_side(runs.add("FA_linear_mxfp8", lr=1.0))]
     console = Console(width=width, record=True, highlight=False, file=io.StringIO())
-    print_comparison(compare(sides), console)
+    print_comparison(compared := compare(sides), judge(compared), console)
     text = console.export_text()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
@@ -83,7 +85,7 @@ def test_nothing_is_cut_in_a_narrow_terminal(runs: Runs, width: int) -> None:
 def test_names_are_not_read_as_markup(runs: Runs) -> None:
     sides = [read_side(runs.add()), read_side(runs.add("[red]x"))]
     console = Console(width=120, record=True, file=io.StringIO())
-    print_comparison(compare(sides), console)
+    print_comparison(compared := compare(sides), judge(compared), console)
     assert "[red]x" in console.export_text()
 
 
@@ -134,7 +136,7 @@ def test_json_needs_neither_torch_nor_matplotlib(runs: Runs, in_tmp: Path) -> No
 def test_the_footer_explains_only_the_columns_of_the_table(runs: Runs) -> None:
     compared = compare([read_side(runs.add())])
     console = Console(file=io.StringIO(), width=50)
-    print_comparison(compared, console)
+    print_comparison(compared, judge(compared), console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert text.splitlines()[0].strip() == "1 run"
@@ -146,7 +148,7 @@ def test_the_footer_explains_only_the_columns_of_the_table(runs: Runs) -> None:
 def test_tables_fit_every_width_without_a_broken_word(runs: Runs, width: int) -> None:
     sides = [read_side(runs.add()), read_side(runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75]))]
     console = Console(file=io.StringIO(), width=width)
-    print_comparison(compare(sides), console)
+    print_comparison(compared := compare(sides), judge(compared), console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert all(len(line.rstrip()) <= width for line in lines)
@@ -154,3 +156,76 @@ def test_tables_fit_every_width_without_a_broken_word(runs: Runs, width: int) ->
     for word in ("FA_linear_mxfp8", "baseline", "completed", "+0.2500", "mxfp8_e4m3", "fprop.w"):
         assert any(word == each.strip(",()") for each in words), word
     assert ("tokens/s" in lines[1]) == (width >= 100)
+
+
+def three_seeds(runs: Runs) -> None:
+    for seed in (1, 2, 3):
+        runs.add(seed=seed)
+        runs.add("FA_mxfp8", [6.0, 5.0, 4.0, 3.6 + seed / 100], seed=seed)
+        runs.add("linear_mxfp4", [6.0, 5.0, 4.0, 3.4 + seed / 10], seed=seed)
+    runs.add(losses=[6.0, 5.0, 4.0, 3.51], seed=1, chaos=1)
+    runs.add(losses=[6.0, 5.0, 4.0, 3.48], seed=2, chaos=1)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_verdicts_fit_every_width_and_say_what_chance_does(runs: Runs, width: int) -> None:
+    three_seeds(runs)
+    folders = sorted(runs.root.iterdir())
+    console = Console(file=io.StringIO(), width=width)
+    compared = compare([read_side(RunDir(folder)) for folder in folders])
+    print_comparison(compared, judge(compared), console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert "gap to bf16: mean loss of iterations 4 to 4" in text
+    assert "above bf16" in text
+    assert "+0.1200" in text
+    assert "by last bits of the initial weights (2 runs)" in text
+    assert "by the seed (3 bf16 runs)" in text
+    assert ("corrected for 2 schemes (Holm)" in text) == (width >= 80)
+
+
+def test_the_figure_has_a_row_for_each_interval(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three_seeds(runs)
+    assert main(["compare", "runs", "out=mine", "--json"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert [each["label"] for each in verdicts["schemes"]] == ["FA_mxfp8", "linear_mxfp4"]
+    assert verdicts["num_chaos"] == 2
+    with_forest = matplotlib.image.imread(in_tmp / "mine" / "compare.png").shape[0]
+    assert main(["compare", "FA_mxfp8-00000001", "out=other", "--json"]) == 0
+    assert matplotlib.image.imread(in_tmp / "other" / "compare.png").shape[0] < with_forest
+
+
+def test_another_measure_or_scheme_may_be_held_against(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three_seeds(runs)
+    assert main(["compare", "runs", "--json", "against=FA_mxfp8", "window=2"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdicts["window"] == [3, 4]
+    mxfp4 = next(each for each in verdicts["schemes"] if each["label"] == "linear_mxfp4")
+    assert mxfp4["gaps"] == pytest.approx([-0.055, -0.01, 0.035])
+    assert main(["compare", "runs", "--json", "measure=grad_norm"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"]["schemes"] == [], "none was recorded"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "measure=speed",
+            "measure must be one of loss, validation_loss, perplexity, grad_norm, got speed",
+        ),
+        ("window=0", "window must be a number of iterations, at least 1, got 0"),
+        ("window=", "window must be a number of iterations, at least 1, got nothing"),
+        ("against=", "against must be a scheme, got nothing; give against=SCHEME"),
+    ],
+)
+def test_words_about_verdicts_are_checked(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str], word: str, message: str
+) -> None:
+    runs.add()
+    assert main(["compare", "runs", word]) == 1
+    assert message in capsys.readouterr().err

@@ -525,3 +525,23 @@ def test_product_of_too_many_points_is_refused_before_it_is_built() -> None:
         ConfigError, match="a sweep must have at most 10,000 points, got 1,000,000;"
     ):
         points(*words)
+
+
+def test_bf16_runs_beside_every_point_and_again_from_perturbed_weights() -> None:
+    words = ["quant=FA_mxfp8,linear_mxfp4", "quant.rules=[]", "training.seed=1,2", "training=fast"]
+    points = compose_points([*words, "+experiment=matched", "sweep.chaos=1"])
+    shown = [
+        (p.stage, p.experiment.quant.name, p.experiment.training.seed, p.experiment.training.chaos)
+        for p in points
+    ]
+    baselines = [(0, "bf16", seed, chaos) for chaos in (0, 1) for seed in (1, 2)]
+    schemes = [(1, name, seed, 0) for name in ("FA_mxfp8", "linear_mxfp4") for seed in (1, 2)]
+    assert shown == baselines + schemes
+    for point in points:
+        assert compose(point.overrides, None, {}) == point.experiment
+
+
+def test_a_bf16_point_of_the_sweep_is_its_own_baseline() -> None:
+    points = compose_points(["quant=bf16,FA_mxfp8", "training=fast", "sweep.chaos=0"])
+    assert [point.experiment.quant.name for point in points] == ["bf16", "FA_mxfp8"]
+    assert merged_lines(points) == []

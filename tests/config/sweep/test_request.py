@@ -71,3 +71,12 @@ def test_more_seeds_than_a_sweep_may_have_points_are_refused() -> None:
         ConfigError, match="a sweep must have at most 10,000 points, got 1,000,000,0"
     ):
         request_of(seeds=1_000_000_000)
+
+
+@pytest.mark.parametrize("value", [-1, True, "two", [1], 1.5])
+def test_invalid_numbers_of_perturbed_runs_are_refused(value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"sweep\.chaos must be a number of perturbed bf16 runs for each seed, at"
+    ):
+        request_of(chaos=value)
+    assert request_of(chaos=0).chaos == 0

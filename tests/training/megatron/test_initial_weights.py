@@ -12,11 +12,14 @@ import torch
 
 from quantexp.config.compose import compose
 from quantexp.model.huggingface.mapping import mapping
+from quantexp.model.shards import Shard
 from quantexp.quant.step_state import seed_of
 from quantexp.schema import Experiment
 from quantexp.training.megatron import model as model_module
+from quantexp.training.megatron.initial_weights import perturb_weights
 from quantexp.training.megatron.model import build_model
 from quantexp.training.megatron.parameters import mark_divided
+from quantexp.training.megatron.published_weights import load_initial_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 
@@ -122,3 +125,60 @@ def test_model_that_megatron_builds_is_not_initialised_by_it(tiny: Tiny) -> None
     experiment = tiny()
     config = model_module.transformer_config(experiment.model, experiment.training)
     assert not config.perform_initialization
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_perturbed_weights_differ_in_the_last_bit_of_one_element_in_a_hundred(
+    tiny: Tiny, precision: str
+) -> None:
+    """Of 80,000 elements 1% is 800, and 28 a standard deviation of that number."""
+    experiment = tiny(f"training.precision={precision}")
+    with session(experiment.training):
+        plain, moved = (draw(build(experiment), experiment.model) for _ in range(2))
+        plain.embedding.word_embeddings.weight.data[:, :9] = 0
+        moved.embedding.word_embeddings.weight.data[:, :9] = 0
+        perturb_weights(parts(moved, experiment.model), seed=7)
+    number, changed = 0, 0
+    for (name, x), (_, y) in zip(plain.named_parameters(), moved.named_parameters(), strict=True):
+        away = torch.nextafter(x.float(), x.float() * 2) if precision == "fp32" else None
+        is_moved = x != y
+        assert not is_moved[x == 0].any(), name
+        number, changed = number + int((x != 0).sum()), changed + int(is_moved.sum())
+        bits = {2: torch.int16, 4: torch.int32}[x.element_size()]
+        steps = x.data.view(bits).long() - y.data.view(bits).long()
+        assert set(steps[is_moved].unique().tolist()) <= {-1, 1}, name
+        if away is not None:
+            assert torch.equal(y[steps == -1], away[steps == -1]), name
+    assert number > 80_000
+    assert abs(changed - 0.01 * number) < 5 * (0.01 * number) ** 0.5
+
+
+def test_a_rank_perturbs_its_part_as_one_process_does(tiny: Tiny) -> None:
+    experiment = tiny("training.precision=fp32")
+    with session(experiment.training):
+        gpt = draw(build(experiment), experiment.model)
+        whole = parts(gpt, experiment.model)
+        name = "decoder.layers.0.mlp.linear_fc1.weight"
+        part = whole[name]
+        shard = Shard(0, ((0, 96), (192, 288)))
+        tensor = torch.nn.Parameter(torch.cat([part.tensor[:96], part.tensor[192:288]]).detach())
+        perturb_weights(whole, seed=7)
+        perturb_weights({name: dataclasses.replace(part, shard=shard, tensor=tensor)}, seed=7)
+    assert torch.equal(tensor, torch.cat([part.tensor[:96], part.tensor[192:288]]))
+
+
+def test_another_number_or_seed_perturbs_other_elements(tiny: Tiny) -> None:
+    def built(*words: str) -> dict[str, torch.Tensor]:
+        experiment = tiny(*words)
+        with session(experiment.training):
+            gpt = build(experiment)
+            load_initial_weights([gpt], experiment)
+            return {name: x.detach().clone() for name, x in gpt.named_parameters()}
+
+    runs = [built(*words) for words in ([], ["training.chaos=1"], ["training.chaos=2"])]
+    again = built("training.chaos=1")
+    name = "decoder.layers.0.mlp.linear_fc1.weight"
+    assert torch.equal(runs[1][name], again[name])
+    moved = [run[name] != runs[0][name] for run in runs[1:]]
+    assert all(each.any() for each in moved)
+    assert not torch.equal(moved[0], moved[1])

@@ -1,0 +1,215 @@
+"""Whether each scheme's gap can be told from noise: its mean over seeds, the interval of it, and one verdict in words.
+
+Losses of neighbouring iterations are correlated, so their spread says nothing of the error of their mean. Each seed
+therefore gives one number: the mean, over a window of the last iterations, of the difference to the matched run of the
+same seed. Those numbers are independent of each other. Two floors stand beside the gap:
+
+    chaos   what bf16 has to itself if its initial weights differ in last bits (`training.chaos`)
+    seed    what two bf16 runs of unlike seeds differ by
+
+Each is the difference of two runs that chance alone exceeds once in twenty times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from quantexp.analysis.compare.comparison import Comparison, Row
+from quantexp.analysis.compare.gap import LATE_SHARE, gap_to
+from quantexp.analysis.compare.lines import groups_of
+from quantexp.analysis.compare.matched import mismatches
+from quantexp.analysis.compare.noise import (
+    FEWEST,
+    LEVEL,
+    floor_of,
+    holm,
+    interval,
+    mean_p_value,
+    seeds_needed,
+    sign_flip_p_value,
+    t_quantile,
+)
+from quantexp.analysis.compare.side import BASELINE
+from quantexp.errors import RunError
+from quantexp.runs.metrics import LossCurve
+
+#: A row and the one it is held against.
+_Pair = tuple[Row, Row]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one scheme; differences in the unit of the measure, one for each seed."""
+
+    label: str
+    against: str
+    seeds: tuple[int, ...]
+    gaps: tuple[float, ...]
+    mean: float
+    #: The mean in parts of that of the runs it is held against.
+    relative: float | None
+    #: The 95% interval of the mean, and p-values of a mean of zero; None with fewer than three seeds.
+    interval: tuple[float, float] | None = None
+    p_value: float | None = None
+    p_holm: float | None = None
+    #: None if the number of seeds does not allow it.
+    p_sign_flip: float | None = None
+    seeds_needed: int | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Of all schemes."""
+
+    measure: str
+    #: The first and the last iteration of the window.
+    window: tuple[int, int] | None
+    schemes: tuple[Verdict, ...]
+    chaos_floor: float | None
+    num_chaos: int
+    seed_floor: float | None
+    num_seeds: int
+
+
+def judge(
+    comparison: Comparison, window: int | None = None, against: str | None = None
+) -> Verdicts:
+    """The verdict on each scheme, in the order of its first row.
+
+    Args:
+        comparison: its sides have the measure in `measured`.
+        window: the number of last iterations; None for a tenth of them.
+        against: the scheme that the others are held against; None for the bf16 run of each.
+
+    Raises:
+        RunError: no run has the scheme `against`.
+    """
+    rows = comparison.rows
+    groups = [[rows[i] for i in group] for group in groups_of(rows)]
+    pairs = _pairs(rows, groups, against)
+    floors = _measured(
+        [(row, rows[row.baseline]) for row in rows if row.is_perturbed and row.matched]
+    )
+    span = _span([*floors, *(pair for each in pairs for pair in each)], window)
+    drafts = [_draft(each, span, against or BASELINE) for each in pairs if each]
+    chaos = [_difference(pair, span) for pair in floors]
+    chaos_floor = floor_of(chaos)
+    baselines = {r.side.seed: r for r in rows if r.is_baseline and r.side.measured.iterations}
+    levels = [_level(row.side.measured, span) for row in baselines.values()]
+    return Verdicts(
+        rows[0].side.measure,
+        span,
+        conclude(drafts, chaos_floor),
+        chaos_floor,
+        len(chaos),
+        t_quantile(len(levels) - 1) * math.sqrt(2) * stdev(levels) if len(levels) > 1 else None,
+        len(levels),
+    )
+
+
+def _pairs(
+    rows: Sequence[Row], groups: Sequence[Sequence[Row]], against: str | None
+) -> list[list[_Pair]]:
+    """For each scheme its rows with those they are held against."""
+    if against is None:
+        pairs = [
+            [(row, rows[row.baseline]) for row in group if _is_judged(row) and row.matched]
+            for group in groups
+        ]
+    else:
+        others = [row for row in rows if row.side.scheme == against and not row.is_perturbed]
+        if not others:
+            schemes = ", ".join(dict.fromkeys(row.side.scheme for row in rows))
+            raise RunError(f"against={against}: no run has this scheme; there are {schemes}")
+        pairs = [
+            [(row, other) for row in group for other in others if _is_pair(row, other)]
+            for group in groups
+        ]
+    return [_measured(each) for each in pairs]
+
+
+def _measured(pairs: Sequence[_Pair]) -> list[_Pair]:
+    return [pair for pair in pairs if all(row.side.measured.iterations for row in pair)]
+
+
+def _is_judged(row: Row) -> bool:
+    return not row.is_baseline and not row.is_perturbed
+
+
+def _is_pair(row: Row, other: Row) -> bool:
+    if row.is_perturbed or row.side.scheme == other.side.scheme:
+        return False
+    return row.side.seed == other.side.seed and not mismatches(row.side, other.side)
+
+
+def _span(pairs: Sequence[_Pair], window: int | None) -> tuple[int, int] | None:
+    """The window that all pairs have; None without pairs."""
+    if not pairs:
+        return None
+    last = min(row.side.measured.iterations[-1] for pair in pairs for row in pair)
+    length = max(1, round(LATE_SHARE * last)) if window is None else window
+    return max(1, last - length + 1), last
+
+
+def _difference(pair: _Pair, span: tuple[int, int] | None) -> float:
+    """The mean difference of a pair over the window; of a rare measure at the last iteration before its end."""
+    row, other = pair
+    gap = gap_to(row.side.measured, other.side.measured)
+    return math.nan if gap is None else _level(LossCurve(gap.iterations, gap.gaps), span)
+
+
+def _level(curve: LossCurve, span: tuple[int, int] | None) -> float:
+    first, last = span or (1, math.inf)
+    values = [x for i, x in zip(curve.iterations, curve.losses, strict=True) if i <= last]
+    late = [x for i, x in zip(curve.iterations, curve.losses, strict=True) if first <= i <= last]
+    return fmean(late or values[-1:] or [math.nan])
+
+
+def _draft(pairs: Sequence[_Pair], span: tuple[int, int] | None, against: str) -> Verdict:
+    gaps = {row.side.seed or 0: _difference((row, other), span) for row, other in pairs}
+    level = fmean(_level(other.side.measured, span) for _, other in pairs)
+    return verdict_on(pairs[0][0].side.scheme, against, gaps, level)
+
+
+def verdict_on(label: str, against: str, gap_by_seed: Mapping[int, float], level: float) -> Verdict:
+    """The verdict on one scheme, without what depends on the others; `level` is what it is held against."""
+    gaps = tuple(gap_by_seed.values())
+    mean = fmean(gaps)
+    draft = Verdict(label, against, tuple(gap_by_seed), gaps, mean, mean / level if level else None)
+    if len(gaps) < FEWEST or not all(map(math.isfinite, gaps)):
+        return draft
+    return replace(
+        draft,
+        interval=interval(gaps),
+        p_value=mean_p_value(gaps),
+        p_sign_flip=sign_flip_p_value(gaps),
+        seeds_needed=seeds_needed(mean, stdev(gaps)),
+    )
+
+
+def conclude(drafts: Sequence[Verdict], chaos_floor: float | None) -> tuple[Verdict, ...]:
+    """The verdicts with p-values corrected for their number, and in words."""
+    corrected = iter(holm([draft.p_value for draft in drafts if draft.p_value is not None]))
+    whole = [
+        draft if draft.p_value is None else replace(draft, p_holm=next(corrected))
+        for draft in drafts
+    ]
+    return tuple(replace(draft, words=_words(draft, chaos_floor)) for draft in whole)
+
+
+def _words(draft: Verdict, chaos_floor: float | None) -> str:
+    if draft.interval is None or draft.p_holm is None:
+        return f"cannot be told (needs {FEWEST} seeds or more)"
+    if draft.p_holm < LEVEL:
+        return f"{'above' if draft.mean > 0 else 'below'} {draft.against}"
+    if chaos_floor is not None and max(map(abs, draft.interval)) <= chaos_floor:
+        return "inside the chaos floor"
+    if draft.seeds_needed is None:
+        return "cannot be told (would need more than 1000 seeds)"
+    if draft.seeds_needed <= len(draft.gaps):
+        return "cannot be told beside so many schemes (would need more seeds)"
+    return f"cannot be told (would need about {draft.seeds_needed} seeds)"

@@ -1,0 +1,90 @@
+"""Intervals and tests over seeds, against scipy and against noise whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from quantexp.analysis.compare.noise import (
+    FEWEST,
+    MOST_SEEDS,
+    floor_of,
+    half_width,
+    holm,
+    interval,
+    mean_p_value,
+    seeds_needed,
+    sign_flip_p_value,
+    t_quantile,
+)
+
+VALUES = [
+    [0.3, 0.1, 0.25],
+    [0.02, -0.01, 0.005, 0.011, 0.0, -0.002],
+    [1e-6, 2e-6, -3e-6, 1e-6, 5e-6, 4e-6, 1e-6],
+]
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_interval_and_p_value_are_those_of_scipy(values: Sequence[float]) -> None:
+    expected = stats.ttest_1samp(values, 0.0)
+    assert mean_p_value(values) == pytest.approx(float(expected.pvalue), rel=1e-9)
+    bounds = expected.confidence_interval(0.95)
+    assert interval(values) == pytest.approx((bounds.low, bounds.high), rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 30, 999])
+def test_quantiles_are_those_of_scipy(freedom: int) -> None:
+    assert t_quantile(freedom) == pytest.approx(float(stats.t.ppf(0.975, freedom)), rel=1e-9)
+
+
+def test_equal_values_are_certain() -> None:
+    assert mean_p_value([0.5, 0.5, 0.5]) == 0.0
+    assert mean_p_value([0.0, 0.0, 0.0]) == 1.0
+    assert interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("values", VALUES[1:])
+def test_sign_flips_are_those_of_scipy(values: Sequence[float]) -> None:
+    expected = stats.permutation_test(
+        (np.array(values),), np.sum, permutation_type="samples", n_resamples=np.inf
+    )
+    assert sign_flip_p_value(values) == pytest.approx(float(expected.pvalue))
+
+
+def test_few_seeds_allow_no_sign_flip_test() -> None:
+    assert sign_flip_p_value([1.0] * 5) is None, "2 of 32 is more than 5%"
+    assert sign_flip_p_value([1.0] * 6) == 2 / 64
+    assert sign_flip_p_value([1.0] * 21) is None
+
+
+def test_holm_multiplies_the_least_p_value_by_the_number_and_stays_in_order() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_seeds_needed_are_the_least_whose_interval_leaves_zero_out() -> None:
+    for mean, deviation in itertools.product([0.3, -1.0], [0.5, 2.0]):
+        n = seeds_needed(mean, deviation)
+        assert n is not None
+        assert half_width(deviation, n) < abs(mean)
+        assert n == FEWEST or half_width(deviation, n - 1) >= abs(mean)
+    assert seeds_needed(1.0, 0.0) == FEWEST
+    assert seeds_needed(0.0, 1.0) is None
+    assert half_width(1.0, MOST_SEEDS) > 0.06
+    assert seeds_needed(0.06, 1.0) is None
+
+
+def test_the_floor_is_exceeded_by_one_difference_in_twenty() -> None:
+    """Of 4000 floors from four differences each, a fifth difference exceeds 5%; the standard error is 0.34%."""
+    draws = np.random.default_rng(1).normal(size=(4000, 5))
+    exceeded = [abs(row[4]) > (floor_of(list(row[:4])) or math.inf) for row in draws]
+    assert np.mean(exceeded) == pytest.approx(0.05, abs=4 * 0.0034)
+    assert floor_of([]) is None
+    assert floor_of([0.0, 0.0]) == 0.0

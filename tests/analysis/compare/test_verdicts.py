@@ -1,0 +1,155 @@
+"""Verdicts over seeds: what is paired, what is corrected, and that noise is called so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from quantexp.analysis.compare.comparison import Comparison, compare
+from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.compare.verdicts import (
+    Verdict,
+    Verdicts,
+    conclude,
+    judge,
+    verdict_on,
+)
+from quantexp.errors import RunError
+from quantexp.runs.paths import RunDir
+
+from .runs import Runs
+
+ITERATIONS = 20
+SEEDS = range(1, 5)
+
+
+def compared(folders: Sequence[RunDir], measure: str = "loss") -> Comparison:
+    return compare([read_side(run, measure) for run in folders])
+
+
+def curve(end: float) -> list[float]:
+    """A loss whose last two values, a tenth of twenty, have the mean `end`."""
+    return [6.0] * (ITERATIONS - 2) + [end + 0.5, end - 0.5]
+
+
+def design(
+    runs: Runs, gaps: dict[str, Sequence[float]], chaos: Sequence[float] = ()
+) -> list[RunDir]:
+    """Bf16 at each seed, each scheme at each seed with its gap, and perturbed bf16 runs of the first seed."""
+    folders = [runs.add("bf16", curve(3 + seed), seed=seed, iterations=20) for seed in SEEDS]
+    for scheme, values in gaps.items():
+        for seed, gap in zip(SEEDS, values, strict=False):
+            folders.append(runs.add(scheme, curve(3 + seed + gap), seed=seed, iterations=20))
+    for number, gap in enumerate(chaos, 1):
+        folders.append(runs.add("bf16", curve(4 + gap), seed=1, iterations=20, chaos=number))
+    return folders
+
+
+def verdict_of(verdicts: Verdicts, scheme: str) -> Verdict:
+    (verdict,) = (each for each in verdicts.schemes if each.label == scheme)
+    return verdict
+
+
+def test_each_seed_gives_the_mean_difference_over_the_window(runs: Runs) -> None:
+    verdicts = judge(compared(design(runs, {"FA_mxfp8": [0.1, 0.2, 0.3]})))
+    assert verdicts.window == (19, 20)
+    verdict = verdict_of(verdicts, "FA_mxfp8")
+    assert verdict.seeds == (1, 2, 3)
+    assert verdict.gaps == pytest.approx((0.1, 0.2, 0.3))
+    assert verdict.mean == pytest.approx(0.2)
+    assert verdict.relative == pytest.approx(0.2 / 5), (
+        "the bf16 runs of its seeds end at 4, 5 and 6"
+    )
+    assert verdict.interval == pytest.approx((0.2 - 0.24841, 0.2 + 0.24841), abs=1e-5)
+    assert verdict.words == "cannot be told (would need about 4 seeds)"
+
+
+def test_a_clear_gap_is_above_or_below_and_a_window_may_be_chosen(runs: Runs) -> None:
+    gaps = {"FA_mxfp8": [0.1, 0.11, 0.12], "linear_mxfp4": [-0.1, -0.11, -0.12]}
+    comparison = compared(design(runs, gaps))
+    verdicts = judge(comparison)
+    assert verdict_of(verdicts, "FA_mxfp8").words == "above bf16"
+    assert verdict_of(verdicts, "linear_mxfp4").words == "below bf16"
+    early = judge(comparison, window=20)
+    assert early.window == (1, 20)
+    assert verdict_of(early, "FA_mxfp8").mean == pytest.approx(0.011)
+
+
+def test_several_schemes_are_corrected_for_their_number(runs: Runs) -> None:
+    """Differences of 0.1, 0.12 and 0.15 have p = 0.014: enough alone, and not among four schemes."""
+    gap, noise = [0.1, 0.12, 0.15], [0.1, -0.1, 0.02]
+    alone = judge(compared(design(runs, {"FA_mxfp8": gap})))
+    verdict = verdict_of(alone, "FA_mxfp8")
+    assert verdict.p_holm == verdict.p_value == pytest.approx(0.0136, abs=1e-4)
+    assert verdict.words == "above bf16"
+    runs.root = runs.root / "more"
+    others = {f"linear_mxfp{i}": noise for i in (4, 6, 8)}
+    among = judge(compared(design(runs, {"FA_mxfp8": gap, **others})))
+    verdict = verdict_of(among, "FA_mxfp8")
+    assert verdict.p_holm == pytest.approx(4 * 0.0136, abs=4e-4)
+    assert verdict.words == "cannot be told beside so many schemes (would need more seeds)"
+
+
+def test_fewer_than_three_seeds_cannot_be_told(runs: Runs) -> None:
+    verdict = verdict_of(judge(compared(design(runs, {"FA_mxfp8": [1.0, 1.0]}))), "FA_mxfp8")
+    assert verdict.interval is None
+    assert verdict.words == "cannot be told (needs 3 seeds or more)"
+
+
+def test_floors_are_those_of_perturbed_runs_and_of_seeds(runs: Runs) -> None:
+    """Chaos: t of two degrees of freedom is 4.30265; seeds: bf16 ends at 4 to 7, t of three is 3.18245."""
+    folders = design(runs, {"FA_mxfp8": [0.01, -0.01, 0.002]}, chaos=[0.03, -0.04])
+    comparison = compared(folders)
+    assert comparison.warnings == (), "a perturbed run is no pair that went wrong"
+    verdicts = judge(comparison)
+    assert verdicts.num_chaos == 2
+    assert verdicts.chaos_floor == pytest.approx(4.30265 * math.sqrt(0.0025 / 2), rel=1e-5)
+    assert verdicts.seed_floor == pytest.approx(3.18245 * math.sqrt(2) * 1.290994, rel=1e-5)
+    assert verdict_of(verdicts, "FA_mxfp8").words == "inside the chaos floor"
+    assert [each.label for each in verdicts.schemes] == ["FA_mxfp8"]
+
+
+def test_without_spread_worth_a_seed_no_number_of_them_is_named(runs: Runs) -> None:
+    verdicts = judge(compared(design(runs, {"FA_mxfp8": [1.0, -1.0, 0.001]})))
+    assert (
+        verdict_of(verdicts, "FA_mxfp8").words == "cannot be told (would need more than 1000 seeds)"
+    )
+
+
+def test_two_schemes_are_held_against_each_other_seed_by_seed(runs: Runs) -> None:
+    gaps = {"FA_mxfp8": [0.5, 0.1, 0.3], "linear_mxfp4": [0.61, 0.2, 0.42]}
+    verdicts = judge(compared(design(runs, gaps)), against="FA_mxfp8")
+    verdict = verdict_of(verdicts, "linear_mxfp4")
+    assert verdict.gaps == pytest.approx((0.11, 0.1, 0.12))
+    assert verdict.words == "above FA_mxfp8"
+    assert verdict_of(verdicts, "bf16").words.startswith("cannot be told")
+    with pytest.raises(RunError) as error:
+        judge(compared(design(runs, {})), against="FA_mxfp4")
+    assert str(error.value) == "against=FA_mxfp4: no run has this scheme; there are bf16"
+
+
+def test_runs_that_are_no_matched_pair_give_no_verdict(runs: Runs) -> None:
+    folders = [runs.add(seed=seed) for seed in SEEDS]
+    folders += [runs.add("FA_mxfp8", seed=seed, lr=1.0) for seed in SEEDS]
+    verdicts = judge(compared(folders))
+    assert verdicts.schemes == ()
+    assert verdicts.window is None
+
+
+def test_noise_is_called_a_difference_at_the_nominal_rate() -> None:
+    """Heavy-tailed losses that drift together, with no difference: 1 alarm in 20 at most, four standard errors aside.
+
+    Student's t over five seeds is known to raise fewer alarms than that on heavy tails (t of 3 degrees of freedom).
+    """
+    rng = np.random.default_rng(7)
+    trials, alarms = 2000, 0
+    for _ in range(trials):
+        drift = np.cumsum(rng.normal(size=(5, 50)), axis=1)
+        ours, theirs = (drift + rng.standard_t(3, size=(5, 50)) for _ in range(2))
+        gaps = dict(enumerate(map(float, (ours - theirs)[:, -5:].mean(axis=1))))
+        (verdict,) = conclude([verdict_on("A", "bf16", gaps, 3.0)], None)
+        alarms += verdict.words in ("above bf16", "below bf16")
+    assert 0.02 < alarms / trials < 0.05 + 4 * math.sqrt(0.05 * 0.95 / trials)
