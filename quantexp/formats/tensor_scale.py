@@ -72,7 +72,7 @@ def _power_of_two_below(target: float, amax: Tensor) -> Tensor:
     Shifting the difference of the bits of two positive floats down to the exponent field gives the difference of their
     exponents, minus one if amax has the larger mantissa. No float32 is subnormal in float64.
     """
-    target_bits = torch.tensor(target, dtype=torch.float64, device=amax.device).view(torch.int64)
+    target_bits = torch.full_like(amax, target).view(torch.int64)  # no copy that waits for a GPU
     exponent = (target_bits - amax.view(torch.int64)) >> _FLOAT64_MANTISSA_BITS
     biased = exponent.clamp_(-126, 127) + 1023
     return (biased << _FLOAT64_MANTISSA_BITS).view(torch.float64)

@@ -14,6 +14,8 @@ from quantexp.formats import finite_amax, quantise, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.verify import rational as gold
 
+from tests.fake_gpu import copies
+
 from .tensors import assert_same
 
 
@@ -112,3 +114,13 @@ def test_infinity_saturates_before_the_scale_is_undone() -> None:
     x = torch.tensor([math.inf, 30.0])
     assert quantise(x, "hifp8", scaling="current").tolist() == [65536.0, 30.0]
     assert quantise(x, "hifp8", scaling="current", saturate=False).tolist() == [math.inf, 30.0]
+
+
+@pytest.mark.parametrize("scaling", ["current", "exact"])
+@pytest.mark.parametrize("fmt", ["hifp8", "fp8_e4m3", "nvfp4_e2m1"])
+def test_on_a_gpu_no_scale_waits_for_the_device(fmt: str, scaling: str) -> None:
+    def scale(device: torch.device) -> None:
+        x, amax = torch.empty(8, 32, device=device), torch.empty((), device=device)
+        assert tensor_scale(x, resolve(fmt, scaling=scaling), amax) is not None
+
+    assert copies(scale) == []
