@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -17,7 +18,7 @@ def on_fake_gpu(work: Callable[[torch.device], object]) -> list[str]:
     Such a copy of ordinary memory waits for all that the device still computes. A value that the host reads raises
     torch's DataDependentOutputException.
     """
-    with FakeTensorMode():
+    with FakeTensorMode(), _Indexing():
         watch = _Watch()
         with watch:
             work(torch.device("cuda", 0))
@@ -29,16 +30,55 @@ def copies(work: Callable[[torch.device], object]) -> list[str]:
     return [name for name in on_fake_gpu(work) if name.endswith("!")]
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operations: list[str] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         devices = {x.device.type for x in (*args, result) if isinstance(x, Tensor)}
         is_copy = len(devices) > 1 and func.overloadpacket.__name__ in ("_to_copy", "copy_")
         self.operations.append(f"{func}{'!' if is_copy else ''}")
         return result
+
+
+class _Indexing(TorchFunctionMode):
+    """Replaces Python's operators on tensors that need a real device by their functions."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.__invert__:
+            return torch.bitwise_not(*args)
+        if func is Tensor.__getitem__:
+            return _item(*args)
+        if func is Tensor.__setitem__:
+            return torch.ops.aten.copy_(_item(*args[:2]), args[2])
+        return func(*args, **(kwargs or {}))
+
+
+def _item(x: Tensor, index: Any) -> Tensor:
+    dim = 0
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, int):
+            x = x.select(dim, part)
+            continue
+        if part is None:
+            x = x.unsqueeze(dim)
+        elif isinstance(part, slice):
+            x = torch.ops.aten.slice(x, dim, part.start, part.stop, part.step or 1)
+        else:
+            x = torch.ops.aten.index(x, [None] * dim + [part])
+        dim += 1
+    return x

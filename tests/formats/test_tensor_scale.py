@@ -13,7 +13,6 @@ import torch
 from quantexp.formats import finite_amax, quantise, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.verify import rational as gold
-
 from tests.fake_gpu import copies
 
 from .tensors import assert_same

@@ -19,8 +19,9 @@ from quantexp.formats.mx import PRE_SCALE
 from quantexp.formats.spec import AnySpec
 from quantexp.quant.step_state import Draw
 
-#: Elements of a chunk, whose three float64 copies fit in the cache.
-_CHUNK_ELEMENTS = 1 << 16
+#: Elements of a chunk: on a CPU, whose cache holds their three float64 copies, and elsewhere, where a small chunk would
+#: take longer to launch than to compute.
+_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 22
 #: The numbers of `error_sums`.
 _NUM_SUMS = 8
 
@@ -109,10 +110,11 @@ def error_sums(x: Tensor, q: Tensor, beyond: Tensor) -> Tensor:
 
     [x^2, e^2, x e, elements, non-zero elements, underflowed, saturated, |e / x|]
     """
-    parts = [torch.split(t.reshape(-1), _CHUNK_ELEMENTS) for t in (x, q, beyond)]
+    chunk = _CHUNK if x.device.type == "cpu" else _DEVICE_CHUNK
+    parts = [torch.split(t.reshape(-1), chunk) for t in (x, q, beyond)]
     sums = torch.zeros(_NUM_SUMS, dtype=torch.float64, device=x.device)
-    for chunk in zip(*parts, strict=True):
-        sums += _chunk_sums(*chunk)
+    for part in zip(*parts, strict=True):
+        sums += _chunk_sums(*part)
     return sums
 
 

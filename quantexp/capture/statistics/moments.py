@@ -14,7 +14,9 @@ from torch import Tensor
 from quantexp.capture.statistics.histogram import Histogram
 from quantexp.formats.layout import memory_order
 
-_CHUNK = 1 << 18
+#: Elements of a chunk: on a CPU, whose cache holds their float64 copies, and elsewhere, where a small chunk would take
+#: longer to launch than to compute.
+_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 22
 
 
 def power_sums(x: Tensor, histogram: Histogram) -> Tensor:
@@ -48,8 +50,9 @@ def _extremes(values: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
 def _sums_of_elements(x: Tensor, pivot: Tensor) -> Tensor:
     x_N = x.detach().permute(memory_order(x)).reshape(-1)
     sums = torch.zeros(5, dtype=torch.float64, device=x.device)
-    low, high = pivot.new_tensor(torch.inf), pivot.new_tensor(-torch.inf)
-    for part_N in torch.split(x_N, _CHUNK) if x_N.numel() else ():
+    low, high = torch.full_like(pivot, torch.inf), torch.full_like(pivot, -torch.inf)
+    chunk = _CHUNK if x.device.type == "cpu" else _DEVICE_CHUNK
+    for part_N in torch.split(x_N, chunk) if x_N.numel() else ():
         finite_N = part_N.isfinite()
         d_N = torch.where(finite_N, part_N.to(torch.float64) - pivot, 0.0)
         square_N = d_N * d_N

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -184,8 +185,7 @@ def _quantiles_of(counted: Histogram) -> Tensor:
     if cumulative.numel() == 0:
         return torch.full((len(QUANTILES),), torch.nan, dtype=torch.float64)
     n = cumulative[-1]
-    shares = torch.tensor(QUANTILES, dtype=torch.float64, device=cumulative.device)
-    position = shares * (n - 1).clamp_min(0)
+    position = _shares(cumulative.device) * (n - 1).clamp_min(0)
     below = position.floor().to(torch.int64)
     last = counted.values.numel() - 1
 
@@ -195,6 +195,12 @@ def _quantiles_of(counted: Histogram) -> Tensor:
 
     low, high = at(below), at(below + 1)
     return torch.where(n > 0, low + (high - low) * (position - below), torch.nan)
+
+
+@cache
+def _shares(device: torch.device) -> Tensor:
+    """`QUANTILES` on a device, copied once: a copy waits for all that a GPU still computes."""
+    return torch.tensor(QUANTILES, dtype=torch.float64, device=device)
 
 
 def _exponents_of(counted: Histogram, zeros: Tensor) -> Tensor:

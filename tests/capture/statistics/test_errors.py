@@ -9,8 +9,14 @@ import torch
 from scipy.spatial.distance import cosine as cosine_distance
 
 from quantexp.capture.statistics import errors
-from quantexp.capture.statistics.errors import beyond_largest, cosine, quantisation_error
+from quantexp.capture.statistics.errors import (
+    beyond_largest,
+    cosine,
+    error_sums,
+    quantisation_error,
+)
 from quantexp.formats import resolve
+from tests.fake_gpu import on_fake_gpu
 
 NAN, INF = float("nan"), float("inf")
 
@@ -220,3 +226,14 @@ def test_the_limit_of_fp8_is_the_largest_value_at_its_scale(name: str, largest: 
 def test_a_cosine_is_at_most_one() -> None:
     assert cosine(1.0, 1.0, 1.0 + 2**-40) == 1.0
     assert math.isnan(cosine(1.0, 0.0, 0.0))
+
+
+def test_on_a_gpu_the_errors_of_a_weight_take_few_operations_and_no_copy() -> None:
+    def sums(device: torch.device) -> None:
+        x = torch.empty(14336, 4096, dtype=torch.bfloat16, device=device)
+        error_sums(x, x, torch.empty(x.shape, dtype=torch.bool, device=device))
+
+    operations = on_fake_gpu(sums)
+    assert not [name for name in operations if name.endswith("!")]
+    # 14 chunks of 2^22 elements with some 40 operations each; 896 chunks of 2^16 would take 36,000.
+    assert len(operations) < 900

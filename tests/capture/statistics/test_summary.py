@@ -10,12 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.capture.statistics import native
+from quantexp.capture.statistics import native, summary
 from quantexp.capture.statistics.fidelity import chosen_for
-from quantexp.capture.statistics.histogram import HIGHEST_EXPONENT, LOWEST_EXPONENT, QUANTILES
-from quantexp.capture.statistics.summary import statistics
+from quantexp.capture.statistics.histogram import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    QUANTILES,
+    Histogram,
+)
+from quantexp.capture.statistics.summary import described, statistics
 from quantexp.errors import ConfigError
 from quantexp.formats import TwoLevelScales, encode, quantise
+from tests.fake_gpu import on_fake_gpu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -239,3 +245,30 @@ def test_a_format_that_does_not_quantise_cannot_be_chosen() -> None:
     for name in ("bf16", "mxfp9"):
         with pytest.raises(ConfigError, match=rf"capture.format must be one of .*, got '{name}'"):
             chosen_for(name, "input")
+
+
+def on_gpu(device: torch.device, *, exact: bool) -> Histogram:
+    values, counts = (
+        torch.empty(9, dtype=torch.float64, device=device),
+        torch.empty(9, device=device),
+    )
+    none = torch.empty((), dtype=torch.int64, device=device)
+    return Histogram(values, counts.to(torch.int64), none, none, exact)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["bf16", "fp32"])
+def test_on_a_gpu_statistics_take_few_operations_and_copy_their_shares_once(exact: bool) -> None:
+    def describe(device: torch.device) -> None:
+        x = torch.empty(
+            14336, 4096, dtype=torch.bfloat16 if exact else torch.float32, device=device
+        )
+        described(x, on_gpu(device, exact=exact))
+
+    summary._shares.cache_clear()
+    try:
+        operations = on_fake_gpu(lambda device: [describe(device), describe(device)])
+    finally:
+        summary._shares.cache_clear()  # it holds a fake tensor
+    assert sum(name.endswith("!") for name in operations) == 1
+    # 2 x 14 chunks of 2^22 elements with some 25 operations each; 224 chunks of 2^18 would take 11,000.
+    assert len(operations) < 1200
