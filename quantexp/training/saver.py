@@ -17,9 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
-from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy, wait_for_copies
+from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy
 from quantexp.errors import RunError
 from quantexp.model.checkpoint_writer import (
     Draft,
@@ -89,7 +87,6 @@ class CheckpointSaver:
         self._memory = HostMemory(sys.maxsize)
         self._queue: WorkQueue[_Save] = WorkQueue(0, self._write, "checkpoint")
         self._has_saved = False
-        self._device = torch.device("cpu")
         #: When the background stops waiting for other ranks.
         self._until: float | None = None
 
@@ -111,7 +108,6 @@ class CheckpointSaver:
             content = state()
         else:
             content = weights_of(chunks, self.experiment.model, self.layout, self.context.rank.rank)
-        self._device = next(chunks[0].parameters()).device
         folder = folder_of(self.context.run, iteration)
         save = _Save(
             Draft(folder, self.token, self.layout.num_processes),
@@ -125,10 +121,6 @@ class CheckpointSaver:
             self._queue.flush()
         if waits:
             self.context.set_phase(Phase.TRAINING)
-
-    def before_update(self) -> None:
-        """The optimizer is about to change what may still be copied from a GPU."""
-        wait_for_copies(self._device)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is whole; see `Saver.finish`."""

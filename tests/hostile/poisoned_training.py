@@ -109,9 +109,6 @@ class Poisoner:
         self.trace.metrics.append(metrics)
         return True
 
-    def before_update(self) -> None:
-        pass
-
     def finish(self) -> None:
         pass
 

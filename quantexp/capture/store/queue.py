@@ -5,9 +5,10 @@ tensor is done. `reserve` blocks while the total would exceed the limit, unless 
 of any size passes. The queue measures how long callers were blocked. The first error stops the work: later batches are
 dropped, and the next call raises the error.
 
-A copy does not block the training step. From a GPU it goes to pinned memory on a side stream: training continues, a
-reader of the values waits only for the copy, and the tensor's memory is not reused before it ends. On a CPU the memory
-of earlier copies is used again: fresh memory takes several times as long as filling it.
+A copy does not block the training step. From a GPU it goes to pinned memory on a side stream: training continues, and
+a reader of the values waits only for the copy. Until it ends the tensor is referenced, so that its memory is not
+reused and autograd does not add another gradient into it; whoever else changes it calls `wait_for_copies` before. On a
+CPU the memory of earlier copies is used again: fresh memory takes several times as long as filling it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -184,17 +186,22 @@ def host_copy(x: Tensor, memory: HostMemory) -> Callable[[], Tensor]:
 
 
 def _from_gpu(x: Tensor) -> Callable[[], Tensor]:
-    side = _side_stream(x.device)
-    side.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(side):
+    side, device = _side_of(x.device), x.device
+    side.stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side.stream):
         host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
         host.copy_(x, non_blocking=True)
-        x.record_stream(side)
         copied_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied_event.record(side)
+        copied_event.record(side.stream)
+    while side.running and side.running[0][0].query():  # type: ignore[no-untyped-call]
+        side.running.popleft()
+    side.running.append((copied_event, x))
 
     def wait() -> Tensor:
-        copied_event.synchronize()
+        with torch.cuda.device(
+            device
+        ):  # in another thread this is device 0, which would get a context of this process
+            copied_event.synchronize()
         return host
 
     return wait
@@ -203,9 +210,20 @@ def _from_gpu(x: Tensor) -> Callable[[], Tensor]:
 def wait_for_copies(device: torch.device) -> None:
     """Let what this thread computes next on a GPU wait for all copies that have begun; on a CPU they are complete."""
     if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+        side = _side_of(device)
+        torch.cuda.current_stream(device).wait_stream(side.stream)
+        side.running.clear()
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The stream that copies from one GPU."""
+
+    stream: torch.cuda.Stream
+    #: Copies that may still run, in order: what ends with each, and the tensor that it reads.
+    running: deque[tuple[torch.cuda.Event, Tensor]] = field(default_factory=deque)
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _side_of(device: torch.device) -> _Side:
+    return _Side(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

@@ -36,9 +36,6 @@ class Saver(Protocol):
             OSError, RunError: this checkpoint, or the one before, could not be written or has a NaN or Inf.
         """
 
-    def before_update(self) -> None:
-        """The optimizer is about to change the weights and its state."""
-
     def finish(self) -> None:
         """Wait until the last checkpoint is whole.
 

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +26,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
+from quantexp.capture.store.queue import wait_for_copies
 from quantexp.config.start_point import StartPoint
 from quantexp.formats.types import Scaling
 from quantexp.model.layout import Layout
@@ -91,8 +92,6 @@ class Stepper:
         self.training, self.observer, self.device = training, observer, device
         self.layout = Layout.of(experiment)
         self.step_state, self.model = step_state, experiment.model
-        #: Called before the optimizer changes weights and state.
-        self.before_update: Callable[[], None] = lambda: None
         forget_balancing_loss()
         self.chunks, config = build_chunks(
             experiment.model, training, layer_spec, self.layout, experiment.parallel.dispatcher
@@ -184,7 +183,7 @@ class Stepper:
             complete_gradients(self.models)
         self.observer.gradients(iteration, scale)
         loss = self._loss(own_losses)
-        self.before_update()
+        wait_for_copies(self.device)  # the optimizer changes what they read
         self.scheduler.step(1)
         lr = float(self.optimizer.param_groups[0]["lr"])
         stepped, grad_norm = step_if_finite(self.optimizer, loss)

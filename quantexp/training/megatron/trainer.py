@@ -91,8 +91,6 @@ def _train(
     spec = layer_spec or inject(stock_spec(experiment.model))
     stepper = Stepper(experiment, spec, device, observer, state, start)
     observer.built(stepper.chunks)
-    if saver is not None:
-        stepper.before_update = saver.before_update
     starts = changes(experiment.quant)
     nonfinite = stepper.nonfinite
     first, last = first_iteration(experiment, start), experiment.training.iterations
