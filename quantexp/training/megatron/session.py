@@ -1,8 +1,9 @@
 """The process-wide state of a Megatron-Core run.
 
-It comprises process group, model-parallel groups, random-number tracker, gradient norm and determinism. Without CUDA it
-also comprises the CPU stand-ins and, if a rank's processor needs them, 16-bit products computed through fp32. `session`
-sets everything up and tears it down, so that the next run in the same process starts from a clean state.
+It comprises process group, model-parallel groups, random-number tracker, gradient norm, the precision of products and
+determinism. Without CUDA it also comprises the CPU stand-ins and, if a rank's processor needs them, 16-bit products
+computed through fp32. `session` sets everything up and tears it down, so that the next run in the same process starts
+from a clean state.
 """
 
 from __future__ import annotations
@@ -54,20 +55,64 @@ def session(
     """
     rank = rank or Rank()
     layout = layout or Layout(data=rank.world_size)
-    with cpu_device(), same_norm_in_every_layout(), _determinism(is_deterministic(training)):
+    with (
+        cpu_device(),
+        same_norm_in_every_layout(),
+        _determinism(is_deterministic(training)),
+        _sums_in_float32(),
+    ):
         device = _device(rank)
         _initialise_process_group(device, rank, timedelta(minutes=timeout_min))
-        try:
+        with _groups_destroyed():
             _initialise_model_parallel(layout, timeout_min)
             torch.manual_seed(training.seed)
             tensor_parallel.model_parallel_cuda_manual_seed(training.seed)
             with through_fp32(_dtypes_without_kernels(training, device)):
                 yield device
-        finally:
-            # Its cache keeps the embeddings of the last 32 models, each with a process group and its threads.
-            RotaryEmbedding.forward.cache_clear()
-            parallel_state.destroy_model_parallel()
-            torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _groups_destroyed() -> Iterator[None]:
+    """Destroy the process groups at the end.
+
+    Not after an error where NCCL connects several ranks: its destruction waits for the others, which may wait for this
+    one in a collective, so that the error would not be recorded. The process has to end then, as a worker does.
+    """
+    try:
+        yield
+    except BaseException:
+        if torch.distributed.get_backend() != "nccl" or torch.distributed.get_world_size() == 1:
+            _destroy_groups()
+        raise
+    _destroy_groups()
+
+
+def _destroy_groups() -> None:
+    # Its cache keeps the embeddings of the last 32 models, each with a process group and its threads.
+    RotaryEmbedding.forward.cache_clear()
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _sums_in_float32() -> Iterator[None]:
+    """Products sum in float32 on a GPU, too, and float32 operands are not rounded to TF32.
+
+    By default cuBLAS adds the parts of a 16-bit product in 16 bits where it splits the sum over K, and NVIDIA's
+    containers turn TF32 on (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE).
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    precision, before = torch.get_float32_matmul_precision(), [getattr(matmul, n) for n in names]
+    torch.set_float32_matmul_precision("highest")
+    for name in names:
+        setattr(matmul, name, False)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        for name, value in zip(names, before, strict=True):
+            setattr(matmul, name, value)
 
 
 def _initialise_model_parallel(layout: Layout, timeout_min: float) -> None:
