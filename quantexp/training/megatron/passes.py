@@ -93,13 +93,18 @@ class Passes:
         """A micro-batch on the device, its tokens those of this rank; with the count of all its unmasked tokens."""
         count = batch["loss_mask"].sum()
         batch = {**own_tokens(batch, self.layout.context), "count": count}
-        return {key: value.to(self.device) for key, value in batch.items()}
+        return {key: moved(value, self.device) for key, value in batch.items()}
 
     def _losses(self, model: Any, batch: Batch) -> Tensor:
         """The loss of each token, [B, T], on the last stage; a hidden state before it."""
         mask = batch.get("attention_mask")  # None means causal
         losses: Tensor = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
         return losses
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """x on a device. A copy from ordinary memory would wait for all that the GPU still computes."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 class _BeginBackward(torch.autograd.Function):
