@@ -32,10 +32,11 @@ class SequenceShare:
     #: The sum over all ranks; may overwrite its argument.
     all_reduce: Callable[[Tensor], Tensor]
 
-    def positions(self, num_own: int) -> Tensor:
+    def positions(self, num_own: int, device: torch.device) -> Tensor:
         """The position in the sequence of each own token, int64 [own]; `num_own` must be even."""
-        starts = torch.tensor(chunks_of(self.rank, self.num_ranks)) * (num_own // 2)
-        return (starts[:, None] + torch.arange(num_own // 2)).flatten()
+        half = num_own // 2
+        starts = [chunk * half for chunk in chunks_of(self.rank, self.num_ranks)]
+        return torch.cat([torch.arange(start, start + half, device=device) for start in starts])
 
     def gathered(self, own: Tensor) -> Tensor:
         """The tokens of all ranks, [T, ...] from [own, ...], in the order of the sequence."""
@@ -57,7 +58,7 @@ class SequenceShare:
 
     def hidden(self, num_own: int, rows: slice, device: torch.device) -> Tensor:
         """True where one of these own queries must not see a key under the causal mask, [rows, T]."""
-        queries = self.positions(num_own)[rows].to(device)
+        queries = self.positions(num_own, device)[rows]
         return torch.arange(num_own * self.num_ranks, device=device) > queries[:, None]
 
 

@@ -114,7 +114,7 @@ def origins_of_exchanged(
         local_experts: those of this rank, of all.
         expert_tensor: ranks that share an expert.
     """
-    order = torch.arange(len(routed)).view(-1, expert_tensor).t().flatten().to(routed.device)
+    order = torch.arange(len(routed), device=routed.device).view(-1, expert_tensor).t().flatten()
     by_expert = routed[order][:, :, list(local_experts)].permute(2, 0, 1)
     _, member, token = by_expert.nonzero(as_tuple=True)
     return order[member], token
