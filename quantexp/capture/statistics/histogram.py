@@ -24,8 +24,8 @@ QUANTILES = (0.0001, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.99
 #: Exponents floor(log2 |x|) of the first and last bin of magnitudes; two more bins count elements outside.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
 NUM_EXPONENTS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 3
-#: The number of elements whose widened indices fit in the cache.
-_CHUNK = 1 << 18
+#: The number of elements whose widened indices fit in the cache, and on other devices in little memory: 0.2 GB.
+_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
 
 # V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
 
@@ -85,11 +85,15 @@ def _counts_on_cpu(x_N: Tensor) -> Tensor:
 def _counts(x_N: Tensor) -> Tensor:
     """The counts without a synchronisation with the host, which `bincount` needs on other devices."""
     is_wide = x_N.dtype == torch.float32
-    bits_N = x_N.view(torch.int32) >> 16 if is_wide else x_N.view(torch.int16).to(torch.int32)
-    counts_V = torch.zeros(NUM_BINS, dtype=torch.int32, device=x_N.device)
-    index_N = bits_N.bitwise_and_(NUM_BINS - 1).to(torch.int64)
-    ones_N = counts_V.new_ones(1).expand(index_N.shape)
-    return counts_V.scatter_add_(0, index_N, ones_N).to(torch.int64)
+    counts_V = torch.zeros(NUM_BINS, dtype=torch.int64, device=x_N.device)
+    for part_N in torch.split(x_N, _DEVICE_CHUNK):
+        bits_N = (
+            part_N.view(torch.int32) >> 16 if is_wide else part_N.view(torch.int16).to(torch.int32)
+        )
+        index_N = bits_N.bitwise_and_(NUM_BINS - 1).to(torch.int64)
+        part_V = torch.zeros(NUM_BINS, dtype=torch.int32, device=x_N.device)
+        counts_V += part_V.scatter_add_(0, index_N, part_V.new_ones(1).expand(index_N.shape))
+    return counts_V
 
 
 def value_table(dtype: torch.dtype) -> Tensor:
