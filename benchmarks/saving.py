@@ -76,9 +76,6 @@ class _Turns:
                 self.buffers[name] = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
         return _seconds(lambda: [self.buffers[name].copy_(x) for name, x in tensors.items()])
 
-    def before_update(self) -> None:
-        self.saver.before_update()
-
     def finish(self) -> None:
         self.saver.finish()
 

@@ -103,9 +103,9 @@ def _chaos(value: Any) -> int | None:
         raise ConfigError(
             f"sweep.chaos must be a number of perturbed bf16 runs for each seed, at least 0, got {value!r}"
         )
-    if value:
-        check_count(value)
-    return value
+    number: int | None = value
+    check_count(number or 0)
+    return number
 
 
 def _is_whole(value: Any) -> bool:

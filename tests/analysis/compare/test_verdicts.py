@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def curve(end: float) -> list[float]:
 
 
 def design(
-    runs: Runs, gaps: dict[str, Sequence[float]], chaos: Sequence[float] = ()
+    runs: Runs, gaps: Mapping[str, Sequence[float]], chaos: Sequence[float] = ()
 ) -> list[RunDir]:
     """Bf16 at each seed, each scheme at each seed with its gap, and perturbed bf16 runs of the first seed."""
     folders = [runs.add("bf16", curve(3 + seed), seed=seed, iterations=20) for seed in SEEDS]
