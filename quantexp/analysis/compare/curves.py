@@ -60,7 +60,8 @@ def draw_curves(comparison: Comparison, verdicts: Verdicts, folder: Path) -> lis
         bottom=(0.95 if judged else 0.75) / height,
         hspace=0.35 if judged else 0.2,
     )
-    _draw(top, drawn, [line.losses for line in drawn])
+    losses = [line for line in drawn if not line.is_perturbed]
+    _draw(top, losses, [line.losses for line in losses])
     _draw(bottom, gaps, [line.gaps for line in gaps])
     if not drawn:
         say_instead(top, "no run has a loss")

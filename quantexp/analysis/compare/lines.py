@@ -14,7 +14,7 @@ from quantexp.analysis.compare.comparison import NOT_COMPARED, Comparison, Row
 from quantexp.analysis.compare.leaves import differing
 from quantexp.analysis.scheme_style import BASELINE, SchemeStyle, scheme_styles
 
-_SEED = "training.seed"
+_SEED, _CHAOS = "training.seed", "training.chaos"
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,17 @@ class Line:
     #: Indices of the comparison's rows.
     rows: tuple[int, ...]
     is_baseline: bool
+    #: Perturbed bf16 runs, whose gap is chance.
+    is_perturbed: bool
     losses: Band
     #: Empty for a baseline.
     gaps: Band
 
 
 def lines_of(comparison: Comparison) -> list[Line]:
-    """Each scheme of a comparison once, in the order of its first row; without perturbed runs, which are for floors."""
+    """Each scheme of a comparison once, in the order of its first row; all perturbed runs of bf16 are one."""
     rows = comparison.rows
-    groups = [group for group in groups_of(rows) if not rows[group[0]].is_perturbed]
+    groups = groups_of(rows)
     styles = scheme_styles([_drawn_as(rows[group[0]]) for group in groups])
     return [_line(rows, group, style) for group, style in zip(groups, styles, strict=True)]
 
@@ -69,12 +71,13 @@ def band_of(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Band:
 
 
 def groups_of(rows: Sequence[Row]) -> list[list[int]]:
-    """Groups of indices of rows that differ only in the seed; a seed occurs once in a group."""
+    """Groups of indices of rows that differ only in the seed, which occurs once, or in what perturbed their weights."""
     groups: list[list[int]] = []
     for i, row in enumerate(rows):
         for group in groups:
             seeds = {rows[j].side.seed for j in group}
-            if row.side.seed not in seeds and _is_repetition(row, rows[group[0]]):
+            is_new = row.is_perturbed or row.side.seed not in seeds
+            if is_new and _is_repetition(row, rows[group[0]]):
                 group.append(i)
                 break
         else:
@@ -85,8 +88,9 @@ def groups_of(rows: Sequence[Row]) -> list[list[int]]:
 def _is_repetition(row: Row, first: Row) -> bool:
     if row.side.scheme != first.side.scheme or None in (row.side.seed, first.side.seed):
         return False
+    chance = (_SEED, _CHAOS) if row.is_perturbed and first.is_perturbed else (_SEED,)
     return all(
-        difference.key == _SEED or _is_of_no_matter(difference.key)
+        difference.key in chance or _is_of_no_matter(difference.key)
         for difference in differing(row.side.config, first.side.config)
     )
 
@@ -97,7 +101,7 @@ def _is_of_no_matter(key: str) -> bool:
 
 
 def _drawn_as(row: Row) -> str:
-    return BASELINE if row.side.is_baseline else row.side.scheme
+    return BASELINE if row.side.quantises_nothing else row.side.scheme
 
 
 def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line:
@@ -105,7 +109,11 @@ def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line
     first = members[0]
     is_baseline = first.is_baseline
     label = first.label
-    if len(members) > 1:
+    if first.is_perturbed:
+        label = (
+            f"{first.side.scheme}, weights perturbed, {len(members)} run{'s' * (len(members) > 1)}"
+        )
+    elif len(members) > 1:
         label = f"{label.replace(f' seed {first.side.seed}', '')}, {len(members)} seeds"
     losses = [(m.side.losses.iterations, m.side.losses.losses) for m in members]
     gaps = [(m.gap.iterations, m.gap.gaps) for m in members if m.gap is not None]
@@ -114,6 +122,7 @@ def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line
         style,
         tuple(group),
         is_baseline,
+        first.is_perturbed,
         band_of([curve for curve in losses if curve[0]]),
         NOTHING if is_baseline else band_of(gaps),
     )

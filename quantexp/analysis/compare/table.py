@@ -107,7 +107,7 @@ def _gaps(row: Row) -> list[str]:
 
 def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
     """The end of the gap of each scheme, if one has several seeds."""
-    if verdicts.window is None or max((len(v.seeds) for v in verdicts.schemes), default=0) < 2:
+    if verdicts.window is None or not verdicts.has_seeds:
         return
     first, last = verdicts.window
     against = verdicts.schemes[0].against
@@ -116,11 +116,11 @@ def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
     table = fitted_table(_VERDICTS, cells, console.width, title).table
     console.print(table)
     shown = {str(column.header) for column in table.columns}
-    for line in floor_lines(verdicts, with_p="p" in shown):
+    for line in _floor_lines(verdicts, with_p="p" in shown):
         console.print(line, style="dim italic", markup=False)
 
 
-def floor_lines(verdicts: Verdicts, *, with_p: bool) -> list[str]:
+def _floor_lines(verdicts: Verdicts, *, with_p: bool) -> list[str]:
     """What chance alone does to the measure, in lines of at most 80 characters."""
     floors = [
         (verdicts.chaos_floor, f"by last bits of the initial weights ({verdicts.num_chaos} runs)"),

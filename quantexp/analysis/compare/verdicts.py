@@ -74,6 +74,11 @@ class Verdicts:
     seed_floor: float | None
     num_seeds: int
 
+    @property
+    def has_seeds(self) -> bool:
+        """Whether a scheme has several seeds, without which nothing can be said."""
+        return any(len(verdict.seeds) > 1 for verdict in self.schemes)
+
 
 def judge(
     comparison: Comparison, window: int | None = None, against: str | None = None

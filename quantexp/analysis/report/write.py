@@ -23,6 +23,7 @@ from quantexp.analysis.compare.arguments import Runs, named_runs
 from quantexp.analysis.compare.comparison import Comparison, Row, compare
 from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.compare.verdicts import judge
 from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.facts import Facts, facts, shared
@@ -124,6 +125,7 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
         ),
         shared=shared([one.facts for one in parts]),
         comparison=comparison,
+        verdicts=judge(comparison),
         noise=comparison.noise[:1].upper() + comparison.noise[1:],
         parts=parts,
         is_sweep=len(parts) > 1,

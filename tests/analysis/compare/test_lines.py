@@ -67,3 +67,21 @@ def test_the_baseline_has_the_neutral_style_whatever_its_name_is(runs: Runs) -> 
     lines = lines_of(compared(bf16, runs.add("linear_mxfp4")))
     assert lines[0].style == scheme_style("bf16")
     assert lines[1].style == scheme_style("linear_mxfp4")
+
+
+def test_perturbed_runs_are_one_line_whose_gaps_are_chance(runs: Runs) -> None:
+    folders = [runs.add(seed=seed) for seed in (1, 2)]
+    folders += [
+        runs.add(losses=[6.0, 5.0, 4.0, 3.5 + 0.1 * number], seed=seed, chaos=number)
+        for seed in (1, 2)
+        for number in (1, 2)
+    ]
+    baseline, perturbed = lines_of(compared(*folders))
+    assert baseline.rows == (0, 1)
+    assert perturbed.rows == (2, 3, 4, 5)
+    assert perturbed.label == "bf16, weights perturbed, 4 runs"
+    assert perturbed.is_perturbed
+    assert not perturbed.is_baseline
+    np.testing.assert_allclose(perturbed.gaps.low[-1], 0.1)
+    np.testing.assert_allclose(perturbed.gaps.high[-1], 0.2)
+    assert perturbed.style != baseline.style
