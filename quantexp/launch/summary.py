@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +228,10 @@ def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:
 
 def _is_baseline(candidate: Outcome, outcome: Outcome) -> bool:
     experiment, other = outcome.experiment, candidate.experiment
-    return other.quant.name == "bf16" and (
-        experiment.model,
-        experiment.dataset,
-        experiment.training,
-    ) == (
+    training = experiment.training
+    if experiment.quant.name == "bf16":
+        training = replace(training, chaos=0)  # a perturbed run is held against the one that is not
+    return other.quant.name == "bf16" and (experiment.model, experiment.dataset, training) == (
         other.model,
         other.dataset,
         other.training,

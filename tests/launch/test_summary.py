@@ -215,6 +215,17 @@ def test_gap_needs_a_baseline_that_differs_in_nothing_else(ended: Callable[..., 
         assert "+1.2500" not in text
 
 
+def test_a_perturbed_run_is_held_against_the_one_that_is_not(
+    ended: Callable[..., Outcome],
+) -> None:
+    perturbed = ended("bf16", 5.01)
+    perturbed.experiment.training.chaos = 1
+    outcomes = [perturbed, ended("bf16", 5.0), ended("FA_mxfp8", 5.25)]
+    text = printed(lambda console: print_sweep(outcomes, [], console))
+    for gap in ("+0.0100", "+0.0000", "+0.2500"):
+        assert gap in text
+
+
 def test_table_has_the_seeds_and_the_noise_of_the_gap(
     ended: Callable[..., Outcome],
 ) -> None:
