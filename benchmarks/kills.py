@@ -66,7 +66,12 @@ CASES = {
     "dp2": ["quant=FA_linear_mxfp8", "launcher.num_processes=2"],
     "tp2": ["quant=FA_linear_mxfp8", "launcher.num_processes=2", "parallel.tensor=2"],
     "pp2": ["quant=linear_mxfp4", "launcher.num_processes=2", "parallel.pipeline=2"],
-    "cp2": ["quant=linear_mxfp8", "launcher.num_processes=2", "parallel.context=2"],
+    "cp2": [
+        "quant=linear_mxfp8",
+        "launcher.num_processes=2",
+        "parallel.context=2",
+        "training.seq_length=128",
+    ],
     "ep2": [*EXPERTS, "quant=linear_mxfp8", "launcher.num_processes=2", "parallel.expert=2"],
 }
 #: What measures the machine, and differs in every run.

@@ -1,7 +1,8 @@
-"""The built-in samples: some 40 kB of text each, so that everything works before any data is prepared.
+"""The built-in data, so that everything works before any data is prepared.
 
-`sample/wikipedia.xml` has the form of a MediaWiki export, `sample/dolma.jsonl` that of Dolma. Both were written for
-this project. They are prepared like real data (`prepare`), tokenised by bytes, and cached.
+`sample/wikipedia.xml` has the form of a MediaWiki export, `sample/dolma.jsonl` that of Dolma: some 40 kB of text each,
+written for this project. `synthetic` is generated. They are prepared like real data (`prepare`), tokenised by bytes,
+and cached.
 """
 
 import hashlib
@@ -17,6 +18,8 @@ from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, PrepareConfig, TokenizerKind
 
+#: The generated data, and a number that is incremented whenever its documents change.
+SYNTHETIC, SYNTHETIC_VERSION = "synthetic", 1
 _SAMPLES = {"wikipedia": "wikipedia.xml", "dolma": "dolma.jsonl"}
 
 
@@ -39,6 +42,8 @@ def sample_fingerprint(dataset_name: str) -> str:
     Raises:
         DataError: there is no sample with that name.
     """
+    if dataset_name == SYNTHETIC:
+        return f"{SYNTHETIC}-{SYNTHETIC_VERSION}"
     return f"sample-{_content_hash(list(read_sample(dataset_name)), ByteTokenizer())}"
 
 
@@ -52,7 +57,7 @@ def sample_prefix(dataset_name: str, cache_dir: Path, split: str = DEFAULT_SPLIT
     Raises:
         DataError: there is no sample with that name, or `cache_dir` cannot be written.
     """
-    content = _content_hash(list(read_sample(dataset_name)), ByteTokenizer(), split)
+    content = _content(dataset_name, split)
     prefix = cache_dir / f"{dataset_name}-sample-{content}"
     if not all(path.is_file() for path in _files(prefix)):
         _write(dataset_name, prefix, split)
@@ -71,7 +76,7 @@ def _write(dataset_name: str, prefix: Path, split: str) -> None:
         config = DatasetConfig(
             name=dataset_name,
             path=str(own),
-            source=str(_sample_file(dataset_name)),
+            source=str(_source(dataset_name, folder)),
             tokenizer=TokenizerKind.byte,
             split=split,
             prepare=PrepareConfig(max_rejected=0, num_workers=1),
@@ -85,13 +90,31 @@ def _files(prefix: Path) -> tuple[Path, ...]:
     return (*pair_paths(prefix), card_path(prefix))
 
 
+def _source(dataset_name: str, folder: Path) -> Path:
+    """The file of the documents, written to the folder if it is generated."""
+    if dataset_name != SYNTHETIC:
+        return _sample_file(dataset_name)
+    from quantexp.data.synthetic import write_documents
+
+    file = folder / "synthetic.jsonl"
+    write_documents(file)
+    return file
+
+
 def _sample_file(dataset_name: str) -> Path:
     if dataset_name not in _SAMPLES:
         raise DataError(
-            f"no built-in sample for dataset {dataset_name}, only for {', '.join(_SAMPLES)}; "
+            f"no built-in sample for dataset {dataset_name}, only for {', '.join([*_SAMPLES, SYNTHETIC])}; "
             "give dataset.path"
         )
     return Path(__file__).parent / "sample" / _SAMPLES[dataset_name]
+
+
+def _content(dataset_name: str, split: str) -> str:
+    if dataset_name == SYNTHETIC:
+        text = f"{sample_fingerprint(SYNTHETIC)} {ByteTokenizer().fingerprint()} {split}"
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _content_hash(list(read_sample(dataset_name)), ByteTokenizer(), split)
 
 
 def _content_hash(documents: list[Document], tokenizer: ByteTokenizer, split: str = "") -> str:

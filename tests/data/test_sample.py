@@ -95,7 +95,7 @@ def test_four_processes_at_once_agree(tmp_path: Path) -> None:
 
 
 def test_a_dataset_without_a_sample_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"for dataset c4, only for wikipedia, dolma; give dataset"):
+    with pytest.raises(DataError, match=r"for dataset c4, only for wikipedia, dolma, synthetic; "):
         sample_prefix("c4", tmp_path)
 
 

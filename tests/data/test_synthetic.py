@@ -1,0 +1,95 @@
+"""The synthetic language: its entropy, its documents, and that it is prepared as other data is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from quantexp.config.compose import compose
+from quantexp.data import synthetic
+from quantexp.data.sample import SYNTHETIC_VERSION, sample_fingerprint, sample_prefix
+from tests.data.pairs import text_of
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 documents of 2,000 symbols."""
+    monkeypatch.setattr(synthetic, "NUM_DOCUMENTS", 16)
+    monkeypatch.setattr(synthetic, "DOCUMENT_LENGTH", 2000)
+
+
+@pytest.fixture
+def simple(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A source of 4 symbols with 16 contexts."""
+    values = {"SYMBOLS": "abcd", "ORDER": 2, "SUCCESSORS": 3, "_NUM_CONTEXTS": 16}
+    for name, value in values.items():
+        monkeypatch.setattr(synthetic, name, value)
+    synthetic._source.cache_clear()
+    yield
+    synthetic._source.cache_clear()
+
+
+def test_entropy_is_that_of_the_stationary_state(simple: None) -> None:
+    """The state by eigenvectors of the whole matrix, instead of steps."""
+    successors, p = synthetic._source()
+    matrix = np.zeros((16, 16))
+    for context in range(16):
+        for symbol, chance in zip(successors[context], p[context], strict=True):
+            matrix[context, context % 4 * 4 + symbol] += chance
+    values, vectors = np.linalg.eig(matrix.T)
+    state = np.real(vectors[:, np.argmax(np.real(values))])
+    state /= state.sum()
+    assert synthetic.entropy_rate() == pytest.approx(-(state[:, None] * p * np.log(p)).sum())
+
+
+def test_documents_cost_a_model_that_knows_the_source_its_entropy(few: None) -> None:
+    """Mean of -log p over 32,000 symbols; its standard error is below 1%, as -log p has a deviation near its mean."""
+    successors, p = synthetic._source()
+    logs = []
+    for document in synthetic._symbols():
+        context = np.array([document[:-3], document[1:-2], document[2:-1]]).T @ [1024, 32, 1]
+        place = np.argmax(successors[context] == document[3:, None], axis=1)
+        assert (successors[context, place] == document[3:]).all(), "only allowed successors follow"
+        logs.append(-np.log(p[context, place]))
+    assert np.mean(np.concatenate(logs)) == pytest.approx(synthetic.entropy_rate(), rel=0.04)
+
+
+def test_entropy_of_the_shipped_source() -> None:
+    assert synthetic.entropy_rate() == pytest.approx(1.46786, abs=1e-5)
+
+
+def test_the_same_documents_are_written_everywhere(few: None, tmp_path: Path) -> None:
+    """Identity names the version, not the content, so another content needs another version."""
+    file = tmp_path / "documents"
+    synthetic.write_documents(file)
+    lines = file.read_text().splitlines()
+    assert [len(json.loads(line)["text"]) for line in lines] == [2000] * 16
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (SYNTHETIC_VERSION, digest[:16]) == (1, "ad9973fa9b7de516")
+
+
+def test_it_is_prepared_by_bytes(few: None, tmp_path: Path) -> None:
+    prefix = sample_prefix("synthetic", tmp_path)
+    assert prefix.name.startswith("synthetic-sample-")
+    assert sample_fingerprint("synthetic") == "synthetic-1"
+    file = tmp_path / "documents"
+    synthetic.write_documents(file)
+    dataset = IndexedDataset(str(prefix))
+    assert len(dataset) == 16
+    texts = [text_of(int(i) for i in dataset[n]) for n in range(len(dataset))]
+    assert texts == [json.loads(line)["text"] for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("model", "parameters"), [("tiny", 4_983_808), ("small", 25_306_112)])
+def test_models_for_it_have_the_size_that_they_name(model: str, parameters: int) -> None:
+    from quantexp.model.sizes import num_parameters
+
+    experiment = compose([f"model={model}", "dataset=synthetic"], None, {})
+    assert experiment.dataset.label == "synthetic (generated)"
+    assert num_parameters(experiment.model) == parameters
