@@ -1,0 +1,130 @@
+"""How often compare calls chance a difference: bf16 against bf16 whose initial weights differ in last bits.
+
+    python benchmarks/false_alarms.py [--seeds 12] [--chaos 6] [--iterations 60] [--trials 4000] [--figure FILE]
+
+A tiny model is trained at every seed, and again with `training.chaos` 1 to `--chaos`. A trial chooses three, four or
+six of the seeds, and for each one of its perturbed runs, and asks `quantexp compare`'s verdict on their gaps. There is
+no difference to find, so `above` or `below` is a false alarm, of which there should be 5%. Trials share runs: the
+number of pairs of a seed and a perturbed run says how much is known. The figure has the share of trials whose p-value
+is at most each level, which should be that level.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TINY = [
+    *("training=fast", "model.num_layers=2", "model.hidden_size=64", "model.ffn_hidden_size=128"),
+    *("model.num_attention_heads=4", "model.num_query_groups=2", "model.head_dim=32"),
+    *("training.seq_length=64", "training.micro_batch_size=2", "training.global_batch_size=4"),
+    *("training.lr=3e-3", "training.warmup_iterations=4", "quant=bf16", "capture=off"),
+    *("analysis.auto=false", "tracking.tensorboard=false"),
+]
+#: Seeds of one comparison.
+SIZES = (3, 4, 6)
+
+
+def losses(words: Sequence[str]) -> list[float]:
+    """The losses of a run in this process."""
+    from quantexp.config.compose import compose
+    from quantexp.launch.attempt import open_run
+    from quantexp.runs.device import device_class
+    from quantexp.runs.metrics import loss_curve, read_metrics
+    from quantexp.training.worker import Worker
+
+    with tempfile.TemporaryDirectory() as root:
+        experiment = compose([*TINY, *words, f"paths.root={root}"])
+        device = device_class(experiment.launcher)
+        with open_run(experiment, device, ["false_alarms.py"]) as (opened, _):
+            if Worker(opened.run, experiment).run():
+                raise RuntimeError(opened.run.status.read_text())
+        return list(loss_curve(read_metrics(opened.run)).losses)
+
+
+def ends(arguments: argparse.Namespace) -> Any:
+    """The mean loss of the last tenth of each run, [seed, chaos]; chaos 0 is unperturbed."""
+    late = max(1, arguments.iterations // 10)
+    table = np.empty((arguments.seeds, arguments.chaos + 1))
+    for seed in range(arguments.seeds):
+        for chaos in range(arguments.chaos + 1):
+            words = [f"training.seed={seed + 1}", f"training.chaos={chaos}"]
+            words.append(f"training.iterations={arguments.iterations}")
+            table[seed, chaos] = np.mean(losses(words)[-late:])
+        sys.stderr.write(f"seed {seed + 1} of {arguments.seeds}\n")
+    return table
+
+
+def trials(table: Any, size: int, number: int) -> list[Any]:
+    """The verdicts of comparisons of so many seeds."""
+    from quantexp.analysis.compare.verdicts import conclude, verdict_on
+
+    rng = np.random.default_rng(size)
+    verdicts: list[Any] = []
+    for _ in range(number):
+        seeds = rng.choice(len(table), size, replace=False)
+        chosen = rng.integers(1, table.shape[1], size)
+        gaps = table[seeds, chosen] - table[seeds, 0]
+        by_seed = dict(enumerate(map(float, gaps)))
+        verdicts += conclude([verdict_on("perturbed", "bf16", by_seed, 1.0)], None)
+    return verdicts
+
+
+def draw(p_values: dict[int, list[float]], file: Path) -> None:
+    """The distribution of p-values of each size of comparison, beside that of no difference."""
+    from quantexp.analysis.style import (
+        BLUE,
+        GREY,
+        ORANGE,
+        VERMILLION,
+        dress,
+        new_figure,
+        save_figure,
+    )
+
+    figure = new_figure(4.6, 4.2)
+    ax = figure.subplots()
+    dress(ax, "False alarms of compare", "level", "share of comparisons with p at most the level")
+    ax.plot((0, 1), (0, 1), color=GREY, linewidth=1.2, label="no difference: p is the level")
+    for (size, values), colour in zip(p_values.items(), (BLUE, ORANGE, VERMILLION), strict=True):
+        x = np.sort(values)
+        ax.plot(x, np.arange(1, len(x) + 1) / len(x), color=colour, label=f"{size} seeds")
+    ax.axvline(0.05, color=GREY, linewidth=0.8, linestyle=":")
+    ax.legend(frameon=False, fontsize=8)
+    figure.subplots_adjust(left=0.14, right=0.97, top=0.92, bottom=0.13)
+    save_figure(figure, file.with_suffix(""), ("png",))
+
+
+def main() -> None:
+    """Train, compare, and print the share of false alarms."""
+    parser = argparse.ArgumentParser(description="False alarms of compare.")
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--chaos", type=int, default=6)
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--trials", type=int, default=4000)
+    parser.add_argument("--figure", type=Path)
+    arguments = parser.parse_args()
+    table = ends(arguments)
+    gaps = (table[:, 1:] - table[:, :1]).ravel()
+    sys.stdout.write(
+        f"{len(gaps)} pairs of {arguments.seeds} seeds; a perturbed run differs by {gaps.std():.4f} nats (standard "
+        f"deviation) at a loss of {table[:, 0].mean():.3f}, seeds by {table[:, 0].std(ddof=1):.4f}\n"
+    )
+    p_values = {}
+    for size in SIZES:
+        verdicts = trials(table, size, arguments.trials)
+        alarms = sum(v.words in ("above bf16", "below bf16") for v in verdicts)
+        p_values[size] = [v.p_value for v in verdicts]
+        sys.stdout.write(f"{size} seeds: {alarms / len(verdicts):.1%} false alarms\n")
+    if arguments.figure:
+        draw(p_values, arguments.figure)
+
+
+if __name__ == "__main__":
+    main()
