@@ -22,8 +22,7 @@ def draw_forest(
     letter: str,
 ) -> None:
     """Draw a row for each scheme with an interval: the gaps of its seeds, their mean, its interval, its verdict."""
-    first, last = verdicts.window or (0, 0)
-    title = f"{letter}  Mean of iterations {first} to {last}: 95% intervals over seeds"
+    title = f"{letter}  Mean of {verdicts.window}: 95% intervals over seeds"
     dress(ax, title, f"{verdicts.measure} above {judged[0].against}'s", "")
     _draw_floors(ax, verdicts)
     ax.axvline(0, color=GREY, linewidth=1.2)

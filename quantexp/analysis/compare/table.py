@@ -107,11 +107,10 @@ def _gaps(row: Row) -> list[str]:
 
 def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
     """The end of the gap of each scheme, if one has several seeds."""
-    if verdicts.window is None or not verdicts.has_seeds:
+    if not verdicts.has_seeds:
         return
-    first, last = verdicts.window
     against = verdicts.schemes[0].against
-    title = f"gap to {against}: mean {verdicts.measure} of iterations {first} to {last}"
+    title = f"gap to {against}: mean {verdicts.measure} of {verdicts.window}"
     cells = [_verdict_cells(verdict) for verdict in verdicts.schemes]
     table = fitted_table(_VERDICTS, cells, console.width, title).table
     console.print(table)

@@ -48,6 +48,8 @@ class Verdict:
     against: str
     seeds: tuple[int, ...]
     gaps: tuple[float, ...]
+    #: The first and the last iteration of the window.
+    window: tuple[int, int]
     mean: float
     #: The mean in parts of that of the runs it is held against.
     relative: float | None
@@ -66,13 +68,19 @@ class Verdicts:
     """Of all schemes."""
 
     measure: str
-    #: The first and the last iteration of the window.
-    window: tuple[int, int] | None
     schemes: tuple[Verdict, ...]
     chaos_floor: float | None
     num_chaos: int
     seed_floor: float | None
     num_seeds: int
+
+    @property
+    def window(self) -> str:
+        """The iterations whose mean the gaps are, in words."""
+        windows = {verdict.window for verdict in self.schemes}
+        if len(windows) > 1:
+            return "the last iterations of each run"
+        return "".join(f"iterations {first} to {last}" for first, last in windows)
 
     @property
     def has_seeds(self) -> bool:
@@ -95,19 +103,17 @@ def judge(
     """
     rows = comparison.rows
     groups = [[rows[i] for i in group] for group in groups_of(rows)]
-    pairs = _pairs(rows, groups, against)
+    pairs = [each for each in _pairs(rows, groups, against) if each]
+    drafts = [_draft(each, window, against or BASELINE) for each in pairs]
     floors = _measured(
         [(row, rows[row.baseline]) for row in rows if row.is_perturbed and row.matched]
     )
-    span = _span([*floors, *(pair for each in pairs for pair in each)], window)
-    drafts = [_draft(each, span, against or BASELINE) for each in pairs if each]
-    chaos = [_difference(pair, span) for pair in floors]
+    chaos = [_difference(pair, _span([pair], window)) for pair in floors]
     chaos_floor = floor_of(chaos)
     baselines = {r.side.seed: r for r in rows if r.is_baseline and r.side.measured.iterations}
-    levels = [_level(row.side.measured, span) for row in baselines.values()]
+    levels = [_level(r.side.measured, _span([(r, r)], window)) for r in baselines.values()]
     return Verdicts(
         rows[0].side.measure,
-        span,
         conclude(drafts, chaos_floor),
         chaos_floor,
         len(chaos),
@@ -151,40 +157,46 @@ def _is_pair(row: Row, other: Row) -> bool:
     return row.side.seed == other.side.seed and not mismatches(row.side, other.side)
 
 
-def _span(pairs: Sequence[_Pair], window: int | None) -> tuple[int, int] | None:
-    """The window that all pairs have; None without pairs."""
-    if not pairs:
-        return None
+def _span(pairs: Sequence[_Pair], window: int | None) -> tuple[int, int]:
+    """The window that all pairs have."""
     last = min(row.side.measured.iterations[-1] for pair in pairs for row in pair)
     length = max(1, round(LATE_SHARE * last)) if window is None else window
     return max(1, last - length + 1), last
 
 
-def _difference(pair: _Pair, span: tuple[int, int] | None) -> float:
+def _difference(pair: _Pair, span: tuple[int, int]) -> float:
     """The mean difference of a pair over the window; of a rare measure at the last iteration before its end."""
     row, other = pair
     gap = gap_to(row.side.measured, other.side.measured)
     return math.nan if gap is None else _level(LossCurve(gap.iterations, gap.gaps), span)
 
 
-def _level(curve: LossCurve, span: tuple[int, int] | None) -> float:
-    first, last = span or (1, math.inf)
+def _level(curve: LossCurve, span: tuple[int, int]) -> float:
+    first, last = span
     values = [x for i, x in zip(curve.iterations, curve.losses, strict=True) if i <= last]
     late = [x for i, x in zip(curve.iterations, curve.losses, strict=True) if first <= i <= last]
     return fmean(late or values[-1:] or [math.nan])
 
 
-def _draft(pairs: Sequence[_Pair], span: tuple[int, int] | None, against: str) -> Verdict:
+def _draft(pairs: Sequence[_Pair], window: int | None, against: str) -> Verdict:
+    span = _span(pairs, window)
     gaps = {row.side.seed or 0: _difference((row, other), span) for row, other in pairs}
     level = fmean(_level(other.side.measured, span) for _, other in pairs)
-    return verdict_on(pairs[0][0].side.scheme, against, gaps, level)
+    return verdict_on(pairs[0][0].side.scheme, against, gaps, level, span)
 
 
-def verdict_on(label: str, against: str, gap_by_seed: Mapping[int, float], level: float) -> Verdict:
+def verdict_on(
+    label: str,
+    against: str,
+    gap_by_seed: Mapping[int, float],
+    level: float,
+    window: tuple[int, int],
+) -> Verdict:
     """The verdict on one scheme, without what depends on the others; `level` is what it is held against."""
     gaps = tuple(gap_by_seed.values())
     mean = fmean(gaps)
-    draft = Verdict(label, against, tuple(gap_by_seed), gaps, mean, mean / level if level else None)
+    relative = mean / level if level else None
+    draft = Verdict(label, against, tuple(gap_by_seed), gaps, window, mean, relative)
     if len(gaps) < FEWEST or not all(map(math.isfinite, gaps)):
         return draft
     return replace(

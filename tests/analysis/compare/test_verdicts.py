@@ -55,7 +55,7 @@ def verdict_of(verdicts: Verdicts, scheme: str) -> Verdict:
 
 def test_each_seed_gives_the_mean_difference_over_the_window(runs: Runs) -> None:
     verdicts = judge(compared(design(runs, {"FA_mxfp8": [0.1, 0.2, 0.3]})))
-    assert verdicts.window == (19, 20)
+    assert verdicts.window == "iterations 19 to 20"
     verdict = verdict_of(verdicts, "FA_mxfp8")
     assert verdict.seeds == (1, 2, 3)
     assert verdict.gaps == pytest.approx((0.1, 0.2, 0.3))
@@ -74,7 +74,7 @@ def test_a_clear_gap_is_above_or_below_and_a_window_may_be_chosen(runs: Runs) ->
     assert verdict_of(verdicts, "FA_mxfp8").words == "above bf16"
     assert verdict_of(verdicts, "linear_mxfp4").words == "below bf16"
     early = judge(comparison, window=20)
-    assert early.window == (1, 20)
+    assert early.window == "iterations 1 to 20"
     assert verdict_of(early, "FA_mxfp8").mean == pytest.approx(0.011)
 
 
@@ -136,7 +136,22 @@ def test_runs_that_are_no_matched_pair_give_no_verdict(runs: Runs) -> None:
     folders += [runs.add("FA_mxfp8", seed=seed, lr=1.0) for seed in SEEDS]
     verdicts = judge(compared(folders))
     assert verdicts.schemes == ()
-    assert verdicts.window is None
+    assert not verdicts.has_seeds
+
+
+def test_schemes_of_unlike_lengths_have_windows_of_their_own(runs: Runs) -> None:
+    folders = design(runs, {"FA_mxfp8": [0.1, 0.2, 0.3]})
+    for seed in (1, 2, 3):
+        folders += [
+            runs.add(scheme, [6.0, 5.0], seed=seed, iterations=2)
+            for scheme in ("bf16", "linear_mxfp8")
+        ]
+    verdicts = judge(compared(folders))
+    assert {each.label: each.window for each in verdicts.schemes} == {
+        "FA_mxfp8": (19, 20),
+        "linear_mxfp8": (2, 2),
+    }
+    assert verdicts.window == "the last iterations of each run"
 
 
 def test_noise_is_called_a_difference_at_the_nominal_rate() -> None:
@@ -150,6 +165,6 @@ def test_noise_is_called_a_difference_at_the_nominal_rate() -> None:
         drift = np.cumsum(rng.normal(size=(5, 50)), axis=1)
         ours, theirs = (drift + rng.standard_t(3, size=(5, 50)) for _ in range(2))
         gaps = dict(enumerate(map(float, (ours - theirs)[:, -5:].mean(axis=1))))
-        (verdict,) = conclude([verdict_on("A", "bf16", gaps, 3.0)], None)
+        (verdict,) = conclude([verdict_on("A", "bf16", gaps, 3.0, (46, 50))], None)
         alarms += verdict.words in ("above bf16", "below bf16")
     assert 0.02 < alarms / trials < 0.05 + 4 * math.sqrt(0.05 * 0.95 / trials)
