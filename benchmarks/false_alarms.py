@@ -72,7 +72,7 @@ def trials(table: Any, size: int, number: int) -> list[Any]:
         chosen = rng.integers(1, table.shape[1], size)
         gaps = table[seeds, chosen] - table[seeds, 0]
         by_seed = dict(enumerate(map(float, gaps)))
-        verdicts += conclude([verdict_on("perturbed", "bf16", by_seed, 1.0, (1, 1))], None)
+        verdicts += conclude([verdict_on("perturbed", "bf16", by_seed, 1.0, (1, 1))], [None])
     return verdicts
 
 

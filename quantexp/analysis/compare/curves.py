@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from quantexp.analysis.compare.comparison import Comparison
 from quantexp.analysis.compare.forest import draw_forest
-from quantexp.analysis.compare.lines import Band, Line, lines_of
+from quantexp.analysis.compare.lines import Band, Line, lines_of, scheme_label
 from quantexp.analysis.compare.verdicts import Verdicts
 from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.analysis.style import (
@@ -68,7 +68,7 @@ def draw_curves(comparison: Comparison, verdicts: Verdicts, folder: Path) -> lis
     if not gaps:
         say_instead(bottom, "no run has a baseline to be held against")
     if judged:
-        styles = {comparison.rows[line.rows[0]].side.scheme: line.style for line in lines}
+        styles = {scheme_label(comparison.rows[line.rows[0]]): line.style for line in lines}
         draw_forest(forest[0], verdicts, judged, styles, "c")
     windows = [window for line in drawn if (window := window_of(len(line.losses.mean))) > 1]
     notes = [comparison.noise]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from quantexp.analysis.compare.verdicts import Verdict, Verdicts
+from quantexp.analysis.compare.verdicts import Floors, Verdict, Verdicts
 from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.analysis.style import GREY, INK, NOTE_PT, TICK_PT, dress
 from quantexp.terminal.escaping import printable
@@ -24,7 +24,9 @@ def draw_forest(
     """Draw a row for each scheme with an interval: the gaps of its seeds, their mean, its interval, its verdict."""
     title = f"{letter}  Mean of {verdicts.window}: 95% intervals over seeds"
     dress(ax, title, f"{verdicts.measure} above {judged[0].against}'s", "")
-    _draw_floors(ax, verdicts)
+    (floors,) = verdicts.floors if len(verdicts.floors) == 1 else (None,)
+    if floors is not None:
+        _draw_floors(ax, floors)
     ax.axvline(0, color=GREY, linewidth=1.2)
     for row, verdict in enumerate(judged):
         style = styles[verdict.label]
@@ -38,23 +40,23 @@ def draw_forest(
         place = {"xy": (1.01, row), "xycoords": ("axes fraction", "data")}
         ax.annotate(words, **place, va="center", fontsize=TICK_PT, color=INK, annotation_clip=False)  # type: ignore[arg-type]
     largest = max(abs(x) for verdict in judged for x in (*verdict.gaps, *(verdict.interval or ())))
-    limit = 1.15 * max(largest, verdicts.chaos_floor or 0.0) or 1.0
+    limit = 1.15 * max(largest, (floors and floors.chaos) or 0.0) or 1.0
     ax.set_xlim(-limit, limit)
     ax.set_ylim(len(judged) - 0.5, -0.5)
     ax.set_yticks([])
 
 
-def _draw_floors(ax: Axes, verdicts: Verdicts) -> None:
+def _draw_floors(ax: Axes, floors: Floors) -> None:
     """Bands that hold 19 of 20 differences of two bf16 runs; that of seeds may reach beyond the axis."""
-    floors = (
-        (verdicts.seed_floor, "another seed", _SEED_SHADE),
-        (verdicts.chaos_floor, "last bits of the weights", _CHAOS_SHADE),
+    bands = (
+        (floors.seed, "another seed", _SEED_SHADE),
+        (floors.chaos, "last bits of the weights", _CHAOS_SHADE),
     )
-    for floor, name, shade in floors:
+    for floor, name, shade in bands:
         if floor is not None:
             label = f"{name}: {floor:.2g}"
             ax.axvspan(-floor, floor, color=GREY, alpha=shade, linewidth=0, label=label)
-    if any(floor is not None for floor, *_ in floors):
+    if any(floor is not None for floor, *_ in bands):
         ax.legend(
             title="two bf16 runs differ, 19 of 20 times by less",
             loc="best",

@@ -100,6 +100,11 @@ def _is_of_no_matter(key: str) -> bool:
     return group in NOT_COMPARED and group != "quant"
 
 
+def scheme_label(row: Row) -> str:
+    """The label of a row without its seed."""
+    return row.label.replace(f" seed {row.side.seed}", "")
+
+
 def _drawn_as(row: Row) -> str:
     return BASELINE if row.side.quantises_nothing else row.side.scheme
 
@@ -114,7 +119,7 @@ def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line
             f"{first.side.scheme}, weights perturbed, {len(members)} run{'s' * (len(members) > 1)}"
         )
     elif len(members) > 1:
-        label = f"{label.replace(f' seed {first.side.seed}', '')}, {len(members)} seeds"
+        label = f"{scheme_label(first)}, {len(members)} seeds"
     losses = [(m.side.losses.iterations, m.side.losses.losses) for m in members]
     gaps = [(m.gap.iterations, m.gap.gaps) for m in members if m.gap is not None]
     return Line(

@@ -120,18 +120,21 @@ def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
 
 
 def _floor_lines(verdicts: Verdicts, *, with_p: bool) -> list[str]:
-    """What chance alone does to the measure, in lines of at most 80 characters."""
-    floors = [
-        (verdicts.chaos_floor, f"by last bits of the initial weights ({verdicts.num_chaos} runs)"),
-        (verdicts.seed_floor, f"by the seed ({verdicts.num_seeds} bf16 runs)"),
-    ]
-    shown = [f"  {floor:.4f} {words}" for floor, words in floors if floor is not None]
-    lines = ["two runs of bf16 differ by more than this in one of 20 cases:"] if shown else []
+    """What chance alone does to the measure."""
+    known = [each for each in verdicts.floors if each.chaos is not None or each.seed is not None]
+    lines = ["two runs of bf16 differ by more than this in one of 20 cases:"] if known else []
+    for floors in known:
+        of = f"{floors.label}: " if len(known) > 1 else ""
+        if floors.chaos is not None:
+            runs = f"{floors.num_chaos} run{'s' * (floors.num_chaos > 1)}"
+            lines.append(f"  {of}{floors.chaos:.4f} by last bits of the initial weights ({runs})")
+        if floors.seed is not None:
+            lines.append(f"  {of}{floors.seed:.4f} by the seed ({floors.num_seeds} bf16 runs)")
     number = sum(verdict.p_holm is not None for verdict in verdicts.schemes)
     if with_p and number:
         many = f", corrected for {number} schemes (Holm)" if number > 1 else ""
-        shown.append(f"p: of no gap at all, by Student's t over seeds{many}")
-    return [*lines, *shown]
+        lines.append(f"p: of no gap at all, by Student's t over seeds{many}")
+    return lines
 
 
 def _verdict_cells(verdict: Verdict) -> list[str | Text]:

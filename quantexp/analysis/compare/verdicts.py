@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import LATE_SHARE, gap_to
-from quantexp.analysis.compare.lines import groups_of
+from quantexp.analysis.compare.lines import groups_of, scheme_label
 from quantexp.analysis.compare.matched import mismatches
 from quantexp.analysis.compare.noise import (
     FEWEST,
@@ -64,15 +64,25 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Floors:
+    """What chance does to the bf16 runs that differ in the seed alone."""
+
+    label: str
+    chaos: float | None
+    #: Pairs of a perturbed run and its seed's.
+    num_chaos: int
+    seed: float | None
+    num_seeds: int
+
+
+@dataclass(frozen=True)
 class Verdicts:
     """Of all schemes."""
 
     measure: str
     schemes: tuple[Verdict, ...]
-    chaos_floor: float | None
-    num_chaos: int
-    seed_floor: float | None
-    num_seeds: int
+    #: Of each group of bf16 runs; several if they differ in more than the seed.
+    floors: tuple[Floors, ...]
 
     @property
     def window(self) -> str:
@@ -105,19 +115,32 @@ def judge(
     groups = [[rows[i] for i in group] for group in groups_of(rows)]
     pairs = [each for each in _pairs(rows, groups, against) if each]
     drafts = [_draft(each, window, against or BASELINE) for each in pairs]
-    floors = _measured(
-        [(row, rows[row.baseline]) for row in rows if row.is_perturbed and row.matched]
-    )
-    chaos = [_difference(pair, _span([pair], window)) for pair in floors]
-    chaos_floor = floor_of(chaos)
-    baselines = {r.side.seed: r for r in rows if r.is_baseline and r.side.measured.iterations}
-    levels = [_level(r.side.measured, _span([(r, r)], window)) for r in baselines.values()]
-    return Verdicts(
-        rows[0].side.measure,
-        conclude(drafts, chaos_floor),
-        chaos_floor,
-        len(chaos),
-        t_quantile(len(levels) - 1) * math.sqrt(2) * stdev(levels) if len(levels) > 1 else None,
+    baselines = [group for group in groups if group[0].is_baseline]
+    floors = [_floors(group, rows, window) for group in baselines]
+    chaos = {
+        row.side.run.root: floor.chaos
+        for group, floor in zip(baselines, floors, strict=True)
+        for row in group
+    }
+    of_draft = [chaos.get(rows[each[0][0].baseline].side.run.root) for each in pairs]
+    return Verdicts(rows[0].side.measure, conclude(drafts, of_draft), tuple(floors))
+
+
+def _floors(group: Sequence[Row], rows: Sequence[Row], window: int | None) -> Floors:
+    own = {row.side.run.root: row for row in group if row.side.measured.iterations}
+    pairs = [
+        (row, own[rows[row.baseline].side.run.root])
+        for row in rows
+        if row.is_perturbed and row.matched and rows[row.baseline].side.run.root in own
+    ]
+    differences = [_difference(pair, _span([pair], window)) for pair in _measured(pairs)]
+    levels = [_level(row.side.measured, _span([(row, row)], window)) for row in own.values()]
+    many = len(levels) > 1
+    return Floors(
+        scheme_label(group[0]),
+        floor_of(differences),
+        len(differences),
+        t_quantile(len(levels) - 1) * math.sqrt(2) * stdev(levels) if many else None,
         len(levels),
     )
 
@@ -182,7 +205,7 @@ def _draft(pairs: Sequence[_Pair], window: int | None, against: str) -> Verdict:
     span = _span(pairs, window)
     gaps = {row.side.seed or 0: _difference((row, other), span) for row, other in pairs}
     level = fmean(_level(other.side.measured, span) for _, other in pairs)
-    return verdict_on(pairs[0][0].side.scheme, against, gaps, level, span)
+    return verdict_on(scheme_label(pairs[0][0]), against, gaps, level, span)
 
 
 def verdict_on(
@@ -208,14 +231,19 @@ def verdict_on(
     )
 
 
-def conclude(drafts: Sequence[Verdict], chaos_floor: float | None) -> tuple[Verdict, ...]:
-    """The verdicts with p-values corrected for their number, and in words."""
+def conclude(
+    drafts: Sequence[Verdict], chaos_floors: Sequence[float | None]
+) -> tuple[Verdict, ...]:
+    """The verdicts with p-values corrected for their number, and in words; each beside its chaos floor."""
     corrected = iter(holm([draft.p_value for draft in drafts if draft.p_value is not None]))
     whole = [
         draft if draft.p_value is None else replace(draft, p_holm=next(corrected))
         for draft in drafts
     ]
-    return tuple(replace(draft, words=_words(draft, chaos_floor)) for draft in whole)
+    return tuple(
+        replace(draft, words=_words(draft, floor))
+        for draft, floor in zip(whole, chaos_floors, strict=True)
+    )
 
 
 def _words(draft: Verdict, chaos_floor: float | None) -> str:

@@ -192,7 +192,7 @@ def test_the_figure_has_a_row_for_each_interval(
     assert main(["compare", "runs", "out=mine", "--json"]) == 0
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     assert [each["label"] for each in verdicts["schemes"]] == ["FA_mxfp8", "linear_mxfp4"]
-    assert verdicts["num_chaos"] == 2
+    assert verdicts["floors"][0]["num_chaos"] == 2
     with_forest = matplotlib.image.imread(in_tmp / "mine" / "compare.png").shape[0]
     assert main(["compare", "FA_mxfp8-00000001", "out=other", "--json"]) == 0
     assert matplotlib.image.imread(in_tmp / "other" / "compare.png").shape[0] < with_forest

@@ -105,11 +105,32 @@ def test_floors_are_those_of_perturbed_runs_and_of_seeds(runs: Runs) -> None:
     comparison = compared(folders)
     assert comparison.warnings == (), "a perturbed run is no pair that went wrong"
     verdicts = judge(comparison)
-    assert verdicts.num_chaos == 2
-    assert verdicts.chaos_floor == pytest.approx(4.30265 * math.sqrt(0.0025 / 2), rel=1e-5)
-    assert verdicts.seed_floor == pytest.approx(3.18245 * math.sqrt(2) * 1.290994, rel=1e-5)
+    (floors,) = verdicts.floors
+    assert (floors.label, floors.num_chaos, floors.num_seeds) == ("bf16", 2, 4)
+    assert floors.chaos == pytest.approx(4.30265 * math.sqrt(0.0025 / 2), rel=1e-5)
+    assert floors.seed == pytest.approx(3.18245 * math.sqrt(2) * 1.290994, rel=1e-5)
     assert verdict_of(verdicts, "FA_mxfp8").words == "inside the chaos floor"
     assert [each.label for each in verdicts.schemes] == ["FA_mxfp8"]
+
+
+def test_runs_of_other_data_have_floors_of_their_own(runs: Runs) -> None:
+    folders = design(runs, {"FA_mxfp8": [0.01, -0.01, 0.002]}, chaos=[0.03, -0.04])
+    more = {"iterations": 20, "lr": 1.0}
+    folders += [runs.add("bf16", curve(3.0 + seed / 100), seed=seed, **more) for seed in SEEDS]
+    folders += [
+        runs.add("FA_mxfp8", curve(3.0 + seed / 100 + gap), seed=seed, **more)
+        for seed, gap in zip(SEEDS, [0.01, -0.01, 0.002], strict=False)
+    ]
+    verdicts = judge(compared(folders))
+    first, second = verdicts.floors
+    assert first.num_chaos == 2
+    assert (second.num_chaos, second.chaos) == (0, None)
+    assert second.seed is not None
+    assert first.seed is not None
+    assert second.seed < first.seed / 50
+    words = [each.words for each in verdicts.schemes]
+    assert words[0] == "inside the chaos floor"
+    assert words[1].startswith("cannot be told")
 
 
 def test_without_spread_worth_a_seed_no_number_of_them_is_named(runs: Runs) -> None:
@@ -165,6 +186,6 @@ def test_noise_is_called_a_difference_at_the_nominal_rate() -> None:
         drift = np.cumsum(rng.normal(size=(5, 50)), axis=1)
         ours, theirs = (drift + rng.standard_t(3, size=(5, 50)) for _ in range(2))
         gaps = dict(enumerate(map(float, (ours - theirs)[:, -5:].mean(axis=1))))
-        (verdict,) = conclude([verdict_on("A", "bf16", gaps, 3.0, (46, 50))], None)
+        (verdict,) = conclude([verdict_on("A", "bf16", gaps, 3.0, (46, 50))], [None])
         alarms += verdict.words in ("above bf16", "below bf16")
     assert 0.02 < alarms / trials < 0.05 + 4 * math.sqrt(0.05 * 0.95 / trials)

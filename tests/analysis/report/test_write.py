@@ -110,7 +110,7 @@ def test_several_seeds_have_a_table_of_verdicts_with_the_floors(runs: Runs) -> N
     file = write_report([run.root for run in folders], runs.root / "sweep.html")
     text = " ".join(Page(file).text.split())
     assert "Differences from noise The mean gap of iterations 4 to 4" in text
-    assert "by more than 0.1271 because last bits of their initial weights do (1 runs)" in text
+    assert "by more than 0.1271 because last bits of their initial weights do (runs: 1)" in text
     row = "FA_mxfp8 3 +0.1200 +0.0952 to +0.1448 +3.43% 0.0023 above bf16"
     assert row.replace(" ", "") in text.replace(" ", "")
 
