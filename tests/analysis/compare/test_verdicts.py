@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_floors_are_those_of_perturbed_runs_and_of_seeds(runs: Runs) -> None:
 
 def test_runs_of_other_data_have_floors_of_their_own(runs: Runs) -> None:
     folders = design(runs, {"FA_mxfp8": [0.01, -0.01, 0.002]}, chaos=[0.03, -0.04])
-    more = {"iterations": 20, "lr": 1.0}
+    more: dict[str, Any] = {"iterations": 20, "lr": 1.0}
     folders += [runs.add("bf16", curve(3.0 + seed / 100), seed=seed, **more) for seed in SEEDS]
     folders += [
         runs.add("FA_mxfp8", curve(3.0 + seed / 100 + gap), seed=seed, **more)
