@@ -28,7 +28,6 @@ from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
 from quantexp.config.values import check_values, memory_of
 from quantexp.data.completed import complete
-from quantexp.data.sample import SYNTHETIC
 from quantexp.errors import ConfigError, UnreadableError
 from quantexp.model.checkpoints import first_iteration
 from quantexp.reading.yaml_files import read_yaml, read_yaml_text
@@ -348,5 +347,3 @@ def _complete_dataset(experiment: Experiment) -> None:
         dataset.tokenizer = TokenizerKind.byte
         experiment.model.vocab_size = BYTE_VOCAB_SIZE
     complete(dataset)
-    origin = "generated" if dataset.name == SYNTHETIC else "built-in sample"
-    dataset.label = f"{dataset.name} ({origin})" if dataset.sample else dataset.name

@@ -1,8 +1,9 @@
-"""Completes a dataset's configuration from its card: tokenizer and split."""
+"""Completes a dataset's configuration: tokenizer and split from its card, and its label."""
 
 from pathlib import Path
 
 from quantexp.data.prepared import read_card, tokenizer_folder
+from quantexp.data.sample import sample_label
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.folders import user_path
@@ -10,7 +11,7 @@ from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 
 def complete(dataset: DatasetConfig) -> None:
-    """Sets tokenizer and split from the card beside the first path, else to the defaults.
+    """Sets tokenizer and split from the card beside the first path, else to the defaults, and the label.
 
     Raises:
         DataError: the card cannot be read.
@@ -27,6 +28,7 @@ def complete(dataset: DatasetConfig) -> None:
     dataset.tokenizer = dataset.tokenizer or TokenizerKind.huggingface
     if dataset.split is None:
         dataset.split = DEFAULT_SPLIT if card is None else card.split
+    dataset.label = sample_label(dataset.name) if dataset.sample else dataset.name
 
 
 def paths(dataset: DatasetConfig) -> dict[Path, float]:

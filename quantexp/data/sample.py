@@ -23,6 +23,11 @@ SYNTHETIC, SYNTHETIC_VERSION = "synthetic", 1
 _SAMPLES = {"wikipedia": "wikipedia.xml", "dolma": "dolma.jsonl"}
 
 
+def sample_label(dataset_name: str) -> str:
+    """The displayed name of built-in data."""
+    return f"{dataset_name} ({'generated' if dataset_name == SYNTHETIC else 'built-in sample'})"
+
+
 def read_sample(dataset_name: str) -> Iterator[Document]:
     """Yields the documents of a built-in sample, through the readers of real data.
 
