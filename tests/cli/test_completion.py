@@ -48,7 +48,7 @@ def words(line: str) -> list[str]:
         ("quant=more/linear_nvfp4_", ["quant=more/linear_nvfp4_recipe"]),
         ("quant/pv=mxfp8", ["quant/pv=mxfp8"]),
         ("+exp", ["+experiment="]),
-        ("+experiment=", ["+experiment=ten_schemes"]),
+        ("+experiment=", ["+experiment=matched", "+experiment=ten_schemes"]),
         ("training.prec", ["training.precision="]),
         ("training.precision=fp", ["training.precision=fp16", "training.precision=fp32"]),
         ("force=", ["force=true", "force=false"]),

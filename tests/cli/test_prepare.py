@@ -106,13 +106,18 @@ def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """A real process with workers, killed without warning while it writes, or interrupted with them by Ctrl-C."""
-    (tmp_path / "a.xml").write_bytes(dump(texts(4500, most=200)))
+    (tmp_path / "a.xml").write_bytes(dump(texts(1500, most=200)))
     whole = prepared(tmp_path / "a.xml", tmp_path / "whole" / "x").prefix
     program = (
-        "import sys\n"
+        "import sys, time\n"
         "from pathlib import Path\n"
-        "from quantexp.data.prepare import shards\n"
+        "from quantexp.data.prepare import make, shards\n"
         "from tests.data.prepare.made import prepared\n"
+        "made = make.make_output\n"
+        "def made_slowly(*arguments):  # in the workers, too, so that the end is far away when the signal comes\n"
+        "    time.sleep(0.1)\n"
+        "    return made(*arguments)\n"
+        "make.make_output = made_slowly\n"
         "if __name__ == '__main__':\n"
         "    shards.SHARD_BYTES = 20_000\n"
         "    prepared(sys.argv[1], Path(sys.argv[2]), num_workers=2)\n"
