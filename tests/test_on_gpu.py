@@ -51,6 +51,7 @@ def run(out: Path, *words: str) -> dict[str, Any]:
     return part
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_later_call_runs_only_what_has_no_result(tmp_path: Path) -> None:
     first = run(tmp_path / "first")
