@@ -32,6 +32,14 @@ _ATTENTIONS = ["plain", "fused", "tiled"]
 _STATISTICS = "capture=stats"
 
 
+class CaseFailedError(Exception):
+    """A case whose rows show what is wrong."""
+
+    def __init__(self, message: str, rows: list[Row]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where a part runs."""
@@ -69,7 +77,7 @@ class Part:
 def commands(setting: Setting) -> Iterator[tuple[str, Case]]:
     """Runs by the public command: the README's main one, then true width and depth with 4096 tokens."""
     main = ["training=fast", f"paths.root={setting.folder}", *setting.pick([], _TINY)]
-    deep = [*setting.long_runs(), "training.micro_batch_size=1", "capture=off"]
+    deep = [*setting.long_runs(), "capture=off"]
     deep += setting.pick(["model.num_layers=16"], [])
     cases = {
         "the README's main command": ["quant=FA_linear_mxfp8", *main],
@@ -160,7 +168,10 @@ def verify(setting: Setting) -> Iterator[tuple[str, Case]]:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         rows = json.loads(done.stdout)["rows"]
         names = ("format", "kernel", "oracle", "cases", "mismatches", "examples")
-        return [{name: row[name] for name in names if row[name]} for row in rows]
+        shown = [{name: row[name] for name in names if row[name]} for row in rows]
+        if done.returncode:
+            raise CaseFailedError("values differ", shown)
+        return shown
 
     yield "every format", verified
 
@@ -187,7 +198,10 @@ def _tests(report: Path) -> list[Row]:
         if problem is not None:
             name = f"{case.get('classname')}::{case.get('name')}"
             failures.append({"test": name, "message": (problem.text or "")[-2000:]})
-    return [{"test": "all", **results}, *failures]
+    rows: list[Row] = [{"test": "all", **results}, *failures]
+    if failures:
+        raise CaseFailedError(f"{len(failures)} tests failed", rows)
+    return rows
 
 
 def quantising(setting: Setting) -> Iterator[tuple[str, Case]]:

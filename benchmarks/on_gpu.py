@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_parts import PARTS, ROOT, Part, Setting
+from gpu_parts import PARTS, ROOT, CaseFailedError, Part, Setting
 from gpu_results import Results, clocks
 
 #: Seconds: below this no further part begins; between two looks; until a part that was asked to end is killed.
@@ -47,6 +47,8 @@ def main() -> int:
     if arguments.part:
         _run_part(arguments)
         return 0
+    if arguments.device == "cuda":
+        _require_device()
     arguments.out.mkdir(parents=True, exist_ok=True)
     results = Results.earlier(arguments.skip_done)
     results.write(arguments.out, _TITLES)
@@ -70,6 +72,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=list(_TITLES), help=argparse.SUPPRESS)
     parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _require_device() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device; --device cpu tries this program without one")
 
 
 def _again_with(wheels: Path) -> int:
@@ -112,15 +121,15 @@ def _watch(part: Part, results: Results, deadline: float, arguments: argparse.Na
         def record(status: str) -> None:
             cases = [json.loads(line) for line in lines.read_text().splitlines()]
             results.add(part.name, status, time.monotonic() - begun, cases)
-            results.parts[part.name]["clocks after"] = clocks()
             results.write(arguments.out, _TITLES)
 
         with _process(part, lines, arguments) as process:
             code = _wait(process, begun + remaining, lambda: record("cut off"))
-        is_whole = code == 0 and not any(
-            "error" in case for case in results.parts[part.name]["cases"].values()
-        )
-        record("done" if is_whole else "cut off" if code is None else "failed")
+        record("cut off")
+        result = results.parts[part.name]
+        result["clocks after"] = clocks()
+        has_failed = code != 0 or any("error" in case for case in result["cases"].values())
+        record("cut off" if code is None else "failed" if has_failed else "done")
 
 
 @contextlib.contextmanager
@@ -191,6 +200,8 @@ def _record(lines: Path, name: str, case: Callable[[], list[dict[str, Any]]]) ->
     start = time.perf_counter()
     try:
         result["rows"] = case()
+    except CaseFailedError as error:
+        result |= {"rows": error.rows, "error": str(error)}
     except Exception:  # noqa: BLE001  (the other cases go on)
         result["error"] = traceback.format_exc()[-6000:]
         sys.stdout.write(result["error"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,64 @@ def run(out: Path, *words: str) -> dict[str, Any]:
     assert (out / "on_gpu.md").read_text().startswith("# Results")
     part: dict[str, Any] = json.loads((out / "on_gpu.json").read_text())["parts"]["quantising"]
     return part
+
+
+def test_without_a_device_nothing_of_true_size_begins(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "on_gpu.py"), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert done.stderr == "there is no CUDA device; --device cpu tries this program without one\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_failed_case_shows_is_kept_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import on_gpu
+    from gpu_parts import CaseFailedError
+
+    def differs() -> list[dict[str, Any]]:
+        raise CaseFailedError("values differ", [{"mismatches": 3}])
+
+    def breaks() -> list[dict[str, Any]]:
+        raise KeyError("x")
+
+    for name, case in (("differs", differs), ("breaks", breaks)):
+        on_gpu._record(tmp_path / "lines", name, case)
+    first, second = map(json.loads, (tmp_path / "lines").read_text().splitlines())
+    assert (first["error"], first["rows"]) == ("values differ", [{"mismatches": 3}])
+    assert "KeyError: 'x'" in second["error"]
+
+
+def test_a_part_that_dies_at_once_or_in_its_last_case_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import contextlib
+    from argparse import Namespace
+    from time import monotonic
+
+    import gpu_parts
+    import gpu_results
+    import on_gpu
+
+    failed = json.dumps({"case": "last", "seconds": 0.1, "error": "boom"})
+    for code, line in ((3, ""), (0, failed + "\n")):
+        program = (
+            f"import sys, pathlib; pathlib.Path(sys.argv[1]).write_text({line!r}); sys.exit({code})"
+        )
+
+        @contextlib.contextmanager
+        def process(part: Any, lines: Path, arguments: Any, program: str = program) -> Any:
+            with subprocess.Popen([sys.executable, "-c", program, str(lines)]) as child:
+                yield child
+
+        monkeypatch.setattr(on_gpu, "_process", process)
+        results = gpu_results.Results({})
+        on_gpu._watch(gpu_parts.PARTS[0], results, monotonic() + 60, Namespace(out=tmp_path))
+        assert results.parts["commands"]["status"] == "failed"
 
 
 @pytest.mark.timeout(600)

@@ -47,8 +47,7 @@ def perturb_weights(parts: Mapping[str, Part], seed: int) -> None:
     """
     for name, part in parts.items():
         generator = torch.Generator().manual_seed(seed_of(seed, name))
-        shape = part.parameter.shape
-        drawn = torch.rand(shape, generator=generator)
+        drawn = torch.rand(part.parameter.shape, generator=generator)
         whole = (drawn < PERTURBED_SHARE / 2).char() - (drawn >= 1 - PERTURBED_SHARE / 2).char()
         steps = torch.empty(part.tensor.shape, dtype=torch.int8)
         _copy_part(whole, part.shard, steps)
