@@ -1,7 +1,8 @@
 """What a run is asked to do between two iterations: save a checkpoint, or save one and end.
 
-A signal, the time limit of a job and the clock ask. Ranks are asked at different moments, so all do what the largest
-request of all ranks says. A run without a training state to go on from is not asked: a signal ends it at once.
+Requests come from a signal, the time limit of a job and the clock. Ranks receive them at different moments, so all do
+what the largest request of all ranks says. A run without a training state to go on from receives none: a signal ends it
+at once.
 """
 
 from __future__ import annotations
