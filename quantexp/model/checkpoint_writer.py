@@ -117,7 +117,7 @@ def complete(
 ) -> None:
     """Make a checkpoint of the shards, whose records are there, and give its folder its final name.
 
-    A folder that has the name is replaced. After an error the caller discards the new one.
+    A folder that has the name is replaced. After an error the new one is removed: no rank writes into it any more.
 
     Args:
         draft: the checkpoint.
@@ -130,13 +130,17 @@ def complete(
         OSError: a file cannot be written.
         RunError: a weight is NaN or Inf in the working dtype.
     """
-    with writing(draft.folder, checkpoint_bytes(experiment)):
-        _make_whole(draft, experiment, records, index)
-        require_right()
-        if draft.folder.exists():
-            remove(draft.folder)
-        draft.part.rename(draft.folder)
-        sync(draft.folder.parent)
+    try:
+        with writing(draft.folder, checkpoint_bytes(experiment)):
+            _make_whole(draft, experiment, records, index)
+            require_right()
+            if draft.folder.exists():
+                remove(draft.folder)
+            draft.part.rename(draft.folder)
+            sync(draft.folder.parent)
+    except Exception:
+        shutil.rmtree(draft.part, ignore_errors=True)
+        raise
 
 
 def _make_whole(
@@ -155,7 +159,7 @@ def _make_whole(
 
 
 def discard(draft: Draft, patience_s: float) -> None:
-    """Remove a checkpoint that failed, as soon as no other rank writes into it; rank 0 calls this.
+    """Remove a checkpoint whose parts failed, as soon as no other rank writes into it; rank 0 calls this.
 
     After `patience_s` seconds it is left to `remove_leftovers`.
     """

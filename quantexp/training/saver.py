@@ -191,10 +191,10 @@ class CheckpointSaver:
         run, draft = self.context.run, save.draft
         try:
             records = await_records(draft.part, draft.num_ranks, self._is_abandoned)
-            complete(draft, self.experiment, records, save.index, lambda: require_ours(run))
         except Exception:
             discard(draft, GRACE_S if self._until is None else 0.0)
             raise
+        complete(draft, self.experiment, records, save.index, lambda: require_ours(run))
         LOG.info(f"saved iteration {save.index.iteration}")
         try:
             remove_others(run, self.experiment.checkpoint, save.index.iteration)

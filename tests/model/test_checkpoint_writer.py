@@ -174,6 +174,23 @@ def test_failed_checkpoint_goes_when_no_rank_writes_into_it(tmp_path: Path) -> N
     assert not draft.part.exists()
 
 
+def test_checkpoint_that_fails_after_all_parts_came_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks' records are gone by then, so nothing may wait for them."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run, experiment = RunDir(tmp_path), tiny_llama()
+    draft = Draft(folder_of(run, 1), "token")
+    write(draft, experiment, dict(state_of(experiment, 0, 1).named_tensors()), 0)
+    monkeypatch.setattr("quantexp.model.checkpoint_writer.record_hashes", fail)
+    with pytest.raises(OSError, match="No space left"):
+        finish(draft, experiment)
+    assert list(run.checkpoints.iterdir()) == []
+
+
 def test_another_start_that_took_over_keeps_the_name(tmp_path: Path) -> None:
     run, experiment = RunDir(tmp_path), tiny_llama()
     draft = Draft(folder_of(run, 1), "token")
