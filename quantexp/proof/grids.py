@@ -37,6 +37,8 @@ WINDOWS = 16
 _FEW_LINES = 8
 #: Largest number of distinct significands of an operand of both signs that is not in the working precision.
 MOST_SIGNIFICANDS = 16
+#: No window on a grid with blocks or a tensor scale has more distinct significands, see `_are_too_many_everywhere`.
+_MOST_OF_ANY_GRID = 64
 
 
 class Status(Enum):
@@ -175,12 +177,13 @@ def which_grid(
     step = working if declared is None else declared.step(windows, declared_amax)
     mantissa = torch.frexp(windows.float().abs()).mantissa
     exceeded = _bits_exceeded_everywhere(mantissa, declared)
+    too_many = declared is None and _are_too_many_everywhere(windows, mantissa)
     for other in OTHERS:
         if declared is not None and other.format == declared.format:
             continue
         if other.block is not None and windows.shape[-2 if other.across else -1] == 1:
             continue  # a block of one element is its own scale: on the grid by construction, not by accident
-        if other.never_saturates and other.significant_bits in exceeded:
+        if other.never_saturates and (too_many or other.significant_bits in exceeded):
             continue
         coarser_scales = declared is not None and has_coarser_scales(other, declared)
         if (
@@ -194,17 +197,16 @@ def which_grid(
         if coarser_scales:
             assert declared is not None
             telling |= _largest_of_blocks(windows, declared.block)
-        evidence = _is_evidence(mantissa, telling)
-        if not bool(evidence.any()):
-            continue
-        evidence &= ~(telling & ~on_grid).flatten(1).any(dim=1)
-        evidence &= _is_varied(mantissa, telling)
-        if bool(evidence.any()):
+        enough = telling.flatten(1).sum(dim=1) >= EVIDENCE
+        lie_on = enough & ~(telling & ~on_grid).flatten(1).any(dim=1)
+        if bool(_is_varied(mantissa[lie_on], telling[lie_on]).any()):
             return Finding(
                 Status.MISMATCH,
                 f"it lies on the grid of {other.format}, which {format_} would not give",
                 quantised=True,
             )
+    if too_many:
+        return Finding(Status.ENGAGED)
     if declared is None:
         return _plain(windows)
     if not bool(_is_evidence(mantissa, (windows != 0) & (step > working)).any()):
@@ -228,6 +230,20 @@ def _bits_exceeded_everywhere(mantissa: Tensor, declared: Grid | None) -> set[in
             break
         exceeded.add(bits)
     return exceeded
+
+
+def _are_too_many_everywhere(windows: Tensor, mantissa: Tensor) -> bool:
+    """Whether each window in the working precision has more distinct significands than any grid leaves.
+
+    An element of at most four significant bits has at most 8 significands. A tensor scale leaves 8, too. An exact scale
+    is known up to two steps of the working precision in either direction, so at most 5 values are near each. A block
+    scale of NVFP4 multiplies its 8 significands with 2 of the element; at most 3 values are near each of these 16. So 48
+    are the most, and a window with more has a normal element off the grid. That element is telling: the step of the grid
+    is at least a sixteenth of it, that of the working precision at most a 128th.
+    """
+    normal = windows.abs() >= torch.finfo(windows.dtype).smallest_normal
+    ordered = mantissa.masked_fill(~normal, 0.0).flatten(1).sort(dim=1).values
+    return bool(((ordered.diff(dim=1) > 0).sum(dim=1) > _MOST_OF_ANY_GRID).all())
 
 
 def _telling(

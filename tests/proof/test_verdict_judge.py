@@ -196,13 +196,14 @@ def test_counting_significant_bits_only_saves_work(
 ) -> None:
     """Values of few bits, subnormals of the dtype, and values that also lie on another grid than the declared one."""
     x = torch.randn(40, 96, generator=torch.Generator().manual_seed(3))
-    counted = grids._bits_exceeded_everywhere
+    counted, many = grids._bits_exceeded_everywhere, grids._are_too_many_everywhere
     for scaled in (x, (4 * x).round() / 4, x * torch.finfo(dtype).smallest_normal):
         operand = quantise_as(actual, scaled.to(dtype))
         for declared in DECLARED.values():
             findings = []
-            for bits in (counted, lambda *_: set()):  # type: ignore[var-annotated]
+            for bits, too_many in ((counted, many), (lambda *_: set(), lambda *_: False)):
                 monkeypatch.setattr(grids, "_bits_exceeded_everywhere", bits)
+                monkeypatch.setattr(grids, "_are_too_many_everywhere", too_many)
                 findings.append(judge(operand, declared, -1))
             assert findings[0] == findings[1]
 
@@ -220,12 +221,12 @@ def test_grid_of_fewer_bits_than_a_window_shows_is_not_searched(
     monkeypatch.setattr(Grid, "both", noted)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
     assert judge(x, BF16, -1).status is Status.ENGAGED
+    assert set(searched) == {"hifp8"}, "that without a scale, on which a large element may be"
+    searched.clear()
+    assert judge(quantise_as("mxfp8", x), MXFP8, -1).status is Status.ENGAGED
     assert {"hifp8", "fp8_e4m3"} <= set(searched), (
         "those of scales that are no powers of two, or fixed"
     )
-    assert not [format_ for format_ in searched if format_.startswith("mx")]
-    searched.clear()
-    assert judge(quantise_as("mxfp8", x), MXFP8, -1).status is Status.ENGAGED
     assert {format_ for format_ in searched if format_.startswith("mx")} == {"mxfp6_e2m3"}
 
 
