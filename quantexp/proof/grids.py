@@ -237,9 +237,10 @@ def _are_too_many_everywhere(windows: Tensor, mantissa: Tensor) -> bool:
 
     An element of at most four significant bits has at most 8 significands. A tensor scale leaves 8, too. An exact scale
     is known up to two steps of the working precision in either direction, so at most 5 values are near each. A block
-    scale of NVFP4 multiplies its 8 significands with 2 of the element; at most 3 values are near each of these 16. So 48
-    are the most, and a window with more has a normal element off the grid. That element is telling: the step of the grid
-    is at least a sixteenth of it, that of the working precision at most a 128th.
+    scale of NVFP4 multiplies its 8 significands with 2 of the element; at most 3 values are near each of these 16.
+
+    So 48 are the most, and a window with more has a normal element off the grid. That element is telling: the step of
+    the grid is at least a sixteenth of it, that of the working precision at most a 128th.
     """
     normal = windows.abs() >= torch.finfo(windows.dtype).smallest_normal
     ordered = mantissa.masked_fill(~normal, 0.0).flatten(1).sort(dim=1).values
