@@ -1,10 +1,11 @@
 """A synthetic language whose entropy is known, so that losses have a known floor; nothing is downloaded.
 
-It is a Markov source: every symbol depends on the `ORDER` symbols before it. Each of these contexts is followed by one
-of `SUCCESSORS` symbols, with probabilities that are drawn once, so a model has 230,000 numbers to learn. A document is
-a stretch of the source in its stationary state.
+It is a Markov source: every symbol depends on the three symbols before it. Its distribution is a mixture of three, which
+depend on the last one, two and three symbols and are drawn once. So there is something to learn at every length of
+training: 32 distributions in the first steps, then 1,024, then 32,768. A document is a stretch of the source in its
+stationary state.
 
-    # C contexts, S successors of each, D documents
+    # C contexts, S symbols, D documents
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 SYMBOLS = "abcdefghijklmnopqrstuvwxyz .,;:-"
-ORDER, SUCCESSORS = 3, 8
+#: The share of the distributions that depend on the last one, two and three symbols.
+SHARES = (0.4, 0.35, 0.25)
 NUM_DOCUMENTS, DOCUMENT_LENGTH = 4096, 4096
-_NUM_CONTEXTS = len(SYMBOLS) ** ORDER
-#: The concentration of the Dirichlet distribution of a context's probabilities: one or two symbols are likely.
-_CONCENTRATION = 0.5
+_NUM_CONTEXTS = len(SYMBOLS) ** len(SHARES)
+#: The concentration of the Dirichlet distribution of a context's probabilities: two or three symbols are likely.
+_CONCENTRATION = 0.08
 _SEED = 1
 _BURN_IN = 64
 #: Steps of the power iteration; the distance to the stationary state falls by a constant factor at each.
@@ -38,22 +40,27 @@ def write_documents(file: Path) -> None:
 
 def entropy_rate() -> float:
     """The entropy of a symbol whose context is known, in nats: no model's mean loss is lower."""
-    successors_CS, p_CS = _source()
-    next_CS = _following(np.arange(_NUM_CONTEXTS)[:, None], successors_CS).ravel()
+    p_CS = _source()
     state_C = np.full(_NUM_CONTEXTS, 1 / _NUM_CONTEXTS)
     for _ in range(_STEPS):
-        moved = np.bincount(next_CS, (state_C[:, None] * p_CS).ravel(), _NUM_CONTEXTS)
+        # The first symbol of a context is forgotten, so contexts that differ in it alone lead to the same ones.
+        moved = (state_C[:, None] * p_CS).reshape(len(SYMBOLS), -1).sum(0)
         state_C = moved / moved.sum()
     return float(-(state_C[:, None] * p_CS * np.log(p_CS)).sum())
 
 
 @cache
-def _source() -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The successors of each context and their probabilities; any version of numpy draws the same by `RandomState`."""
+def _source() -> NDArray[np.float64]:
+    """The probabilities of each context's symbols; any version of numpy draws the same by `RandomState`."""
     random = np.random.RandomState(_SEED)
-    order = np.argsort(random.random_sample((_NUM_CONTEXTS, len(SYMBOLS))), axis=1, kind="stable")
-    weights_CS = random.standard_gamma(_CONCENTRATION, (_NUM_CONTEXTS, SUCCESSORS)) + 1e-12
-    return order[:, :SUCCESSORS], weights_CS / weights_CS.sum(1, keepdims=True)
+    p_CS = np.zeros((_NUM_CONTEXTS, len(SYMBOLS)))
+    for order, share in enumerate(SHARES, 1):
+        shape = (len(SYMBOLS) ** order, len(SYMBOLS))
+        weights = random.standard_gamma(_CONCENTRATION, shape) + 1e-12
+        p_CS += share * np.tile(
+            weights / weights.sum(1, keepdims=True), (_NUM_CONTEXTS // shape[0], 1)
+        )
+    return p_CS
 
 
 def _following(context: NDArray[np.int64], symbol: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -63,15 +70,13 @@ def _following(context: NDArray[np.int64], symbol: NDArray[np.int64]) -> NDArray
 
 def _symbols() -> NDArray[np.int64]:
     """The documents' symbols, [D, length]."""
-    successors_CS, p_CS = _source()
-    limits_CS = np.cumsum(p_CS, axis=1)
+    limits_CS = np.cumsum(_source(), axis=1)
     random = np.random.RandomState(_SEED + 1)
     context_D = random.randint(_NUM_CONTEXTS, size=NUM_DOCUMENTS)
     symbols = np.empty((DOCUMENT_LENGTH, NUM_DOCUMENTS), dtype=np.int64)
     for i in range(-_BURN_IN, DOCUMENT_LENGTH):
         drawn_D = random.random_sample(NUM_DOCUMENTS)
-        choice_D = (drawn_D[:, None] > limits_CS[context_D, :-1]).sum(1)
-        symbol_D = successors_CS[context_D, choice_D]
+        symbol_D = (drawn_D[:, None] > limits_CS[context_D, :-1]).sum(1)
         if i >= 0:
             symbols[i] = symbol_D
         context_D = _following(context_D, symbol_D)
