@@ -43,7 +43,7 @@ def choice(file: Path) -> list[str]:
     if group == "parallel" and name != "none":
         model = name.rpartition("_")[0] or "llama32-1b"
         return [f"model={model}", chosen, "memory=1000"]
-    return [f"+{chosen}" if group == "experiment" else chosen]
+    return [f"+{chosen}" if group in ("experiment", "size") else chosen]
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "experiment"], ids=str)
@@ -53,7 +53,7 @@ def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -
     assert read(tmp_path / "config.yaml") == experiment
     group = file.parts[0]
     if str(file.parent) not in {*SUBGROUPS, CUT} and group != "config":
-        section = getattr(experiment, group)
+        section = experiment.training if group == "size" else getattr(experiment, group)
         assert (section.kind if group == "launcher" else section.name) == file.name
 
 
@@ -91,6 +91,23 @@ def test_shipped_experiment_is_one_or_a_sweep(file: Path, tmp_path: Path) -> Non
     for point in points:
         save(point.experiment, tmp_path / "config.yaml")
         assert read(tmp_path / "config.yaml") == point.experiment
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_experiments_of_a_size_share_their_bf16_runs(size: str) -> None:
+    """Those that compare schemes: 3 runs of bf16, 6 of perturbed bf16, and nothing but the scheme differs."""
+    files = [
+        f for f in FILES if f.parts[0] == "experiment" and f.stem not in ("matched", "ten_schemes")
+    ]
+    shared = []
+    for file in files:
+        points = compose_points([*choice(file), f"size={size}"], None, {})
+        shared.append([p.experiment for p in points if derived_name(p.experiment.quant) == "bf16"])
+        others = {p.experiment.quant.name for p in points} - {"bf16"}
+        assert len(points) == 9 + 3 * len(others)
+    assert [len(each) for each in shared] == [9] * len(files)
+    assert all(each == shared[0] for each in shared)
+    assert {each.training.chaos for each in shared[0]} == {0, 1, 2}
 
 
 def test_quant_contains_exactly_the_ten_schemes() -> None:

@@ -22,6 +22,7 @@ KINDS: dict[str, str | None] = {
     "captures": "capture",
     "launchers": "launcher",
     "layouts": "parallel",
+    "sizes": "size",
     "experiments": "experiment",
     "runs": None,
 }

@@ -1,8 +1,8 @@
 """A synthetic language whose entropy is known, so that losses have a known floor; nothing is downloaded.
 
-It is a Markov source: every symbol depends on the three symbols before it. Its distribution is a mixture of three, which
-depend on the last one, two and three symbols and are drawn once. So there is something to learn at every length of
-training: 32 distributions in the first steps, then 1,024, then 32,768. A document is a stretch of the source in its
+It is a Markov source: every symbol depends on the three symbols before it. Its distribution is a mixture of three,
+which depend on the last one, two and three symbols and are drawn once. So there is something to learn at every length
+of training: 32 distributions in the first steps, then 1,024, then 32,768. A document is a stretch of the source in its
 stationary state.
 
     # C contexts, S symbols, D documents

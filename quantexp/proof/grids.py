@@ -31,8 +31,6 @@ from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
 
 #: Elements that must agree before a grid counts as proved.
 EVIDENCE = 64
-#: Parts of an operand that are examined for other formats.
-WINDOWS = 16
 #: Divisor for the number of lines of a window that are examined first.
 _FEW_LINES = 8
 #: Largest number of distinct significands of an operand of both signs that is not in the working precision.
@@ -329,34 +327,3 @@ def _is_varied(mantissa: Tensor, telling: Tensor) -> Tensor:
         counts = torch.unique(values[mask], return_counts=True)[1]
         varied[i] = bool(counts.numel()) and int(counts.sum() - counts.max()) >= EVIDENCE
     return varied
-
-
-def windows_of(x: Tensor, axis: int, block: int) -> Tensor:
-    """Evenly spread parts of x, as [windows, lines, elements along the axis], with whole blocks in both directions.
-
-    Each has 32 lines of at least 64 elements (fewer if x has fewer), starting at multiples of these.
-    """
-    lines = x.movedim(axis, -1)
-    while lines.dim() < 3:
-        lines = lines.unsqueeze(0)
-    height, width = min(32, lines.shape[-2]), min(max(64, block), lines.shape[-1])
-    counts = (*lines.shape[:-2], lines.shape[-2] // height, lines.shape[-1] // width)
-    total = math.prod(counts)
-    picked = []
-    for i in range(min(WINDOWS, total)):
-        *stack, row, column = _unravel(
-            i * (total - 1) // max(1, WINDOWS - 1) if total > WINDOWS else i, counts
-        )
-        window = lines[tuple(stack)] if stack else lines
-        picked.append(
-            window[row * height : (row + 1) * height, column * width : (column + 1) * width]
-        )
-    return torch.stack(picked)
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
-    indices: list[int] = []
-    for size in reversed(shape):
-        flat, index = divmod(flat, size)
-        indices.insert(0, index)
-    return indices

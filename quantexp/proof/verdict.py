@@ -16,8 +16,9 @@ from torch import Tensor
 from quantexp.errors import EngagementError
 from quantexp.formats import QuantSpec
 from quantexp.processes.threads import threads
-from quantexp.proof.grids import Finding, Grid, Status, which_grid, windows_of
+from quantexp.proof.grids import Finding, Grid, Status, which_grid
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
+from quantexp.proof.windows import windows_of
 from quantexp.quant.precision import ModuleId, PrecisionMap, entry_record
 from quantexp.quant.sites import Slot
 

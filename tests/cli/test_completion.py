@@ -48,7 +48,19 @@ def words(line: str) -> list[str]:
         ("quant=more/linear_nvfp4_", ["quant=more/linear_nvfp4_recipe"]),
         ("quant/pv=mxfp8", ["quant/pv=mxfp8"]),
         ("+exp", ["+experiment="]),
-        ("+experiment=", ["+experiment=matched", "+experiment=ten_schemes"]),
+        (
+            "+experiment=m",
+            [
+                f"+experiment={name}"
+                for name in (
+                    "matched",
+                    "mxfp4_products",
+                    "mxfp4_recipe",
+                    "mxfp8_scale_rules",
+                    "mxfp8_tracks_bf16",
+                )
+            ],
+        ),
         ("training.prec", ["training.precision="]),
         ("training.precision=fp", ["training.precision=fp16", "training.precision=fp32"]),
         ("force=", ["force=true", "force=false"]),

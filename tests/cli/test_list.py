@@ -38,6 +38,7 @@ def names(kind: str, config_dir: Path | None = None) -> list[str]:
         ("captures", "capture"),
         ("launchers", "launcher"),
         ("layouts", "parallel"),
+        ("sizes", "size"),
         ("experiments", "experiment"),
     ],
 )

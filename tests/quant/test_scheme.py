@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from quantexp.config.compose import compose
 from quantexp.folders import conf_dir
 from quantexp.quant.precision import spec_record
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
@@ -174,6 +175,36 @@ def test_full_scheme_quantises_every_operand_of_the_scores_along_its_own_axis(fo
         targets = {slot: operand["amax_target"] for slot, operand in operands.items()}
         assert targets["dgrad_q.dS"] == targets["dgrad_k.dS"] == 224.0
         assert targets["fprop.q"] == targets["dgrad_k.q"] == 15.0
+
+
+#: scheme of quant/more -> format, the linear products that are quantised, and what differs from the format's options.
+OF_EXPERIMENTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "linear_mxfp8_floor": ("mxfp8", ("fprop", "dgrad", "wgrad"), {"scale_rule": "floor"}),
+    "linear_mxfp4_fprop": ("mxfp4", ("fprop",), {}),
+    "linear_mxfp4_dgrad": ("mxfp4", ("dgrad",), {}),
+    "linear_mxfp4_wgrad": ("mxfp4", ("wgrad",), {}),
+    "linear_mxfp4_backward": ("mxfp4", ("dgrad", "wgrad"), {}),
+}
+
+
+@pytest.mark.parametrize("scheme", OF_EXPERIMENTS)
+def test_schemes_of_experiments_differ_in_one_thing(scheme: str) -> None:
+    quant = compose([f"quant=more/{scheme}"], None, {}).quant
+    format_, products, options = OF_EXPERIMENTS[scheme]
+    operands = meaning(quant)
+    assert all(each["format"] == BF16 for site in ("qk", "pv") for each in operands[site].values())
+    for slot, operand in operands["linear"].items():
+        if slot.partition(".")[0] not in products:
+            assert operand["format"] == BF16, slot
+            continue
+        declared = {**OPTIONS[format_], **options}
+        assert {key: operand[key] for key in declared} == declared, slot
+
+
+def test_one_format_for_every_operand_in_fp8() -> None:
+    linear = meaning(compose(["quant=more/linear_fp8_e4m3"], None, {}).quant)["linear"]
+    assert {each["format"] for each in linear.values()} == {"fp8_e4m3"}
+    assert {each["amax_target"] for each in linear.values()} == {448.0}
 
 
 def test_option_spelt_out_as_the_default_changes_nothing() -> None:

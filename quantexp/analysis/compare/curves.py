@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from quantexp.analysis.compare.comparison import Comparison
-from quantexp.analysis.compare.forest import draw_forest
+from quantexp.analysis.compare.forest import LEGEND_ROWS, draw_forest
 from quantexp.analysis.compare.lines import Band, Line, lines_of, scheme_label
 from quantexp.analysis.compare.verdicts import Verdicts
 from quantexp.analysis.scheme_style import SchemeStyle
@@ -37,7 +37,7 @@ _MOST_LABEL_INCH = 3.2
 def draw_curves(comparison: Comparison, verdicts: Verdicts, folder: Path) -> list[Path]:
     """Draw `compare.png` and `compare.pdf` in `folder`; with intervals over seeds, they are a third part."""
     judged = [verdict for verdict in verdicts.schemes if verdict.interval]
-    extra_inch = _ROW_INCH * len(judged) + _FRAME_INCH if judged else 0.0
+    extra_inch = _ROW_INCH * (len(judged) + LEGEND_ROWS) + _FRAME_INCH if judged else 0.0
     figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH + extra_inch)
     heights = [4.2, 2.8, *([extra_inch] if judged else [])]
     top, bottom, *forest = figure.subplots(len(heights), 1, height_ratios=heights)

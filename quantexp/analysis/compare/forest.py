@@ -12,6 +12,8 @@ from quantexp.analysis.style import GREY, INK, NOTE_PT, TICK_PT, dress
 from quantexp.terminal.escaping import printable
 
 _SEED_SHADE, _CHAOS_SHADE = 0.12, 0.3
+#: The height of the legend above the schemes, in rows.
+LEGEND_ROWS = 0.8
 
 
 def draw_forest(
@@ -42,7 +44,7 @@ def draw_forest(
     largest = max(abs(x) for verdict in judged for x in (*verdict.gaps, *(verdict.interval or ())))
     limit = 1.15 * max(largest, (floors and floors.chaos) or 0.0) or 1.0
     ax.set_xlim(-limit, limit)
-    ax.set_ylim(len(judged) - 0.5, -0.5)
+    ax.set_ylim(len(judged) - 0.5, -0.5 - (LEGEND_ROWS if ax.get_legend() else 0))
     ax.set_yticks([])
 
 
@@ -59,7 +61,9 @@ def _draw_floors(ax: Axes, floors: Floors) -> None:
     if any(floor is not None for floor, *_ in bands):
         ax.legend(
             title="two bf16 runs differ, 19 of 20 times by less",
-            loc="best",
+            loc="upper left",
+            ncols=2,
+            alignment="left",
             fontsize=NOTE_PT,
             title_fontsize=NOTE_PT,
             frameon=False,

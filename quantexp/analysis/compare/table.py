@@ -9,6 +9,7 @@ from rich.text import Text
 
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import milestones
+from quantexp.analysis.compare.lines import lines_of
 from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.verdicts import Verdict, Verdicts
 from quantexp.terminal.console import plain
@@ -113,6 +114,7 @@ def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
     title = f"gap to {against}: mean {verdicts.measure} of {verdicts.window}"
     cells = [_verdict_cells(verdict) for verdict in verdicts.schemes]
     table = fitted_table(_VERDICTS, cells, console.width, title).table
+    console.print()
     console.print(table)
     shown = {str(column.header) for column in table.columns}
     for line in _floor_lines(verdicts, with_p="p" in shown):
@@ -151,23 +153,23 @@ def _verdict_cells(verdict: Verdict) -> list[str | Text]:
 
 
 def _print_ways(comparison: Comparison, console: Console) -> None:
-    """The gap at some intermediate iterations."""
-    rows = [r for r in comparison.rows if r.gap and not (r.is_baseline or r.is_perturbed)]
-    names = max((len(row.label) for row in rows), default=0)
+    """The gap of each scheme at some intermediate iterations, the mean over its seeds."""
+    lines = [line for line in lines_of(comparison) if line.gaps.mean and not line.is_perturbed]
+    names = max((len(line.label) for line in lines), default=0)
     count = min(10, (console.width - min(names, 30) - 6) // _GAP_WIDTH)
-    longest = max((row.gap.iterations for row in rows if row.gap), key=len, default=())
+    longest = max((line.gaps.iterations for line in lines), key=len, default=())
     shown = milestones(longest, count)
     if len(shown) < 2:
         return
     columns = [Column("scheme", shrink=Shrink.CUT_START)]
     columns += [Column(str(iteration), is_number=True) for iteration in shown]
     cells: list[list[str | Text]] = []
-    for row in rows:
-        assert row.gap is not None
-        at = dict(zip(row.gap.iterations, row.gap.gaps, strict=True))
+    for line in lines:
+        at = dict(zip(line.gaps.iterations, line.gaps.mean, strict=True))
         gaps = [f"{at[i]:+.4f}" if i in at else "-" for i in shown]
-        cells.append([escape(row.label), *gaps])
+        cells.append([escape(line.label), *gaps])
     title = "gap to bf16 on the way, by iteration"
+    console.print()
     console.print(fitted_table(columns, cells, console.width, title).table)
 
 
@@ -177,7 +179,7 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
     stead = f", or from {comparison.rows[0].label} where there is none" if lacking else ""
     columns = [Column("scheme", shrink=Shrink.WRAP)]
     columns += [Column(name, worth=1, shrink=Shrink.WRAP) for name in ("what", "baseline", "here")]
-    lines = {row.label: list(_differences(row)) for row in comparison.rows}
+    lines = _differences_by_label(comparison)
     rows: list[list[str | Text]] = [
         [plain(label if i == 0 else ""), *map(plain, cells)]
         for label, each in lines.items()
@@ -187,6 +189,7 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
         return
     title = f"what differs from the baseline{stead}"
     fitted = fitted_table(columns, rows, console.width, title)
+    console.print()
     if not fitted.left_out:
         console.print(fitted.table)
         return
@@ -197,6 +200,19 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
         for what, baseline, here in each:
             console.print(Padding(plain(what), (0, 0, 0, 2)))
             console.print(Padding(plain(f"{baseline} -> {here}"), (0, 0, 0, 4)))
+
+
+def _differences_by_label(comparison: Comparison) -> dict[str, list[tuple[str, str, str]]]:
+    """The differences of each scheme once, or of each of its runs if they are not the same."""
+    by_label = {}
+    for line in lines_of(comparison):
+        rows = [comparison.rows[i] for i in line.rows]
+        each = [_differences(row) for row in rows]
+        if each.count(each[0]) == len(each):
+            by_label[line.label] = each[0]
+        else:
+            by_label |= {row.label: one for row, one in zip(rows, each, strict=True)}
+    return by_label
 
 
 def _differences(row: Row) -> list[tuple[str, str, str]]:

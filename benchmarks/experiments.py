@@ -1,0 +1,195 @@
+"""What the shipped experiments gave, from their run folders: the table of docs/experiments/README.md.
+
+    python benchmarks/experiments.py RUNS [--write]
+
+RUNS is the folder of runs of one size. The table is printed, or with `--write` replaces the one on the page. Each page
+of docs/experiments states the rule that decides; `EXPERIMENTS` applies it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantexp.analysis.compare.comparison import compare
+from quantexp.analysis.compare.side import Side, read_side
+from quantexp.analysis.compare.verdicts import Verdict, Verdicts, judge
+from quantexp.runs.paths import RunDir
+
+PAGE = Path(__file__).parent.parent / "docs" / "experiments" / "README.md"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+#: A gap of this part of the loss counts as none.
+NEAR = 0.005
+REPRODUCED, REFUTED, OPEN = "reproduced", "refuted", "not resolved at this size"
+
+
+def is_near(verdict: Verdict) -> str:
+    """Whether a scheme's loss is that of bf16, or within 0.5% of it."""
+    if verdict.interval is None:
+        return OPEN
+    if verdict.words == "inside the chaos floor":
+        return REPRODUCED
+    assert verdict.relative is not None
+    level = verdict.mean / verdict.relative if verdict.relative else 0.0
+    low, high = verdict.interval
+    limit = NEAR * level
+    if max(-low, high) <= limit:
+        return REPRODUCED
+    return REFUTED if low > limit or high < -limit else OPEN
+
+
+def is_above(verdict: Verdict) -> str:
+    """Whether a scheme's loss is above that of the other."""
+    return {"above": REPRODUCED, "below": REFUTED}.get(verdict.words.partition(" ")[0], OPEN)
+
+
+def is_below(verdict: Verdict) -> str:
+    """Whether a scheme's loss is below that of the other."""
+    return {"above": REFUTED, "below": REPRODUCED}.get(verdict.words.partition(" ")[0], OPEN)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One comparison of an experiment."""
+
+    scheme: str
+    against: str
+    outcome: Callable[[Verdict], str]
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """An experiment: its schemes besides bf16, and its questions."""
+
+    name: str
+    claim: str
+    schemes: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+
+BF16 = "bf16"
+EXPERIMENTS = (
+    Shipped(
+        "mxfp8_tracks_bf16",
+        "MXFP8 tracks bf16",
+        ("linear_mxfp8",),
+        (Question("linear_mxfp8", BF16, is_near),),
+    ),
+    Shipped(
+        "mxfp8_scale_rules",
+        "floor is worse than rceil",
+        ("linear_mxfp8", "linear_mxfp8_floor"),
+        (Question("linear_mxfp8_floor", "linear_mxfp8", is_above),),
+    ),
+    Shipped(
+        "mxfp4_recipe",
+        "MXFP4 is above bf16, the recipe closer",
+        ("linear_mxfp4", "linear_mxfp4_backward", "linear_mxfp4_sr_rht"),
+        (
+            Question("linear_mxfp4", BF16, is_above),
+            Question("linear_mxfp4_sr_rht", "linear_mxfp4_backward", is_below),
+        ),
+    ),
+    Shipped(
+        "mxfp4_products",
+        "MXFP4 hurts most in wgrad",
+        ("linear_mxfp4_fprop", "linear_mxfp4_dgrad", "linear_mxfp4_wgrad", "linear_mxfp4"),
+        (
+            Question("linear_mxfp4_fprop", "linear_mxfp4_wgrad", is_below),
+            Question("linear_mxfp4_dgrad", "linear_mxfp4_wgrad", is_below),
+        ),
+    ),
+    Shipped(
+        "hifp8_against_fp8",
+        "HiF8 tracks bf16",
+        ("linear_hifp8", "linear_mxfp8", "linear_fp8_e4m3"),
+        (Question("linear_hifp8", BF16, is_near),),
+    ),
+)
+
+
+def overall(outcomes: Sequence[str]) -> str:
+    """The outcome of an experiment with several questions."""
+    if REFUTED in outcomes:
+        return REFUTED
+    return REPRODUCED if set(outcomes) == {REPRODUCED} else OPEN
+
+
+def judged(sides: Sequence[Side], shipped: Shipped) -> list[tuple[Question, Verdict, Verdicts]]:
+    """The verdicts on an experiment's questions; the schemes of the others have no part in them.
+
+    Raises:
+        LookupError: a question's runs are missing.
+    """
+    chosen = [side for side in sides if side.scheme in (BF16, *shipped.schemes)]
+    comparison = compare(chosen)
+    results = []
+    for question in shipped.questions:
+        verdicts = judge(comparison, None, None if question.against == BF16 else question.against)
+        found = [verdict for verdict in verdicts.schemes if verdict.label == question.scheme]
+        if not found:
+            raise LookupError(
+                f"{shipped.name}: no runs of {question.scheme} beside {question.against}"
+            )
+        results.append((question, found[0], verdicts))
+    return results
+
+
+def table(sides: Sequence[Side]) -> str:
+    """The results of all experiments in Markdown."""
+    lines = [
+        "| experiment | comparison | seeds | gap, nats | 95% interval | relative | verdict | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for shipped in EXPERIMENTS:
+        results = judged(sides, shipped)
+        end = overall([question.outcome(verdict) for question, verdict, _ in results])
+        for i, (question, verdict, _) in enumerate(results):
+            low, high = verdict.interval or (float("nan"), float("nan"))
+            first = f"[{shipped.claim}]({shipped.name}.md)" if i == 0 else ""
+            lines.append(
+                f"| {first} | `{question.scheme}` to `{question.against}` | {len(verdict.seeds)} | "
+                f"{verdict.mean:+.4f} | {low:+.4f} to {high:+.4f} | {verdict.relative or 0:+.2%} | "
+                f"{verdict.words} | {f'**{end}**' if i == 0 else ''} |"
+            )
+    floors = judged(sides, EXPERIMENTS[0])[0][2].floors[0]
+    assert floors.chaos is not None, "all experiments have perturbed runs"
+    lines += [
+        "",
+        f"By last bits of the initial weights, two runs of bf16 differ by more than {floors.chaos:.4f} nats in one of",
+        f"20 cases ({floors.num_chaos} pairs). The last run ended on {_last_day(sides)}.",
+    ]
+    return "\n".join(lines)
+
+
+def _last_day(sides: Sequence[Side]) -> str:
+    ends = [side.status.finished for side in sides if side.status and side.status.finished]
+    return max(ends)[:10] if ends else "an unknown day"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print the table, or write it into the page."""
+    parser = argparse.ArgumentParser(description="The results of the shipped experiments.")
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    arguments = parser.parse_args(words)
+    sides = [
+        read_side(RunDir(folder))
+        for folder in sorted(arguments.runs.iterdir())
+        if (folder / "config.yaml").is_file()
+    ]
+    shown = table(sides)
+    if not arguments.write:
+        sys.stdout.write(shown + "\n")
+        return
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{shown}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

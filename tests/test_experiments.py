@@ -1,0 +1,118 @@
+"""The table of the shipped experiments: its rules, and that pages, files and table belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import experiments
+import pytest
+
+from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.compare.verdicts import Verdict
+from quantexp.folders import conf_dir
+from tests.analysis.compare.runs import Runs
+
+FOLDER = Path(__file__).parent.parent / "docs" / "experiments"
+
+
+def verdict(
+    mean: float, half: float, words: str = "cannot be told (would need about 9 seeds)"
+) -> Verdict:
+    """Of three seeds at a loss of 3: 0.5% of it is 0.015."""
+    interval = (mean - half, mean + half)
+    return Verdict(
+        "scheme", "bf16", (1, 2, 3), (mean,) * 3, (181, 200), mean, mean / 3, interval, words=words
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "words", "outcome"),
+    [
+        (0.01, 0.004, "above bf16", "reproduced"),
+        (-0.01, 0.006, "cannot be told", "not resolved at this size"),
+        (0.03, 0.01, "above bf16", "refuted"),
+        (-0.03, 0.01, "below bf16", "refuted"),
+        (0.01, 0.04, "inside the chaos floor", "reproduced"),
+        (0.01, 0.04, "cannot be told", "not resolved at this size"),
+    ],
+)
+def test_near_is_within_half_a_percent(mean: float, half: float, words: str, outcome: str) -> None:
+    assert experiments.is_near(verdict(mean, half, words)) == outcome
+
+
+@pytest.mark.parametrize(
+    ("words", "above", "below"),
+    [
+        ("above bf16", "reproduced", "refuted"),
+        ("below bf16", "refuted", "reproduced"),
+        ("inside the chaos floor", "not resolved at this size", "not resolved at this size"),
+        ("cannot be told", "not resolved at this size", "not resolved at this size"),
+    ],
+)
+def test_order_is_what_the_verdict_says(words: str, above: str, below: str) -> None:
+    assert experiments.is_above(verdict(0.1, 0.2, words)) == above
+    assert experiments.is_below(verdict(0.1, 0.2, words)) == below
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "end"),
+    [
+        (["reproduced", "reproduced"], "reproduced"),
+        (["reproduced", "refuted"], "refuted"),
+        (["reproduced", "not resolved at this size"], "not resolved at this size"),
+    ],
+)
+def test_all_questions_decide(outcomes: list[str], end: str) -> None:
+    assert experiments.overall(outcomes) == end
+
+
+def test_each_experiment_has_a_file_a_page_and_a_line_of_the_table() -> None:
+    names = {each.name for each in experiments.EXPERIMENTS}
+    assert names == {f.stem for f in (conf_dir() / "experiment").glob("*.yaml")} - {
+        "matched",
+        "ten_schemes",
+    }
+    assert names == {page.stem for page in FOLDER.glob("*.md")} - {"README"}
+    text = (FOLDER / "README.md").read_text()
+    table = text.split(experiments.BEGIN)[1].split(experiments.END)[0]
+    assert all(f"({name}.md)" in table for name in names)
+    for page in FOLDER.glob("*_*.md"):
+        parts = ("**Claim.**", "**Design.**", "**What decides.**", "**Result.**")
+        places = [page.read_text().find(part) for part in parts]
+        assert -1 not in places, page
+        assert places == sorted(places), page
+
+
+def test_table_is_written_from_the_runs_and_says_which_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(tmp_path / "runs")
+    schemes = {
+        "linear_mxfp8": 0.001,
+        "linear_mxfp8_floor": 0.1,
+        **dict.fromkeys(("linear_mxfp4", "linear_mxfp4_backward", "linear_mxfp4_wgrad"), 0.2),
+        **dict.fromkeys(("linear_mxfp4_fprop", "linear_mxfp4_dgrad", "linear_mxfp4_sr_rht"), 0.1),
+    }
+    folders = []
+    for seed in (1, 2, 3):
+        noise = 0.0001 * seed
+        folders.append(runs.add("bf16", [3.0] * 20, seed=seed, iterations=20))
+        folders.append(runs.add("bf16", [3.0 + noise] * 20, seed=seed, iterations=20, chaos=1))
+        for scheme, gap in schemes.items():
+            folders.append(runs.add(scheme, [3.0 + gap + noise] * 20, seed=seed, iterations=20))
+    sides = [read_side(folder) for folder in folders]
+    with pytest.raises(LookupError, match="hifp8_against_fp8: no runs of linear_hifp8 beside bf16"):
+        experiments.table(sides)
+    folders += [
+        runs.add("linear_hifp8", [3.1 + 0.0001 * seed] * 20, seed=seed, iterations=20)
+        for seed in (1, 2, 3)
+    ]
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{experiments.BEGIN}\nold\n{experiments.END}\nafter\n")
+    monkeypatch.setattr(experiments, "PAGE", page)
+    experiments.main([str(runs.root), "--write"])
+    lines = page.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    assert "old" not in lines
+    ends = [line.rpartition("| ")[2] for line in lines if line.startswith("| [")]
+    assert ends == ["**reproduced** |"] * 4 + ["**refuted** |"]
