@@ -302,6 +302,16 @@ def captures(setting: Setting) -> Iterator[tuple[str, Case]]:
     yield "checkpoints", lambda: [saving.results([], setting.pick(10, 3))]
 
 
+def experiment(setting: Setting) -> Iterator[tuple[str, Case]]:
+    """`mxfp8_tracks_bf16` at `size=full`, one seed, cut to 60 steps of 16,384 tokens of the synthetic language."""
+    words = ["+size=full", "dataset=synthetic", "capture=off", "analysis.auto=false"]
+    words += [f"paths.root={setting.folder}", "training.global_batch_size=8"]
+    cut = ["training.iterations=60", "training.warmup_iterations=10"]
+    words += setting.pick(cut, [*_TINY, "training.seq_length=64"])
+    for scheme in ("bf16", "linear_mxfp8"):
+        yield scheme, lambda scheme=scheme: [_in_process([*words, f"quant={scheme}"])]  # type: ignore[misc]
+
+
 PARTS = [
     Part("commands", "Runs by the public command", commands),
     Part("schemes", "The ten schemes, 4096 tokens", schemes),
@@ -311,4 +321,5 @@ PARTS = [
     Part("steps", "Steps of Llama 3.2 1B", steps),
     Part("attention", "Attention", attention, environment={"TRITON_INTERPRET": "1"}),
     Part("captures", "Captures and checkpoints", captures),
+    Part("experiment", "An experiment at full size, cut to 60 steps", experiment, 200.0),
 ]
