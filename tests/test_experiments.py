@@ -90,6 +90,7 @@ def test_table_is_written_from_the_runs_and_says_which_are_missing(
     schemes = {
         "linear_mxfp8": 0.001,
         "linear_mxfp8_floor": 0.1,
+        "linear_fp8_e4m3": 0.0,
         **dict.fromkeys(("linear_mxfp4", "linear_mxfp4_backward", "linear_mxfp4_wgrad"), 0.2),
         **dict.fromkeys(("linear_mxfp4_fprop", "linear_mxfp4_dgrad", "linear_mxfp4_sr_rht"), 0.1),
     }
@@ -101,8 +102,7 @@ def test_table_is_written_from_the_runs_and_says_which_are_missing(
         for scheme, gap in schemes.items():
             folders.append(runs.add(scheme, [3.0 + gap + noise] * 20, seed=seed, iterations=20))
     sides = [read_side(folder) for folder in folders]
-    with pytest.raises(LookupError, match="hifp8_against_fp8: no runs of linear_hifp8 beside bf16"):
-        experiments.table(sides)
+    assert experiments.table(sides).count("not run yet") == 1, "hifp8 has no runs"
     folders += [
         runs.add("linear_hifp8", [3.1 + 0.0001 * seed] * 20, seed=seed, iterations=20)
         for seed in (1, 2, 3)
