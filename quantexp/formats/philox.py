@@ -7,7 +7,8 @@ Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy 
     word     index % 4 of the four              bits      the upper 24 of a word
 
 so an element's number does not depend on how a tensor is split or stored. 64-bit integers hold the products of 32-bit
-words; they wrap, and a mask extracts the upper half of the wrapped value.
+words; they wrap, and a mask extracts the upper half of the wrapped value. On a CPU with a compiler, compiled code
+computes the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quantexp.formats.kernels import cpu
 from quantexp.formats.spec import QuantSpec, check_draw
 from quantexp.formats.types import Rounding
 
@@ -127,7 +129,10 @@ def _chunk(device: torch.device, num_counters: int) -> int:
 
 
 def _fill(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
-    """Write the four numbers of each counter to the last axis of `numbers`; `index` has all other axes."""
+    """Write the four numbers of each counter to the last axis of contiguous `numbers`; `index` has all other axes."""
+    if cpu.draws(index):
+        cpu.draw(numbers, index, seed, offset)
+        return
     key = (seed & _MASK, seed >> _WORD)
     above = (offset & _MASK, offset >> _WORD)
     for place, word in enumerate(philox4x32((index & _MASK, index >> _WORD, *above), key)):

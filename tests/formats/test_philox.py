@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from quantexp.formats import philox
+from quantexp.formats.kernels import cpu
 from quantexp.formats.philox import Place, philox4x32, random_integers, random_integers_at
 from quantexp.formats.verify import rational as gold
+from quantexp.processes.threads import threads as using_threads
 
 CPU = torch.device("cpu")
 #: Counter, key and words, from the file of known answers that comes with Random123.
@@ -37,6 +39,14 @@ def test_results_are_the_known_answers(
     assert gold.philox4x32(counter, key) == words
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code where there is a compiler, and torch's."""
+    if request.param == "torch":
+        monkeypatch.setattr(cpu, "draws", lambda _: False)
+
+
+@pytest.mark.usefixtures("code")
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 7, 2**64 - 1])
 @pytest.mark.parametrize("offset", [0, 3, 2**40, 2**64 - 1])
 def test_numbers_follow_from_seed_offset_and_index(seed: int, offset: int) -> None:
@@ -51,6 +61,23 @@ def test_an_index_beyond_32_bits_has_a_counter_of_its_own() -> None:
     got = torch.stack([torch.as_tensor(word) for word in words], dim=1).flatten() >> 8
     seed, offset = 7 + (8 << 32), 5 + (6 << 32)
     assert got.tolist() == [gold.random_integer(start + i, seed, offset) for i in range(8)]
+
+
+def test_compiled_code_draws_the_same_in_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, shape = Place((3, 2**33, 7), (1, 2**32 - 3, 2)), (2, 3000, 5)
+    drawn = []
+    for threads in (1, 2):
+        with using_threads(threads):
+            drawn += [
+                random_integers(30_001, 3, 4, CPU),
+                random_integers_at(place, shape, 3, 4, CPU),
+            ]
+    monkeypatch.setattr(cpu, "draws", lambda _: False)
+    for numbers, at in (drawn[:2], drawn[2:]):
+        assert torch.equal(numbers, random_integers(30_001, 3, 4, CPU))
+        assert torch.equal(at, random_integers_at(place, shape, 3, 4, CPU))
 
 
 def test_the_size_of_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

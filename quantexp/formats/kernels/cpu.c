@@ -8,6 +8,7 @@
    is allocated, and nothing outlives a call. */
 
 #include "hif8_bf16.h"
+#include "philox.h"
 
 /* A unit of blocks along memory: at most a span of a row. */
 INLINE int64_t span_of(const job *j) { return SHARE / j->block * j->block; }
@@ -224,4 +225,13 @@ void restore_threads(int64_t threads) {
     GOMP_parallel(restore, 0, (unsigned)threads, 0);
   else
     restore(0);
+}
+
+/* The random numbers of all counters. */
+void random_integers(draw *d, int64_t threads) {
+  d->next = 0;
+  if (threads > 1 && d->count > COUNTERS && GOMP_parallel)
+    GOMP_parallel(take_counters, d, (unsigned)threads, 0);
+  else
+    take_counters(d);
 }

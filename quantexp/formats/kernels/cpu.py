@@ -1,8 +1,8 @@
 """CPU kernels in compiled code (`cpu.c`): the reference's values, close to the CPU's memory bandwidth.
 
-They round bfloat16, float16 and float32 to nearest in MX, FP8 and HiF8. The torch code handles stochastic rounding,
-`pre_scale`, NVFP4, blocks above 256, tensor subclasses and tracing by torch.compile. The threads are torch's own, as
-many as `torch.get_num_threads()`, if torch uses OpenMP.
+They round bfloat16, float16 and float32 to nearest in MX, FP8 and HiF8. The torch code handles stochastic rounding (all
+but its random numbers), `pre_scale`, NVFP4, blocks above 256, tensor subclasses and tracing by torch.compile. The
+threads are torch's own, as many as `torch.get_num_threads()`, if torch uses OpenMP.
 
 Memory reads and writes, in tensors: 1 and 1 for MX and formats without a tensor scale; 1 more read if the tensor scale
 depends on amax; 1 and 2 for two copies along two axes.
@@ -73,6 +73,17 @@ class _Job(ctypes.Structure):
     )
 
 
+class _Draw(ctypes.Structure):
+    _fields_ = (
+        ("index", ctypes.c_void_p),
+        ("numbers", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("next", ctypes.c_int64),
+    )
+
+
 class Compiled:
     """The compiled functions and their capabilities on this machine."""
 
@@ -82,6 +93,9 @@ class Compiled:
         self.quantise.argtypes, self.quantise.restype = arguments, None
         self.largest_finite = library.largest_finite
         self.largest_finite.argtypes, self.largest_finite.restype = arguments, ctypes.c_uint32
+        self.random_integers = library.random_integers
+        self.random_integers.argtypes = (ctypes.POINTER(_Draw), ctypes.c_int64)
+        self.random_integers.restype = None
         #: Exact arithmetic in that many of torch's threads (see `exact_mode`): whether a mode was changed.
         self.make_threads_exact = library.make_threads_exact
         self.make_threads_exact.argtypes = (ctypes.c_int64,)
@@ -170,6 +184,21 @@ def finite_amax(x_N: Tensor) -> Tensor:
     bits = compiled.largest_finite(job, torch.get_num_threads()) if x_N.numel() else 0
     amax = struct.unpack("<f", struct.pack("<I", bits))[0]
     return torch.tensor(amax, dtype=torch.float32, device="cpu")
+
+
+def draws(index: Tensor) -> bool:
+    """Whether `draw` accepts these counters."""
+    is_real = type(index) is Tensor and not torch.compiler.is_compiling()
+    return is_real and index.device.type == "cpu" and functions() is not None
+
+
+def draw(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
+    """Write the random numbers of the counters `index`, int64 [...], to the contiguous `numbers`, float32 [..., 4]."""
+    compiled = functions()
+    assert compiled is not None, "claimed"
+    index = index.contiguous()
+    job = _Draw(index.data_ptr(), numbers.data_ptr(), index.numel(), seed, offset)
+    compiled.random_integers(job, torch.get_num_threads())
 
 
 def _extents(shape: torch.Size, axis: int) -> tuple[int, int, int]:
