@@ -267,9 +267,9 @@ class Worker:
             write_record(self.context.run, self.context.rank.rank, record)
 
     def _train(self) -> None:
-        from quantexp.training.megatron.without_te import hide_broken_te
+        from quantexp.training.megatron.imported import import_megatron
 
-        hide_broken_te()
+        import_megatron()
         import torch
 
         from quantexp.training.megatron.data_loader import data_of, rank_batches

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from quantexp.training.megatron.without_te import hide_broken_te
+
 
 @contextmanager
 def compiling_on_first_call() -> Iterator[None]:
@@ -38,6 +40,9 @@ def compiling_on_first_call() -> Iterator[None]:
         torch.compile = compile_now
 
 
-with compiling_on_first_call():
-    import megatron.core.models.gpt.gpt_layer_specs
-    import megatron.core.optimizer  # noqa: F401
+def import_megatron() -> None:
+    """Import Megatron, without a broken Transformer Engine; call it before any other module imports Megatron."""
+    hide_broken_te()
+    with compiling_on_first_call():
+        import megatron.core.models.gpt.gpt_layer_specs
+        import megatron.core.optimizer  # noqa: F401

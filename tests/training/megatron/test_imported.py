@@ -10,10 +10,17 @@ import torch
 
 from quantexp.training.megatron.imported import compiling_on_first_call
 
+PROGRAM = """
+import sys
+from quantexp.training.megatron.imported import import_megatron
+import_megatron()
+import quantexp.training.megatron.trainer
+print('torch._inductor' in sys.modules)
+"""
+
 
 def test_trainer_loads_no_compiler() -> None:
-    program = "import sys; import quantexp.training.megatron.trainer; print('torch._inductor' in sys.modules)"
-    command = [sys.executable, "-W", "ignore", "-c", program]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
