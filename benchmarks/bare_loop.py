@@ -1,4 +1,4 @@
-"""A run of a small model beside a bare training loop of the same model in plain torch, by turns.
+"""A run of a small model beside a bare training loop of the same model in plain torch, interleaved.
 
     python benchmarks/bare_loop.py [--turns 5] [--iterations 30] [--precision bf16|fp32] [WORDS ...]
 
@@ -133,7 +133,7 @@ def of_quantexp(arguments: argparse.Namespace) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure by turns."""
+    """Measure in alternation."""
     parser = argparse.ArgumentParser(description="A small run beside a bare loop.")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -9,7 +11,7 @@ from rich.text import Text
 
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import milestones
-from quantexp.analysis.compare.lines import lines_of
+from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.verdicts import Verdict, Verdicts
 from quantexp.terminal.console import plain
@@ -51,8 +53,9 @@ def print_comparison(comparison: Comparison, verdicts: Verdicts, console: Consol
     for line in _footer(comparison, shown):
         console.print(line, style="dim italic", markup=False)
     _print_verdicts(verdicts, console)
-    _print_ways(comparison, console)
-    _print_differences(comparison, console)
+    lines = lines_of(comparison)
+    _print_ways(lines, console)
+    _print_differences(comparison, lines, console)
 
 
 def _results(comparison: Comparison, console: Console) -> set[str]:
@@ -152,9 +155,9 @@ def _verdict_cells(verdict: Verdict) -> list[str | Text]:
     ]
 
 
-def _print_ways(comparison: Comparison, console: Console) -> None:
+def _print_ways(schemes: Sequence[Line], console: Console) -> None:
     """The gap of each scheme at some intermediate iterations, the mean over its seeds."""
-    lines = [line for line in lines_of(comparison) if line.gaps.mean and not line.is_perturbed]
+    lines = [line for line in schemes if line.gaps.mean and not line.is_perturbed]
     names = max((len(line.label) for line in lines), default=0)
     count = min(10, (console.width - min(names, 30) - 6) // _GAP_WIDTH)
     longest = max((line.gaps.iterations for line in lines), key=len, default=())
@@ -173,13 +176,13 @@ def _print_ways(comparison: Comparison, console: Console) -> None:
     console.print(fitted_table(columns, cells, console.width, title).table)
 
 
-def _print_differences(comparison: Comparison, console: Console) -> None:
+def _print_differences(comparison: Comparison, schemes: Sequence[Line], console: Console) -> None:
     """A table if it fits; otherwise the two values below their key."""
     lacking = any(row.lacks for row in comparison.rows)
     stead = f", or from {comparison.rows[0].label} where there is none" if lacking else ""
     columns = [Column("scheme", shrink=Shrink.WRAP)]
     columns += [Column(name, worth=1, shrink=Shrink.WRAP) for name in ("what", "baseline", "here")]
-    lines = _differences_by_label(comparison)
+    lines = _differences_by_label(comparison, schemes)
     rows: list[list[str | Text]] = [
         [plain(label if i == 0 else ""), *map(plain, cells)]
         for label, each in lines.items()
@@ -202,10 +205,12 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
             console.print(Padding(plain(f"{baseline} -> {here}"), (0, 0, 0, 4)))
 
 
-def _differences_by_label(comparison: Comparison) -> dict[str, list[tuple[str, str, str]]]:
+def _differences_by_label(
+    comparison: Comparison, schemes: Sequence[Line]
+) -> dict[str, list[tuple[str, str, str]]]:
     """The differences of each scheme once, or of each of its runs if they are not the same."""
     by_label = {}
-    for line in lines_of(comparison):
+    for line in schemes:
         rows = [comparison.rows[i] for i in line.rows]
         each = [_differences(row) for row in rows]
         if each.count(each[0]) == len(each):
