@@ -101,7 +101,7 @@ EXPERIMENTS = (
     ),
     Shipped(
         "mxfp4_products",
-        "MXFP4 hurts most in wgrad",
+        "MXFP4 hurts most in the weight gradient",
         (
             Question("linear_mxfp4_fprop", "linear_mxfp4_wgrad", is_below),
             Question("linear_mxfp4_dgrad", "linear_mxfp4_wgrad", is_below),
