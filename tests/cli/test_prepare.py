@@ -109,8 +109,10 @@ def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
     (tmp_path / "a.xml").write_bytes(dump(texts(1500, most=200)))
     whole = prepared(tmp_path / "a.xml", tmp_path / "whole" / "x").prefix
     program = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
         "from pathlib import Path\n"
+        # A shell ignores it in what it starts with &, and so do the children of that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from quantexp.data.prepare import make, shards\n"
         "from tests.data.prepare.made import prepared\n"
         "made = make.make_output\n"
