@@ -1,8 +1,8 @@
 """What the shipped experiments gave, from their run folders: the table of docs/experiments/README.md.
 
-    python benchmarks/experiments.py RUNS [--write]
+    python benchmarks/experiments.py RUNS ... [--write]
 
-RUNS is the folder of runs of one size. The table is printed, or with `--write` replaces the one on the page. Each page
+RUNS are the folders of runs of one size. The table is printed, or with `--write` replaces the one on the page. Each page
 of docs/experiments states the rule that decides; `EXPERIMENTS` applies it.
 """
 
@@ -27,6 +27,8 @@ BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BF16 = "bf16"
 #: A gap of this part of the loss counts as none.
 NEAR = 0.005
+#: The learning rates of mx_instability, at `small` and at `full`: eight times those of all other experiments.
+HIGH_RATES = (1.6e-2, 4.8e-3)
 REPRODUCED, REFUTED, OPEN = "reproduced", "refuted", "not resolved at this size"
 
 
@@ -71,6 +73,7 @@ class Shipped:
     name: str
     claim: str
     questions: tuple[Question, ...]
+    has_high_rate: bool = False
 
     @property
     def schemes(self) -> set[str]:
@@ -112,6 +115,16 @@ EXPERIMENTS = (
         "HiF8 tracks bf16",
         (Question("linear_hifp8", BF16, is_near),),
     ),
+    Shipped(
+        "mx_instability",
+        "MXFP8 with floor is unstable at a high learning rate",
+        (
+            Question("linear_mxfp8_floor", BF16, is_above),
+            Question("linear_mxfp8_floor_fprop", "linear_mxfp8_floor", is_below),
+            Question("linear_mxfp8_floor_weights", "linear_mxfp8_floor", is_below),
+        ),
+        has_high_rate=True,
+    ),
 )
 
 
@@ -124,7 +137,12 @@ def overall(outcomes: Sequence[str]) -> str:
 
 def judged(sides: Sequence[Side], shipped: Shipped) -> list[tuple[Question, Verdict, Verdicts]]:
     """The verdicts on an experiment's questions, none if runs are missing; other schemes have no part in them."""
-    chosen = [side for side in sides if side.scheme in shipped.schemes]
+    chosen = [
+        side
+        for side in sides
+        if side.scheme in shipped.schemes
+        and (side.config["training"]["lr"] in HIGH_RATES) == shipped.has_high_rate
+    ]
     if {side.scheme for side in chosen} != shipped.schemes:
         return []
     comparison = compare(chosen)
@@ -174,11 +192,11 @@ def _last_day(sides: Sequence[Side]) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     """Print the table, or write it into the page."""
     parser = argparse.ArgumentParser(description="The results of the shipped experiments.")
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
     arguments = parser.parse_args(words)
-    folders = (file.parent for file in sorted(arguments.runs.glob("*/config.yaml")))
-    sides = [read_side(RunDir(folder)) for folder in folders]
+    files = [file for root in arguments.runs for file in sorted(root.glob("*/config.yaml"))]
+    sides = [read_side(RunDir(file.parent)) for file in files]
     shown = table([side for side in sides if side.state == "completed"])
     if not arguments.write:
         sys.stdout.write(shown + "\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import experiments
 import pytest
+from omegaconf import OmegaConf
 
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.verdicts import Verdict
@@ -66,6 +67,18 @@ def test_all_questions_decide(outcomes: list[str], end: str) -> None:
     assert experiments.overall(outcomes) == end
 
 
+def test_high_rates_are_those_of_the_file_and_the_page() -> None:
+    high = [each for each in experiments.EXPERIMENTS if each.has_high_rate]
+    for each in high:
+        file = OmegaConf.load(conf_dir() / "experiment" / f"{each.name}.yaml")
+        full = OmegaConf.load(conf_dir() / "size" / "full.yaml").training.lr * 8
+        assert pytest.approx((file.training.lr, full)) == experiments.HIGH_RATES
+        assert f"training.lr={experiments.HIGH_RATES[1]:.1e}".replace("e-03", "e-3") in (
+            FOLDER / f"{each.name}.md"
+        ).read_text()
+    assert [each.name for each in high] == ["mx_instability"]
+
+
 def test_each_experiment_has_a_file_a_page_and_a_line_of_the_table() -> None:
     names = {each.name for each in experiments.EXPERIMENTS}
     assert names == {f.stem for f in (conf_dir() / "experiment").glob("*.yaml")} - {
@@ -102,17 +115,21 @@ def test_table_is_written_from_the_runs_and_says_which_are_missing(
         for scheme, gap in schemes.items():
             folders.append(runs.add(scheme, [3.0 + gap + noise] * 20, seed=seed, iterations=20))
     sides = [read_side(folder) for folder in folders]
-    assert experiments.table(sides).count("not run yet") == 1, "hifp8 has no runs"
-    folders += [
-        runs.add("linear_hifp8", [3.1 + 0.0001 * seed] * 20, seed=seed, iterations=20)
-        for seed in (1, 2, 3)
-    ]
+    assert experiments.table(sides).count("not run yet") == 2, "hifp8 and the high rate have none"
+    high = Runs(tmp_path / "unstable")
+    remedied = dict.fromkeys(("linear_mxfp8_floor_fprop", "linear_mxfp8_floor_weights"), 0.1)
+    for seed in (1, 2, 3):
+        loss = 3.1 + 0.0001 * seed
+        runs.add("linear_hifp8", [loss] * 20, seed=seed, iterations=20)
+        for scheme, gap in {"bf16": 0.0, "linear_mxfp8_floor": 2.0, **remedied}.items():
+            losses = [loss + gap * (1 + 0.0001 * seed)] * 20
+            high.add(scheme, losses, seed=seed, iterations=20, lr=1.6e-2)
     page = tmp_path / "README.md"
     page.write_text(f"before\n{experiments.BEGIN}\nold\n{experiments.END}\nafter\n")
     monkeypatch.setattr(experiments, "PAGE", page)
-    experiments.main([str(runs.root), "--write"])
+    experiments.main([str(runs.root), str(high.root), "--write"])
     lines = page.read_text().splitlines()
     assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
     ends = [line.rpartition("| ")[2] for line in lines if line.startswith("| [")]
-    assert ends == ["**reproduced** |"] * 4 + ["**refuted** |"]
+    assert ends == ["**reproduced** |"] * 4 + ["**refuted** |", "**reproduced** |"]

@@ -180,6 +180,7 @@ def test_full_scheme_quantises_every_operand_of_the_scores_along_its_own_axis(fo
 #: scheme of quant/more -> format, the linear products that are quantised, and what differs from the format's options.
 OF_EXPERIMENTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "linear_mxfp8_floor": ("mxfp8", ("fprop", "dgrad", "wgrad"), {"scale_rule": "floor"}),
+    "linear_mxfp8_floor_fprop": ("mxfp8", ("fprop",), {"scale_rule": "floor"}),
     "linear_mxfp4_fprop": ("mxfp4", ("fprop",), {}),
     "linear_mxfp4_dgrad": ("mxfp4", ("dgrad",), {}),
     "linear_mxfp4_wgrad": ("mxfp4", ("wgrad",), {}),
@@ -199,6 +200,15 @@ def test_schemes_of_experiments_differ_in_one_thing(scheme: str) -> None:
             continue
         declared = {**OPTIONS[format_], **options}
         assert {key: operand[key] for key in declared} == declared, slot
+
+
+def test_weights_alone_are_quantised() -> None:
+    linear = meaning(compose(["quant=more/linear_mxfp8_floor_weights"], None, {}).quant)["linear"]
+    formats = {slot: (each["format"], each["scale_rule"]) for slot, each in linear.items()}
+    weights = {slot for slot in formats if slot.endswith(".w")}
+    assert weights == {"fprop.w", "dgrad.w"}
+    assert {formats[slot] for slot in weights} == {("mxfp8_e4m3", "floor")}
+    assert {formats[slot][0] for slot in formats.keys() - weights} == {BF16}
 
 
 def test_one_format_for_every_operand_in_fp8() -> None:
