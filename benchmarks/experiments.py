@@ -2,8 +2,8 @@
 
     python benchmarks/experiments.py RUNS ... [--write]
 
-RUNS are the folders of runs of one size. The table is printed, or with `--write` replaces the one on the page. Each page
-of docs/experiments states the rule that decides; `EXPERIMENTS` applies it.
+RUNS are the folders of runs of one size. The table is printed, or with `--write` replaces the one on the page. Each
+page of docs/experiments states the rule that decides; `EXPERIMENTS` applies it.
 """
 
 from __future__ import annotations

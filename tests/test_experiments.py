@@ -73,9 +73,10 @@ def test_high_rates_are_those_of_the_file_and_the_page() -> None:
         file = OmegaConf.load(conf_dir() / "experiment" / f"{each.name}.yaml")
         full = OmegaConf.load(conf_dir() / "size" / "full.yaml").training.lr * 8
         assert pytest.approx((file.training.lr, full)) == experiments.HIGH_RATES
-        assert f"training.lr={experiments.HIGH_RATES[1]:.1e}".replace("e-03", "e-3") in (
-            FOLDER / f"{each.name}.md"
-        ).read_text()
+        assert (
+            f"training.lr={experiments.HIGH_RATES[1]:.1e}".replace("e-03", "e-3")
+            in (FOLDER / f"{each.name}.md").read_text()
+        )
     assert [each.name for each in high] == ["mx_instability"]
 
 
