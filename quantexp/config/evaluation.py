@@ -1,14 +1,15 @@
-"""The iterations that evaluate held-out samples, and the checks of their configuration."""
+"""The evaluation of held-out samples: during training, and instead of it (`evaluate.only`, `quantexp evaluate`)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from quantexp.errors import ConfigError
+from quantexp.model.checkpoints import named
 from quantexp.model.layout import Layout
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import read_config
-from quantexp.schema import Experiment
+from quantexp.schema import CaptureLevel, Experiment, LrSchedule
 from quantexp.schema.limits import check_limits
 
 
@@ -19,7 +20,8 @@ def check_evaluation(experiment: Experiment) -> None:
         ConfigError: names key, value and bound.
     """
     evaluation, training = experiment.evaluation, experiment.training
-    if evaluation.every is None:
+    _check_evaluate(experiment)
+    if evaluation.every is None and not experiment.evaluate.only:
         return
     check_limits("evaluation", evaluation)
     layout = Layout.of(experiment)
@@ -31,10 +33,71 @@ def check_evaluation(experiment: Experiment) -> None:
         )
 
 
+def _check_evaluate(experiment: Experiment) -> None:
+    """Refuse keys without an effect, and an evaluation without weights."""
+    evaluate, training, checkpoint = (
+        experiment.evaluate,
+        experiment.training,
+        experiment.checkpoint,
+    )
+    if not evaluate.only:
+        for key in ("each_layer", "each_module"):
+            if getattr(evaluate, key):
+                raise ConfigError(
+                    f"evaluate.{key} belongs to quantexp evaluate, and this run trains"
+                )
+        return
+    if training.start_from is None and experiment.model.init_from is None:
+        raise ConfigError(
+            "quantexp evaluate needs weights: training.start_from=RUN@ITERATION or model.init_from=FOLDER"
+        )
+    without_effect = {
+        "capture": experiment.capture.level is not CaptureLevel.off and experiment.capture.name,
+        "evaluation.every": experiment.evaluation.every,
+        "checkpoint.every": checkpoint.every,
+        "checkpoint.every_min": checkpoint.every_min,
+        "checkpoint.at_end": checkpoint.at_end and "true",
+        "training.start_optimizer": training.start_optimizer and "true",
+    }
+    for key, value in without_effect.items():
+        if value:
+            raise ConfigError(
+                f"{key}={value} has no effect on quantexp evaluate, which trains nothing: drop it"
+            )
+
+
+def evaluated_only(experiment: Experiment) -> Experiment:
+    """The experiment as it runs; an evaluation without training has an iteration for each group of micro-batches.
+
+    A group is what the ranks work on together: one micro-batch for each share of the data, or as many as the pipeline
+    has stages. The schedule of the training has no meaning and becomes the simplest one.
+    """
+    if not experiment.evaluate.only:
+        return experiment
+    training = experiment.training
+    group = training.micro_batch_size * Layout.of(experiment).micro_batches_together
+    schedule = replace(
+        training,
+        iterations=max(1, experiment.evaluation.samples // group),
+        global_batch_size=group,
+        lr_schedule=LrSchedule.constant,
+        warmup_iterations=0,
+        decay_iterations=None,
+    )
+    return replace(experiment, training=schedule)
+
+
+def map_iteration(experiment: Experiment) -> int:
+    """The iteration, from 1, whose precision map an evaluation without training uses: that of the checkpoint."""
+    start = experiment.training.start_from
+    return 1 if start is None else max(1, named(start)[1])
+
+
 def num_samples(experiment: Experiment) -> int:
     """The number of held-out samples that a run needs."""
     evaluation = experiment.evaluation
-    return 0 if evaluation.every is None else evaluation.samples
+    is_used = evaluation.every is not None or experiment.evaluate.only
+    return evaluation.samples if is_used else 0
 
 
 def is_evaluated(experiment: Experiment, iteration: int) -> bool:

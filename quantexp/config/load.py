@@ -23,6 +23,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from quantexp.config.auto_layout import with_layout
 from quantexp.config.choices import groups
+from quantexp.config.evaluation import evaluated_only
 from quantexp.config.num_processes import with_num_processes
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
@@ -76,7 +77,7 @@ def load(config: DictConfig) -> Experiment:
     _complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
-    experiment = with_layout(with_num_processes(Experiment(**parts)))
+    experiment = evaluated_only(with_layout(with_num_processes(Experiment(**parts))))
     validate(experiment)
     return experiment
 

@@ -109,7 +109,8 @@ def start_point(experiment: Experiment) -> StartPoint | None:
             f"{option}: the checkpoint holds no optimizer; its run needs checkpoint.optimizer=true, or leave out "
             "training.start_optimizer"
         )
-    _require_same_order(experiment, point, option)
+    if not experiment.evaluate.only:
+        _require_same_order(experiment, point, option)
     return point
 
 

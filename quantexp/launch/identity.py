@@ -12,29 +12,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
 from enum import Enum
-from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
+from quantexp.config.evaluation import map_iteration
 from quantexp.config.start_point import recorded_data, start_point
-from quantexp.data.binary import ORDER_VERSION, fingerprint, pair_paths
-from quantexp.data.completed import paths, tokenizer_of
-from quantexp.data.prepared import check_split, read_whole
-from quantexp.data.sample import sample_fingerprint
-from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import user_path
-from quantexp.formats.types import Rounding
+from quantexp.formats.types import Rounding, Scaling
+from quantexp.launch.fingerprints import data_identity, weights_fingerprint
 from quantexp.model.checkpoints import require_published
 from quantexp.model.huggingface.file_names import CONFIG
-from quantexp.model.huggingface.fit import fitting_weights, require_same_numbers
+from quantexp.model.huggingface.fit import require_same_numbers
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout
-from quantexp.quant.precision import changes, entry_record, precision_map
+from quantexp.quant.precision import changes, entry_record, forward_only, precision_map
 from quantexp.runs.device import multiplies_natively
-from quantexp.schema import DatasetConfig, Experiment, ModelConfig, Nonfinite
+from quantexp.schema import Experiment, ModelConfig, Nonfinite
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
 NUMERICS_VERSION = 2
@@ -46,6 +40,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     Raises:
         DataError: a dataset, tokenizer or weights are missing, or the weights are another model's.
     """
+    if experiment.evaluate.only:
+        return _evaluation(experiment, device_class)
     training = dataclasses.asdict(experiment.training)
     model = _model(experiment.model)
     attention_path = experiment.training.attention.value
@@ -83,6 +79,48 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         **_layout(experiment),
         "numerics": NUMERICS_VERSION,
     }
+
+
+def _evaluation(experiment: Experiment, device_class: str) -> dict[str, Any]:
+    """The identity of an evaluation without training: of the training options, only those of a forward pass."""
+    training, model = experiment.training, _model(experiment.model)
+    model.pop("name")
+    data = data_identity(experiment.dataset, experiment.model.vocab_size)
+    start = _start(experiment, data)
+    iteration = map_iteration(experiment)
+    declared = forward_only(precision_map(experiment.model, experiment.quant, iteration))
+    if any(e.spec.scaling is Scaling.DELAYED for m in declared.values() for e in m.entries()):
+        start |= _histories(experiment)
+    return {
+        "model": model,
+        "data": data,
+        "scheme": [[1, [entry_record(e) for m in declared.values() for e in m.entries()]]],
+        "training": {
+            **{key: getattr(training, key) for key in ("seed", "seq_length", "micro_batch_size")},
+            "precision": training.precision.value,
+            "deterministic": training.deterministic,
+            **({"chaos": training.chaos} if training.chaos else {}),
+            **start,
+        },
+        "evaluation": {
+            "samples": experiment.evaluation.samples,
+            "each_layer": experiment.evaluate.each_layer,
+            "each_module": experiment.evaluate.each_module,
+        },
+        "attention_path": training.attention.value,
+        "device_class": device_class,
+        **_products(experiment, device_class),
+        "data_parallel": Layout.of(experiment).data,
+        **_layout(experiment),
+        "numerics": NUMERICS_VERSION,
+    }
+
+
+def _histories(experiment: Experiment) -> dict[str, Any]:
+    """The fingerprint of the state that holds the checkpoint's amax histories; empty if it holds none."""
+    point = start_point(experiment)
+    has_state = point is not None and point.state.is_file()
+    return {"histories": point.state_fingerprint()} if point is not None and has_state else {}
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
@@ -132,105 +170,9 @@ def hash8(content: dict[str, Any]) -> str:
 
 
 def folder_name(experiment: Experiment, content: dict[str, Any]) -> str:
-    """`<model>_<dataset>_<scheme>-<hash8>`."""
-    quant = experiment.quant.name
+    """`<model>_<dataset>_<scheme>-<hash8>`; an evaluation without training has `_evaluated` after its scheme."""
+    quant = f"{experiment.quant.name}{'_evaluated' * experiment.evaluate.only}"
     return f"{experiment.model.name}_{experiment.dataset.name}_{quant}-{hash8(content)}"
-
-
-def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, Any]:
-    """Fingerprints of tokens and tokenizer, not their paths, and the options that turn tokens into samples.
-
-    Raises:
-        DataError: there is no data, files are missing, or the tokenizer is not the data's or has more ids than the
-            model.
-    """
-    samples = {
-        "split": dataset.split,
-        "order": ORDER_VERSION,
-        "mask_documents": dataset.mask_documents,
-        "mask_eod_loss": dataset.mask_eod_loss,
-    }
-    if dataset.sample:
-        return {"tokens": _sample_tokens(dataset.name), **samples}
-    weights = paths(dataset)
-    if not weights:
-        raise DataError(
-            f"dataset={dataset.name} has no data: give dataset.path=PREFIX of a Megatron .bin/.idx pair (`quantexp "
-            "prepare` makes one of raw text) and dataset.tokenizer_path=FOLDER, or training=fast for the built-in "
-            "sample"
-        )
-    tokenizer = _tokenizer(_TokenizerKey.of(dataset))
-    if tokenizer.vocab_size > vocab_size:
-        raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and model.vocab_size is {vocab_size}; give the "
-            "model's tokenizer, or a larger model.vocab_size"
-        )
-    pairs = [_pair(prefix, tokenizer, dataset) for prefix in weights]
-    total = sum(weights.values())
-    blend = [[pair, w / total] for pair, w in zip(pairs, weights.values(), strict=True)]
-    return {
-        "tokens": pairs[0] if len(pairs) == 1 else blend,
-        "tokenizer": tokenizer.fingerprint(),
-        **samples,
-    }
-
-
-def _pair(prefix: Path, tokenizer: Tokenizer, dataset: DatasetConfig) -> str:
-    """The fingerprint of one pair's tokens."""
-    if (card := read_whole(prefix, tokenizer)) is not None:
-        check_split(prefix, card, str(dataset.split))
-    stamps = tuple(stamp for file in pair_paths(prefix) for stamp in _stamps(file))
-    return _tokens(prefix, stamps)
-
-
-#: Path, modification time, size and inode of a file: differs whenever the content may differ.
-_Stamp = tuple[str, int, int, int]
-
-
-def _stamps(path: Path) -> tuple[_Stamp, ...]:
-    """The stamps of a file, or of the files in a folder; empty if the path does not exist."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [(str(file), file.stat()) for file in files if file.is_file()]
-    return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
-
-
-# The points of a sweep share their data, and a tokenizer takes a second to load: each content is fingerprinted once.
-
-
-@cache
-def _sample_tokens(name: str) -> str:
-    return sample_fingerprint(name)
-
-
-@lru_cache(maxsize=16)
-def _tokens(prefix: Path, stamps: tuple[_Stamp, ...]) -> str:
-    return fingerprint(prefix)
-
-
-@dataclass(frozen=True)
-class _TokenizerKey:
-    """The cache key of a tokenizer: its configuration and the stamps of its files."""
-
-    stamps: tuple[_Stamp, ...]
-    dataset: DatasetConfig = dataclasses.field(compare=False)
-    named: tuple[str | None, ...] = ()
-
-    @classmethod
-    def of(cls, dataset: DatasetConfig) -> _TokenizerKey:
-        path = dataset.tokenizer_path
-        assert dataset.tokenizer is not None
-        named = (dataset.tokenizer.value, path, dataset.eod, dataset.tokenizer_pattern)
-        return cls(_stamps(user_path(path)) if path else (), dataset, named)
-
-
-@lru_cache(maxsize=16)
-def _tokenizer(key: _TokenizerKey) -> Tokenizer:
-    return tokenizer_of(key.dataset)
-
-
-@lru_cache(maxsize=16)
-def _weights(path: Path, stamps: tuple[_Stamp, ...]) -> str:
-    return open_weights(path).fingerprint()
 
 
 def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
@@ -242,7 +184,7 @@ def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
     point, option = start_point(experiment), f"training.start_from={experiment.training.start_from}"
     if point is None:
         return {}
-    if recorded_data(point) != data:
+    if recorded_data(point) != data and not experiment.evaluate.only:
         raise DataError(
             f"{option} has its place in other data than dataset={experiment.dataset.label}"
         )
@@ -257,19 +199,6 @@ def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
     if experiment.training.start_optimizer:
         content["optimizer"] = point.state_fingerprint()
     return {"start": content}
-
-
-def weights_fingerprint(
-    model: ModelConfig, path: Path | None = None, option: str | None = None
-) -> str:
-    """The fingerprint of published weights that fit the model; the arguments are those of `fitting_weights`.
-
-    Raises:
-        DataError: the weights are missing, damaged or another model's.
-    """
-    weights = fitting_weights(model, path, option)
-    stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
-    return _weights(weights.path, stamps)
 
 
 def _products(experiment: Experiment, device_class: str) -> dict[str, str]:

@@ -198,9 +198,9 @@ def named(text: str) -> tuple[str, int]:
 
 
 def first_iteration(experiment: Experiment) -> int:
-    """The first iteration of a run, from 1."""
+    """The first iteration of a run, from 1; an evaluation without training counts its own."""
     start = experiment.training.start_from
-    return 1 if start is None else named(start)[1] + 1
+    return 1 if start is None or experiment.evaluate.only else named(start)[1] + 1
 
 
 def check_start(experiment: Experiment) -> None:

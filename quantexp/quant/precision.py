@@ -113,6 +113,22 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
     return modules
 
 
+def forward_only(declared: PrecisionMap) -> PrecisionMap:
+    """A map with the slots of the forward products alone."""
+
+    def forward(slots: Slots) -> Slots:
+        return {slot: spec for slot, spec in slots.items() if slot.product is Product.FPROP}
+
+    return {
+        name: ModulePrecision(
+            name,
+            forward(module.slots),
+            None if module.without_streams is None else forward(module.without_streams),
+        )
+        for name, module in declared.items()
+    }
+
+
 def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
     """Every precision map of a run, one for each of `changes`."""
     return [precision_map(model, quant, iteration) for iteration in changes(quant)]

@@ -115,6 +115,16 @@ class RunDir:
         return self.root / "metrics.jsonl"
 
     @property
+    def evaluation(self) -> Path:
+        """The results of an evaluation without training."""
+        return self.root / "evaluation.json"
+
+    @property
+    def documents(self) -> Path:
+        """Its sums over the tokens of each held-out document."""
+        return self.root / "documents.jsonl"
+
+    @property
     def precision(self) -> Path:
         """The precision map and the proof of its engagement."""
         return self.root / "precision.json"

@@ -76,6 +76,7 @@ from quantexp.schema.tracking import (
 from quantexp.schema.training import (
     AttentionPath,
     CheckpointConfig,
+    EvaluateConfig,
     EvaluationConfig,
     LrSchedule,
     Nonfinite,
@@ -99,6 +100,7 @@ __all__ = [
     "ContainerRuntime",
     "DatasetConfig",
     "Dispatcher",
+    "EvaluateConfig",
     "EvaluationConfig",
     "Experiment",
     "JobConfig",

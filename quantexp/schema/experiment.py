@@ -14,7 +14,12 @@ from quantexp.schema.model import ModelConfig
 from quantexp.schema.parallel import ParallelConfig
 from quantexp.schema.quant import QuantConfig
 from quantexp.schema.tracking import TrackingConfig
-from quantexp.schema.training import CheckpointConfig, EvaluationConfig, TrainingConfig
+from quantexp.schema.training import (
+    CheckpointConfig,
+    EvaluateConfig,
+    EvaluationConfig,
+    TrainingConfig,
+)
 
 
 class MemoryCheck(Enum):
@@ -58,6 +63,7 @@ class Experiment:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

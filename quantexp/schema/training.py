@@ -136,6 +136,18 @@ class EvaluationConfig:
 
 
 @dataclass
+class EvaluateConfig:
+    """`quantexp evaluate`: the loss of held-out samples under a scheme and in bf16, without training."""
+
+    #: Evaluate the initial weights on `evaluation.samples` samples instead of training; `quantexp evaluate` sets it.
+    only: bool = False
+    #: Also with the scheme in one layer at a time, bf16 in all others.
+    each_layer: bool = False
+    #: Also with the scheme in one module of one layer at a time.
+    each_module: bool = False
+
+
+@dataclass
 class CheckpointConfig:
     """When a run saves its model below the run folder's checkpoints/, what of it, and for how long."""
 

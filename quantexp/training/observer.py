@@ -31,12 +31,10 @@ from quantexp.training.tensor_metadata import metadata_of
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from torch import nn
 
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
-    from quantexp.training.megatron.model import SchemeModule
 
 #: Minimum seconds between two log lines about iterations.
 LOG_S = 2.0
@@ -119,23 +117,15 @@ class RunObserver:
         from quantexp.capture.record.operand_recorder import OperandRecorder
         from quantexp.quant.hooks import hook_operands
         from quantexp.training.megatron.attention import SchemeAttention
-        from quantexp.training.megatron.experts import moe_layers
-        from quantexp.training.megatron.model import scheme_modules
+        from quantexp.training.megatron.watched import Watched
 
         if self.recorder is not None:
             operand_recorder = OperandRecorder(self.recorder)
             self._hooks.enter_context(hook_operands(operand_recorder, operand_recorder.wants))
-        self.decoder: dict[str, nn.Module] = {}
-        self.routers: dict[str, nn.Module] = {}
-        self.modules: dict[ModuleId, SchemeModule] = {}
+        self.watched = Watched(chunks)
         for chunk in chunks:
-            layers = chunk.decoder.layers
-            self.decoder |= {f"layer {layer.layer_number - 1}": layer for layer in layers}
-            routers = {f"layer {n} router": moe.router for n, moe in moe_layers(chunk).items()}
-            self.routers |= routers
-            self.modules |= scheme_modules(chunk)
             self._hook_unquantised_modules(chunk)
-        for name, module in self.modules.items():
+        for name, module in self.watched.modules.items():
             if self.recorder is not None:
                 metadata = partial(metadata_of, module)
                 module.hook = self.recorder.hook(name, lambda m=module: m.precision, metadata)  # type: ignore[misc]
@@ -175,17 +165,13 @@ class RunObserver:
     @contextlib.contextmanager
     def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
         """Watch an iteration's matrix products and write the verdict; a mismatch ends the run."""
-        from quantexp.proof.verdict import merged, require, verdict
-        from quantexp.proof.watch import ProductWatch
-        from quantexp.training.megatron.collectives import gather
+        from quantexp.proof.verdict import require
 
-        own = {name: declared[name] for name in self.modules}
-        watch = ProductWatch(own, self.decoder, self.routers)
         self._is_proving = True
-        with watch.watching():
+        with self.watched.proving(iteration, declared) as result_of_all:
             yield
         self._is_proving = False
-        result = merged(declared, gather(verdict(iteration, watch.observed)))
+        result = result_of_all()
         self.proofs.append(result.record())
         record = {
             "scheme": self.experiment.quant.name,
@@ -226,7 +212,7 @@ class RunObserver:
         if self.recorder is None:
             return
         self.recorder.begin(iteration, None, loss_scale)
-        for name, module in self.modules.items():
+        for name, module in self.watched.modules.items():
             weight = getattr(module, "weight", None)
             if weight is not None and self.recorder.wants(name, "backward", "main_grad"):
                 self.recorder.record(

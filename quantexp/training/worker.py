@@ -19,10 +19,6 @@ from pathlib import Path
 from quantexp.analysis.after_run import REPORT_LOOK_S, draw_figures
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError
-from quantexp.folders import cache_dir
-from quantexp.formats.verify.certificate import standing
-from quantexp.memory.room import require_memory_here
-from quantexp.model.layout import Layout
 from quantexp.processes.unresponsive import leave_if_stuck
 from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
 from quantexp.runs.disk import explanation
@@ -30,7 +26,6 @@ from quantexp.runs.fencing import TakenOverError
 from quantexp.runs.lock import take_lock
 from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir
-from quantexp.runs.provenance import add_what_ran
 from quantexp.runs.ranks import Rank, RankRecord, end_record, own_rank, write_record
 from quantexp.runs.snapshot import require_snapshot
 from quantexp.runs.status import (
@@ -50,6 +45,7 @@ from quantexp.training.log import (
     redirect_library_messages,
 )
 from quantexp.training.observer import RunObserver
+from quantexp.training.rank_session import rank_session
 from quantexp.training.requests import Request
 
 #: Seconds to wait for the run lock while an earlier step of the job script, or an earlier attempt, still holds it.
@@ -267,36 +263,26 @@ class Worker:
             write_record(self.context.run, self.context.rank.rank, record)
 
     def _train(self) -> None:
-        from quantexp.training.megatron.imported import import_megatron
-
-        import_megatron()
-        import torch
-
-        from quantexp.training.megatron.data_loader import data_of, rank_batches
-        from quantexp.training.megatron.device import device_name
-        from quantexp.training.megatron.session import products_of, session
-        from quantexp.training.megatron.trainer import train
-        from quantexp.training.saver import make_saver
-
         context, experiment = self.context, self.context.experiment
-        training, launcher = experiment.training, experiment.launcher
-        require_memory_here(experiment)
-        context.set_phase(Phase.READING_DATA)
-        if launcher.num_threads is not None:
-            torch.set_num_threads(launcher.num_threads)
-        prefixes, tokenizer = data_of(experiment)
-        layout = Layout.of(experiment)
-        process = session(training, context.rank, launcher.timeout_min, layout)
-        with process as device, contextlib.redirect_stdout(sys.stderr):
-            if context.rank.leads:
-                certificate = standing(cache_dir(experiment.paths.cache), device.type)
-                products = products_of(training, device)
-                provenance = context.run.provenance
-                add_what_ran(provenance, device_name(device), certificate.record(), products)
-            batches = rank_batches(
-                experiment, context.rank, prefixes, tokenizer, start=context.start
-            )
-            context.set_phase(Phase.BUILDING)
+        if experiment.evaluate.only:
+            from quantexp.training.evaluation_run import evaluate_run
+
+            evaluate_run(context)
+        else:
+            self._train_model()
+        if context.requests.ends:  # too late to be served
+            context.interrupted = True
+            raise KeyboardInterrupt
+        draws = experiment.analysis.drawing is not AutoDraw.nothing
+        if context.rank.leads and draws and not experiment.evaluate.only:
+            self._draw()
+
+    def _train_model(self) -> None:
+        context = self.context
+        with rank_session(context) as (device, batches):
+            from quantexp.training.megatron.trainer import train
+            from quantexp.training.saver import make_saver
+
             self._observer = observer = RunObserver(context, device)
             saver = make_saver(context)
             saver.settle = observer.settle
@@ -304,7 +290,7 @@ class Worker:
             with contextlib.closing(observer), contextlib.closing(saver):
                 context.is_training = True
                 train(
-                    experiment,
+                    context.experiment,
                     batches.train,
                     observer,
                     device,
@@ -316,11 +302,6 @@ class Worker:
                 observer.finish()
                 context.status.trained = now()
                 context.write_status()
-        if context.requests.ends:  # too late to be served
-            context.interrupted = True
-            raise KeyboardInterrupt
-        if context.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
-            self._draw()
 
     def _draw(self) -> None:
         """Draw the figures; a failure to draw them does not change the run's state."""

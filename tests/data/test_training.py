@@ -17,7 +17,7 @@ from quantexp.data.completed import paths
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError
-from quantexp.launch.identity import data_identity
+from quantexp.launch.fingerprints import data_identity
 from quantexp.runs.paths import RunDir
 from quantexp.schema import TokenizerKind
 from tests.data.pairs import write_binary

@@ -237,7 +237,7 @@ def test_checkpoint_with_a_value_that_is_not_finite_is_never_published(
     def planted(observer: RunObserver, metrics: Metrics) -> bool:
         continues = iteration(observer, metrics)
         if kind == "weight" and metrics.iteration == 2:
-            weight = observer.decoder["layer 0"].get_parameter("mlp.linear_fc2.weight")
+            weight = observer.watched.decoder["layer 0"].get_parameter("mlp.linear_fc2.weight")
             weight.data.view(-1)[7] = -math.inf
         return continues
 

@@ -11,7 +11,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 #: What has a value for each token, along its last axis.
-_BY_TOKEN = ("tokens", "labels", "loss_mask", "position_ids")
+_BY_TOKEN = ("tokens", "labels", "loss_mask", "position_ids", "documents")
 
 
 def own_tokens(batch: dict[str, Tensor], num_ranks: int) -> dict[str, Tensor]:

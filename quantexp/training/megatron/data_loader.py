@@ -49,7 +49,7 @@ _NUM_CHECKED_IDS = 1 << 20
 _Sizes = tuple[int, int, int]
 #: Start and end of a part of the split, from 0 to 1.
 _Part = tuple[float, float] | None
-_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
+_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask", "documents")
 
 
 class Samples(Protocol):
@@ -66,8 +66,8 @@ class Samples(Protocol):
 class Datasets:
     """The samples of one run."""
 
-    #: At least `num_samples_train`.
-    train: Samples
+    #: At least `num_samples_train`; None if that is 0.
+    train: Samples | None
     #: At least `num_samples_valid`; None if that is 0.
     valid: Samples | None
 
@@ -84,6 +84,7 @@ def build_datasets(
     split: str = DEFAULT_SPLIT,
     mask_documents: bool = False,
     mask_eod_loss: bool = False,
+    names_documents: bool = False,
 ) -> Datasets:
     """Build the training samples and, if `num_samples_valid` is not 0, the validation samples.
 
@@ -96,19 +97,20 @@ def build_datasets(
         tokenizer: the tokenizer that produced the ids.
         seq_length: T.
         seed: determines the order.
-        num_samples_train: minimum number of training samples.
+        num_samples_train: minimum number of training samples; 0 for none.
         num_samples_valid: minimum number of validation samples; 0 for none.
         cache_dir: folder of the indices.
         split: the weights of training, validation and test.
         mask_documents: whether samples have an `attention_mask`, [1, T, T], True where a token must not attend: to
             later tokens and to other documents.
         mask_eod_loss: whether the loss mask is 0 at end-of-document tokens.
+        names_documents: whether samples have `documents`, [T], the document of each token.
 
     Raises:
         DataError: a pair is missing, damaged or of another tokenizer; `split` is not a list of weights, differs from a
             prepared pair's split or leaves a required part without documents; `cache_dir` cannot be written.
     """
-    assert num_samples_train > 0
+    assert num_samples_train + num_samples_valid > 0
     weights = {prefixes: 1.0} if isinstance(prefixes, Path) else prefixes
     weights = {prefix.absolute(): weight for prefix, weight in weights.items()}
     sizes = (num_samples_train, num_samples_valid, 0)
@@ -127,6 +129,7 @@ def build_datasets(
         create_attention_mask=mask_documents,
         path_to_cache=str(cache_dir),
         fingerprints={str(prefix): fingerprint(prefix) for prefix in weights},
+        names_documents=names_documents,
     )
     config.split_matrix = next(iter(parts.values()))
     train, valid, _ = _Builder(sizes, config, parts).build()
@@ -187,8 +190,16 @@ def batches(
     stride = micro_batch_size * data_parallel_size
     own = data_parallel_rank * micro_batch_size
     for start in range(start_sample, len(dataset) - stride + 1, stride):
-        samples = [dataset[start + own + i] for i in range(micro_batch_size)]
+        samples = [_unique(dataset[start + own + i]) for i in range(micro_batch_size)]
         yield {key: torch.stack([s[key] for s in samples]) for key in samples[0] if key in _KEYS}
+
+
+def _unique(sample: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A sample of a blend, whose documents are numbered in each pair, with documents that differ between pairs."""
+    if "documents" in sample and "dataset_id" in sample:
+        pair = int(sample["dataset_id"])
+        return sample | {"documents": sample["documents"] + (pair << 32)}
+    return sample
 
 
 def data_of(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
@@ -206,7 +217,7 @@ def data_of(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
 
 @dataclass(frozen=True)
 class RankBatches:
-    """The micro-batches of one rank."""
+    """The micro-batches of one rank; an evaluation without training has none to train on."""
 
     train: Iterator[dict[str, Tensor]]
     #: Returns a new iterator over the held-out micro-batches.
@@ -228,7 +239,8 @@ def rank_batches(
         DataError: see `build_datasets`.
     """
     dataset, training = experiment.dataset, experiment.training
-    layout = Layout.of(experiment)
+    layout, is_evaluated_only = Layout.of(experiment), experiment.evaluate.only
+    num_trained = training.iterations * training.global_batch_size
     if rank.leads:
         warn_without_hashes(prefixes)
     datasets = build_datasets(
@@ -236,13 +248,16 @@ def rank_batches(
         tokenizer,
         seq_length=training.seq_length,
         seed=training.seed,
-        num_samples_train=training.iterations * training.global_batch_size,
+        num_samples_train=0 if is_evaluated_only else num_trained,
         num_samples_valid=num_samples(experiment),
         cache_dir=cache_folder(experiment.paths.cache),
         split=str(dataset.split),
         mask_documents=dataset.mask_documents,
         mask_eod_loss=dataset.mask_eod_loss,
+        names_documents=is_evaluated_only,
     )
+    if is_evaluated_only:
+        _require_once(datasets.valid, num_samples(experiment))
     share: dict[str, int] = {
         "micro_batch_size": training.micro_batch_size,
         "data_parallel_rank": layout.place(rank.rank).data,
@@ -255,7 +270,25 @@ def rank_batches(
         assert datasets.valid is not None, "built if the run evaluates"
         return itertools.islice(batches(datasets.valid, **share), num_held_out)
 
-    return RankBatches(batches(datasets.train, **share, start_sample=start_sample), held_out)
+    trained: Iterator[dict[str, Tensor]] = iter(())
+    if datasets.train is not None:
+        trained = batches(datasets.train, **share, start_sample=start_sample)
+    return RankBatches(trained, held_out)
+
+
+def _require_once(held_out: Any, number: int) -> None:
+    """Refuse to evaluate a token twice: intervals would be too narrow.
+
+    Raises:
+        DataError: names the most samples there are.
+    """
+    for part in getattr(held_out, "datasets", [held_out]):
+        most = part.samples_in_all
+        if len(part) > most and part.num_samples > most:
+            raise DataError(
+                f"evaluation.samples={number} needs {part.num_samples} held-out samples of {part.dataset_path}, which "
+                f"has {most}: evaluate fewer, shorter ones (training.seq_length), or more of it (dataset.split)"
+            )
 
 
 def warn_without_hashes(prefixes: Iterable[Path]) -> None:

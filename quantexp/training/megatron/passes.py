@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from quantexp.model.layout import Layout
@@ -31,6 +32,8 @@ Batch = dict[str, Tensor]
 Begin = Callable[[int], None]
 #: The result of a forward pass for Megatron: the losses, and what makes one number of them.
 _Forward = tuple[Tensor, Callable[[Tensor], Any]]
+#: The same for logits.
+_Logits = tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Any]]]]
 
 
 class Passes:
@@ -73,6 +76,33 @@ class Passes:
             results = self._schedule(forward_step, iter(group), len(group), forward_only=True)
             sums += sum(each["sums"] for each in results)
         return sums
+
+    def logits(
+        self, batches: Sequence[Batch], begin: Callable[[int], None]
+    ) -> list[tuple[Batch, Tensor]]:
+        """Each micro-batch on the device with its logits, [B, T, V] in the working dtype; none before the last stage.
+
+        T are this rank's tokens, V is the whole padded vocabulary. As many micro-batches as the pipeline has stages
+        run together.
+        """
+        calls = Counter[int]()
+
+        def forward_step(chunk_batches: Iterator[Batch], model: Any) -> _Logits:
+            begin(calls[id(model)])
+            calls[id(model)] += 1
+            batch = self._on_device(next(chunk_batches))
+            narrow = {"fp32_output": False} if isinstance(model, Float16Module) else {}
+            x = model(
+                batch["tokens"],
+                batch["position_ids"],
+                batch.get("attention_mask"),
+                runtime_gather_output=True,
+                **narrow,
+            )
+            return x, lambda logits: (logits.new_zeros(()), {"logits": (batch, logits)})
+
+        results = self._schedule(forward_step, iter(batches), len(batches), forward_only=True)
+        return [each["logits"] for each in results]
 
     def _schedule(
         self, forward_step: Any, batches: Iterator[Batch], number: int, forward_only: bool

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from quantexp.data.binary import ORDER_VERSION, folder_beside
@@ -29,10 +30,34 @@ class OrderedConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Megatron's configuration, and the content of each pair by its prefix."""
 
     fingerprints: dict[str, str] = field(default_factory=dict)
+    #: Whether samples say which document each token belongs to.
+    names_documents: bool = False
 
 
 class OrderedDataset(GPTDataset):  # type: ignore[misc]
     """Samples of one part of one pair."""
+
+    def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
+        """Megatron's sample; with `names_documents` also `documents`, [T]: the document of each token."""
+        sample: dict[str, torch.Tensor] = super().__getitem__(idx)
+        if self.config.names_documents:
+            sample["documents"] = torch.from_numpy(self._documents(0 if idx is None else idx))
+        return sample
+
+    def _documents(self, idx: int) -> np.ndarray:
+        """The document of each token of a sample: its index in the pair."""
+        place = self.shuffle_index[idx]
+        (first, offset), (last, _) = self.sample_index[place], self.sample_index[place + 1]
+        documents = self.document_index[first : last + 1].astype(np.int64)
+        lengths = self.dataset.sequence_lengths[documents].astype(np.int64)
+        lengths[0] -= offset
+        return np.repeat(documents, lengths)[: self.config.sequence_length]
+
+    @property
+    def samples_in_all(self) -> int:
+        """The number of whole samples in one epoch."""
+        num_tokens = int(self.dataset.sequence_lengths[self.indices].sum(dtype=np.int64))
+        return (num_tokens - 1) // int(self.config.sequence_length)
 
     def _build_document_sample_shuffle_indices(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Megatron's three indices, from the cache if present."""

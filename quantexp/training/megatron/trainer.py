@@ -18,18 +18,16 @@ from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.errors import RunError
 from quantexp.model.checkpoints import is_saved
 from quantexp.model.finite import count_words, first_nonfinite
-from quantexp.model.layout import Layout
 from quantexp.model.shards import global_name
 from quantexp.quant.precision import changes, precision_map
-from quantexp.quant.step_state import StepState, use_step_state
-from quantexp.quant.whole_amax import use_reduction
+from quantexp.quant.step_state import StepState
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
-from quantexp.training.megatron.collectives import gather, reduce_amax
+from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.model import first_layer
-from quantexp.training.megatron.operand_positions import Positions
+from quantexp.training.megatron.numerics_state import use_numerics
 from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.schedule import MIN_LOSS_SCALE
 from quantexp.training.megatron.specs import inject, stock_spec
@@ -65,15 +63,7 @@ def train(
             weight that is not finite.
         DataError: the initial weights do not fit the model.
     """
-    training, layout = experiment.training, Layout.of(experiment)
-    is_divided = layout.tensor * layout.context * layout.expert_tensor > 1
-    state = StepState(training.seed, weights_once=training.weight_cache)
-    if is_divided:
-        state.pieces_of = Positions(experiment, torch.distributed.get_rank())
-    with (
-        use_step_state(state),
-        use_reduction(reduce_amax) if is_divided else contextlib.nullcontext(),
-    ):
+    with use_numerics(experiment, weights_once=experiment.training.weight_cache) as state:
         _train(experiment, batches, observer, device, layer_spec, state, saver, held_out, start)
 
 

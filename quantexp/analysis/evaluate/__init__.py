@@ -1,0 +1,1 @@
+"""The numbers, tables and figures of `quantexp evaluate`."""

@@ -1,0 +1,80 @@
+"""The results of `quantexp evaluate` in a run folder.
+
+evaluation.json     the numbers under the scheme, and of each layer or module that was evaluated by itself
+documents.jsonl     the sums over the tokens of each held-out document, under the scheme and in bf16
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Required, TypedDict
+
+from quantexp.reading.json_files import require_json
+from quantexp.reading.typed import Count
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import write_json, write_whole
+
+#: The sums of a line of documents.jsonl, in the order of `quantexp.training.megatron.token_measures.TokenMeasure`.
+DOCUMENT_COLUMNS = (
+    "tokens",
+    "loss",
+    "bf16_loss",
+    "correct",
+    "bf16_correct",
+    "same_top",
+    "divergence",
+)
+
+
+class Evaluated(TypedDict, total=False):
+    """The numbers of the scheme, or of the scheme in one layer or module; null where a number is not finite."""
+
+    #: None for the whole scheme.
+    layer: Count | None
+    #: None for a whole layer.
+    module: str | None
+    tokens: Required[Count]
+    documents: Required[Count]
+    #: Nats for a token.
+    loss: Required[float | None]
+    perplexity: float | None
+    bf16_loss: float | None
+    #: Of the loss to that in bf16, nats; the 95% interval over resampled documents, None with too few of them.
+    difference: Required[float | None]
+    interval: list[float] | None
+    #: The share of tokens whose largest logit is that of the right token.
+    accuracy: float | None
+    bf16_accuracy: float | None
+    #: The share of tokens whose largest logit is that of bf16.
+    same_top: float | None
+    #: The mean Kullback-Leibler divergence of the distribution from that in bf16, nats.
+    divergence: float | None
+
+
+class Evaluation(TypedDict):
+    """The content of evaluation.json."""
+
+    scheme: Evaluated
+    each: list[Evaluated]
+
+
+def write_evaluation(
+    run: RunDir,
+    scheme: Mapping[str, Any],
+    each: Sequence[Mapping[str, Any]],
+    documents: Iterable[Mapping[str, Any]],
+) -> None:
+    """Write both files; evaluation.json comes last, so it stands for complete results."""
+    lines = "".join(json.dumps(line) + "\n" for line in documents)
+    write_whole(run.documents, lines)
+    write_json(run.evaluation, {"scheme": dict(scheme), "each": [dict(one) for one in each]})
+
+
+def read_evaluation(run: RunDir) -> Evaluation | None:
+    """The results; None if there are none.
+
+    Raises:
+        UnreadableError: names the file and what is wrong with it.
+    """
+    return require_json(run.evaluation, Evaluation) if run.evaluation.exists() else None

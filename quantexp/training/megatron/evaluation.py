@@ -1,0 +1,180 @@
+"""Forward passes over held-out samples under a scheme and in bf16, without optimizer and gradients, in any layout.
+
+Each group of micro-batches runs once with nothing quantised, the reference, and then under each map: the scheme's, and,
+if asked for, the scheme in one layer or module at a time. In the first group the proof of engagement watches every
+pass. Weights are quantised for each product anew, so that memory holds no second copy of the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.module import Float16Module
+
+from quantexp.config.evaluation import map_iteration
+from quantexp.model.layout import Layout
+from quantexp.model.training_state import read_index
+from quantexp.proof.verdict import Verdict, require
+from quantexp.quant.precision import ModuleId, PrecisionMap, forward_only, precision_map
+from quantexp.quant.step_state import StepState
+from quantexp.schema import Experiment, Precision, QuantConfig
+from quantexp.training.megatron.collectives import (
+    gather,
+    mean_over_data_parallel,
+    sum_over_stages,
+)
+from quantexp.training.megatron.experts import forget_balancing_loss
+from quantexp.training.megatron.model import build_chunks, scheme_modules, set_precision
+from quantexp.training.megatron.passes import Batch, Passes
+from quantexp.training.megatron.published_weights import load_initial_weights
+from quantexp.training.megatron.specs import inject, stock_spec
+from quantexp.training.megatron.step import has_delayed_scales
+from quantexp.training.megatron.token_measures import DocumentSums, TokenMeasure, token_measures
+from quantexp.training.megatron.watched import Watched
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is quantised in one map; without layer everything that the scheme quantises."""
+
+    layer: int | None = None
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The result of one group of micro-batches under the scheme, over all ranks."""
+
+    loss: float
+    tokens: int
+    seconds: float
+    #: Of the scheme, in the first group.
+    verdict: Verdict | None
+
+
+def parts_evaluated(experiment: Experiment, declared: PrecisionMap) -> list[Part]:
+    """The whole scheme, then each layer and each module that it quantises, as configured."""
+    quantised = [
+        name
+        for name, module in declared.items()
+        if any(entry.spec.quantised for entry in module.entries())
+    ]
+    parts = [Part()]
+    if experiment.evaluate.each_layer:
+        parts += [Part(layer) for layer in dict.fromkeys(name.layer for name in quantised)]
+    if experiment.evaluate.each_module:
+        parts += [Part(name.layer, name.name) for name in quantised]
+    return parts
+
+
+class Evaluator:
+    """The model of a rank, and the sums of its tokens by document."""
+
+    def __init__(self, experiment: Experiment, device: torch.device, state: StepState) -> None:
+        model, training = experiment.model, experiment.training
+        self.layout, self.training = Layout.of(experiment), training
+        self.device, self.state, self.iteration = device, state, map_iteration(experiment)
+        forget_balancing_loss()
+        self.chunks, config = build_chunks(
+            model,
+            training,
+            inject(stock_spec(model)),
+            self.layout,
+            experiment.parallel.dispatcher,
+        )
+        start = load_initial_weights(self.chunks, experiment)
+        state.updates_histories = False
+        if start is not None and start.state.is_file() and has_delayed_scales(experiment):
+            state.load_state_dict(read_index(start.state).amax_histories, device)
+        models: list[Any] = [chunk.to(device) for chunk in self.chunks]
+        if training.precision is not Precision.fp32:
+            models = [Float16Module(config, each) for each in models]
+        for each in models:
+            each.eval()
+        self.passes = Passes(models, training, self.layout, device)
+        self.watched = Watched(self.chunks)
+        self.reference = precision_map(model, QuantConfig())
+        declared = precision_map(model, experiment.quant, self.iteration)
+        self.parts = parts_evaluated(experiment, declared)
+        self.maps = [self._map(declared, part) for part in self.parts]
+        self.sums = DocumentSums(len(self.maps))
+
+    def _map(self, declared: PrecisionMap, part: Part) -> PrecisionMap:
+        """The scheme in this part, and nothing quantised elsewhere."""
+
+        def is_chosen(name: ModuleId) -> bool:
+            return part.layer in (None, name.layer) and part.module in (None, name.name)
+
+        return {
+            name: module if is_chosen(name) else self.reference[name]
+            for name, module in declared.items()
+        }
+
+    def groups(self, held_out: Iterable[Batch]) -> Iterator[Group]:
+        """Evaluate; every rank iterates.
+
+        Raises:
+            EngagementError: a pass did not quantise exactly what its map declares.
+        """
+        batches = iter(held_out)
+        for index in itertools.count():
+            group = list(itertools.islice(batches, self.layout.pipeline))
+            if not group:
+                return
+            yield self._group(index, group)
+
+    @torch.no_grad()
+    def _group(self, index: int, group: list[Batch]) -> Group:
+        begin = time.perf_counter()
+        reference = self._logits(index, group, self.reference)[0]
+        own = torch.zeros(2, dtype=torch.float64, device=self.device)
+        verdict = None
+        for number, declared in enumerate(self.maps):
+            results, proof = self._logits(index, group, declared)
+            verdict = verdict or proof
+            for (batch, logits), (_, in_reference) in zip(results, reference, strict=True):
+                measures = token_measures(in_reference, logits, batch["labels"])
+                mask = batch["loss_mask"]
+                if number == 0:
+                    sums = (measures[TokenMeasure.LOSS] * mask).sum()
+                    own += torch.stack([sums, mask.sum().to(torch.float64)])
+                if parallel_state.get_tensor_model_parallel_rank() == 0:
+                    self.sums.add(number, measures, mask, batch["documents"])
+        total, mean_count = mean_over_data_parallel(sum_over_stages(own)).tolist()
+        tokens = round(mean_count * self.layout.data)
+        loss = total / mean_count if mean_count else float("nan")
+        return Group(loss, tokens, time.perf_counter() - begin, verdict)
+
+    def _logits(
+        self, index: int, group: list[Batch], declared: PrecisionMap
+    ) -> tuple[list[tuple[Batch, torch.Tensor]], Verdict | None]:
+        """The logits of a group under a map, and the proof of the first group."""
+        for chunk in self.chunks:
+            own = {name: declared[name] for name in scheme_modules(chunk)}
+            set_precision(chunk, own, self.training.attention)
+
+        def begin(position: int) -> None:
+            place = index * self.layout.pipeline + position
+            rank = parallel_state.get_data_parallel_rank()
+            self.state.begin(self.iteration, place * self.layout.data + rank)
+
+        if index > 0:
+            return self.passes.logits(group, begin), None
+        with self.watched.proving(self.iteration, forward_only(declared)) as verdict:
+            logits = self.passes.logits(group, begin)
+        result = verdict()
+        require(result)
+        return logits, result
+
+    def table(self) -> tuple[list[int], torch.Tensor]:
+        """The sums of all ranks: `DocumentSums.table`; every rank calls this."""
+        merged = DocumentSums(len(self.maps))
+        for sums in gather(self.sums.sums):
+            merged.include(sums)
+        return merged.table()
