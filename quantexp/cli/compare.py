@@ -17,6 +17,8 @@ from quantexp.analysis.compare.table import print_comparison
 from quantexp.analysis.compare.verdicts import Verdicts, judge
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line
+from quantexp.errors import RunError
+from quantexp.runs.evaluation import is_evaluation
 from quantexp.terminal.console import output_console
 
 
@@ -33,6 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not words:
         parser_of("compare").error("compare takes runs: RUN ...")
     named = named_runs(words, root)
+    if all(map(is_evaluation, named.runs)) and named.runs:
+        raise RunError(
+            f"{' '.join(words)} holds evaluations without training, which quantexp report compares"
+        )
     sides = [read_side(each, judging.measure) for each in named.runs]
     compared = comparison.compare(sides, named.missing)
     verdicts = judge(compared, judging.window, judging.against)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
 
 from quantexp.cli.arguments import require_overrides
 from quantexp.config.compose import compose, quick_test
-from quantexp.config.sweep.points import compose_points, merged_lines
+from quantexp.config.sweep.points import Point, compose_points, merged_lines
 from quantexp.errors import ConfigError
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.refusal import Request, require_memory
@@ -22,27 +26,49 @@ def run(arguments: argparse.Namespace) -> int:
         RunError: a run that does not fit into the memory there is.
     """
     require_overrides(arguments.words)
-    return _run_sweep(arguments) if arguments.multirun else _run_one(arguments)
+    return submit(points_of(arguments), arguments, output_console())
 
 
-def _run_one(arguments: argparse.Namespace) -> int:
-    experiment = compose(arguments.words, arguments.config_dir)
-    fast = quick_test(arguments.words, arguments.config_dir, os.environ)
+def points_of(arguments: argparse.Namespace) -> list[Point]:
+    """The points of a sweep, or the one experiment.
+
+    Raises:
+        ConfigError: an experiment that cannot be.
+    """
+    words, config_dir = arguments.words, arguments.config_dir
+    if arguments.multirun:
+        return compose_points(words, config_dir)
+    return [Point(words, compose(words, config_dir))]
+
+
+def submit(points: Sequence[Point], arguments: argparse.Namespace, console: Console) -> int:
+    """Show the plan of a dry run, or run the points; the exit codes are those of `run`.
+
+    Raises:
+        ConfigError: a sweep over several launchers.
+        RunError: a run that does not fit into the memory there is.
+    """
+    return (_submit_sweep if arguments.multirun else _submit_one)(
+        points, arguments.config_dir, console
+    )
+
+
+def _submit_one(points: Sequence[Point], config_dir: Path | None, console: Console) -> int:
+    (point,) = points
+    experiment = point.experiment
+    fast = quick_test(point.overrides, config_dir, os.environ)
     if experiment.dry_run:
         from quantexp.cli.plan_record import make_plan
         from quantexp.cli.plan_text import show
 
-        show(make_plan(experiment, fast), output_console())
+        show(make_plan(experiment, fast), console)
         return 0
     require_memory([Request(experiment, fast)])
     launcher = launcher_of(experiment.launcher.kind)
-    return launcher.submit([(experiment, 0)], output_console(), is_sweep=False)
+    return launcher.submit([(experiment, 0)], console, is_sweep=False)
 
 
-def _run_sweep(arguments: argparse.Namespace) -> int:
-    console = output_console()
-    config_dir = arguments.config_dir
-    points = compose_points(arguments.words, config_dir)
+def _submit_sweep(points: Sequence[Point], config_dir: Path | None, console: Console) -> int:
     for line in merged_lines(points):
         console.print(line, soft_wrap=True, markup=False)
     if points[0].experiment.dry_run:

@@ -84,6 +84,11 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _evaluate(parser: argparse.ArgumentParser) -> None:
+    _train(parser)
+    _json(parser)
+
+
 def _list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="KIND", help=f"one of {', '.join(KINDS)}")
     _config_dir(parser)
@@ -306,6 +311,19 @@ VERBS = {
             "requantise bf16 launcher=slurm launcher.max_parallel=8",
         ),
     ),
+    "evaluate": Verb(
+        "the loss of given weights on held-out text under schemes, without training",
+        "[-m] [--json] training.start_from=RUN@ITERATION group=choice key=value ... [out=FOLDER]",
+        _evaluate,
+        (
+            "evaluate training.start_from=bf16-1a2b3c4d@600 model=tiny dataset=synthetic quant=linear_mxfp4",
+            "evaluate -m model.init_from=llama model=llama32-1b dataset.path=text 'quant=glob(*)'",
+            "evaluate model.init_from=llama dataset.path=text quant=FA_mxfp8 evaluate.each_layer=true",
+        ),
+        "Loss, perplexity and top token, and the difference to the same weights in bf16 on\n"
+        "the same tokens. evaluation.samples sequences of training.seq_length tokens;\n"
+        "evaluate.each_layer and evaluate.each_module quantise one at a time.",
+    ),
     "export": Verb(
         "write a run's saved model as published models are",
         "RUN format=hf [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
@@ -337,6 +355,6 @@ VERBS = {
 GROUPS = {
     "experiments": ("train", "plan", "prepare", "list"),
     "runs": ("status", "logs", "resume", "retry", "cancel"),
-    "results": ("compare", "report", "captures", "draw", "requantise", "export"),
+    "results": ("compare", "report", "captures", "draw", "requantise", "evaluate", "export"),
     "this machine": ("doctor", "verify", "completion", "help"),
 }

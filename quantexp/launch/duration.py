@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from quantexp.config.evaluation import num_evaluations, num_samples
+from quantexp.config.evaluation import num_evaluations, num_passes, num_samples
 from quantexp.launch.product_rate import product_gflop_per_s
 from quantexp.model.checkpoints import first_iteration
 from quantexp.model.sizes import flops_per_iteration, num_parameters
@@ -54,11 +54,13 @@ class Duration:
 
 
 def work(experiment: Experiment) -> Work:
-    """Iterations, tokens and FLOPs of a whole training."""
+    """Iterations, tokens and FLOPs of a whole training, or of the forward passes of an evaluation without one."""
     training = experiment.training
     iterations = training.iterations - first_iteration(experiment) + 1
     sequences = training.global_batch_size
     flop = flops_per_iteration(experiment.model, training.seq_length, sequences)
+    if experiment.evaluate.only:
+        flop *= num_passes(experiment) / 3
     return Work(iterations, iterations * sequences * training.seq_length, iterations * flop)
 
 
@@ -83,6 +85,7 @@ def duration(experiment: Experiment) -> Duration | None:
         return None
     rate *= _share_of_threads(experiment) if is_cpu else launcher.num_processes
     updates = num_parameters(experiment.model) * (launcher.num_processes if is_cpu else 1)
+    updates *= not experiment.evaluate.only
     total = work(experiment)
     recomputed = 4 / 3 if training.recompute is Recompute.full else 1
     seconds = (total.flop * recomputed + _evaluated_flop(experiment)) / (rate * 1e9)

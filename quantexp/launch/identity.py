@@ -28,6 +28,7 @@ from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import changes, entry_record, forward_only, precision_map
 from quantexp.runs.device import multiplies_natively
+from quantexp.runs.evaluation import SUFFIX
 from quantexp.schema import Experiment, ModelConfig, Nonfinite
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
@@ -171,7 +172,7 @@ def hash8(content: dict[str, Any]) -> str:
 
 def folder_name(experiment: Experiment, content: dict[str, Any]) -> str:
     """`<model>_<dataset>_<scheme>-<hash8>`; an evaluation without training has `_evaluated` after its scheme."""
-    quant = f"{experiment.quant.name}{'_evaluated' * experiment.evaluate.only}"
+    quant = f"{experiment.quant.name}{SUFFIX * experiment.evaluate.only}"
     return f"{experiment.model.name}_{experiment.dataset.name}_{quant}-{hash8(content)}"
 
 

@@ -126,7 +126,9 @@ class PlainLines:
     def update(self, line: RunLine, prefix: str = "") -> None:
         """Print a run's new iteration or phase, unless a line was printed just before."""
         status = line.status
-        is_new_iteration = status.iteration > 0 and status.phase is Phase.TRAINING
+        is_new_iteration = status.iteration > 0 and (
+            status.phase is Phase.TRAINING or evaluates_only(status)
+        )
         key = status.iteration if is_new_iteration else (status.phase, status.current_iteration)
         now, (printed_at, printed_key) = time.monotonic(), line.last_printed
         pause_s = REPEAT_S if key == printed_key else LINE_S
@@ -184,6 +186,11 @@ def activity(status: Status) -> str:
     else:
         words = phase.value
     return f"{words} for {duration(seconds)}" if words and (seconds or 0.0) >= 1 else words
+
+
+def evaluates_only(status: Status) -> bool:
+    """Whether a run evaluates without training: its iterations have no micro-batches."""
+    return status.phase is Phase.EVALUATING and status.micro_batches is None
 
 
 def _seconds_since(time_: str | None) -> float | None:

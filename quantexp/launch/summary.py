@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from quantexp.analysis.evaluate.table import Result, evaluated_words, print_results
 from quantexp.folders import short_path
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
@@ -19,6 +20,7 @@ from quantexp.model.checkpoints import next_iteration, saved_iterations
 from quantexp.model.label import describe_model
 from quantexp.quant.label import describe_format, describe_scheme
 from quantexp.quant.slots import WORKING
+from quantexp.runs.evaluation import read_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import AutoDraw, Experiment, Precision
@@ -46,7 +48,9 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     table.add_row("proof", proof_line(outcome.precision, precision))
     if outcome.verified is not None:
         table.add_row("numerics", escape(outcome.verified))
-    if metrics is not None:
+    if experiment.evaluate.only:
+        _add_evaluated(table, outcome.run)
+    elif metrics is not None:
         table.add_row(
             "training",
             f"iteration {metrics['iteration']}, loss {metrics['loss']:.4f}, "
@@ -56,7 +60,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
             perplexity = metrics["perplexity"]
             words = "beyond all bounds" if perplexity is None else f"{perplexity:,.2f}"
             table.add_row("held out", f"loss {validation_loss:.4f}, perplexity {words}")
-    table.add_row("captured", _captured(outcome))
+    if not experiment.evaluate.only:
+        table.add_row("captured", _captured(outcome))
     for name, text in tracking_lines(outcome).items():
         table.add_row(name, escape(text))
     table.add_path("run", outcome.run.root)
@@ -71,6 +76,16 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         table.add_row("report", "not written (quantexp report writes it), see")
         table.add_path("", outcome.run.rank_log(0))
     table.print()
+
+
+def _add_evaluated(table: Facts, run: RunDir) -> None:
+    evaluation = read_evaluation(run)
+    if evaluation is None:
+        return
+    one = evaluation["scheme"]
+    table.add_row("tokens", f"{one['tokens']:,} of {one['documents']:,} documents")
+    for heading, words in evaluated_words(one).items():
+        table.add_row(heading, words)
 
 
 def print_how_to_go_on(run: RunDir, console: Console) -> None:
@@ -149,6 +164,14 @@ def print_sweep(
     seed) have a column only if they differ.
     """
     experiments = [o.experiment for o in outcomes] + [experiment for experiment, _ in failures]
+    if all(experiment.evaluate.only for experiment in experiments):
+        states = [_word(outcome) for outcome in outcomes] + ["failed"] * len(failures)
+        found = [read_evaluation(outcome.run) for outcome in outcomes] + [None] * len(failures)
+        options = map(" ".join, differences(experiments))
+        schemes = (str(experiment.quant.name) for experiment in experiments)
+        print_results(list(map(Result, schemes, options, states, found)), console)
+        _print_reasons(outcomes, failures, [names(e)[2:] for e in experiments], console)
+        return
     named = [
         (*names(experiment), " ".join(differs))
         for experiment, differs in zip(experiments, differences(experiments), strict=True)
@@ -189,6 +212,16 @@ def print_sweep(
         words = ", ".join(sorted(precision.value for precision in precisions))
         line = f"scheme bf16 quantises nothing; the working precision of these runs is {words}"
         console.print(line, style="dim italic")
+    _print_reasons(outcomes, failures, named, console)
+
+
+def _print_reasons(
+    outcomes: list[Outcome],
+    failures: list[tuple[Experiment, str]],
+    named: Sequence[tuple[str, ...]],
+    console: Console,
+) -> None:
+    """Print why runs are waiting, or did not complete; `named` are the names of outcomes and failures."""
     waiting = Counter(o.reason for o in outcomes if o.state is State.PENDING)
     unsuccessful = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
     reasons = [(o.run.root.name, o.reason) for o in unsuccessful]
@@ -246,5 +279,8 @@ def _captured(outcome: Outcome) -> str:
 
 
 def _state(outcome: Outcome) -> str:
-    word = "skipped" if outcome.skipped else outcome.state.value
-    return f"[{_COLOURS.get(outcome.state, 'white')}]{word}[/]"
+    return f"[{_COLOURS.get(outcome.state, 'white')}]{_word(outcome)}[/]"
+
+
+def _word(outcome: Outcome) -> str:
+    return "skipped" if outcome.skipped else outcome.state.value

@@ -90,6 +90,20 @@ def passing_bytes(
     return max(within, logits - layer_bytes, output - layer_bytes, scores, exchanged)
 
 
+def largest_layer_bytes(
+    model: ModelConfig, training: TrainingConfig, *, is_cpu: bool, part: Part = WHOLE
+) -> int:
+    """Bytes of one layer's tensors in a forward pass that keeps nothing for a backward pass."""
+    layers = part.alike_layers(model)
+    return max(_layer(model, training, layer, is_cpu, part) for layer, _ in layers)
+
+
+def logit_bytes(model: ModelConfig, training: TrainingConfig, part: Part = WHOLE) -> int:
+    """Bytes of a micro-batch's logits over the whole padded vocabulary, in the working dtype."""
+    rows = padded_vocab_size(model.vocab_size)
+    return part.tokens(training) * rows * element_bytes(training)
+
+
 def largest_linear(model: ModelConfig, part: Part = WHOLE) -> int:
     """Elements of the largest weight of a layer that the rank holds."""
     return max(

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 from quantexp.capture.select.budget import rank_bytes_of_iteration
 from quantexp.capture.select.rules import captured_iterations
-from quantexp.memory.activations import activation_bytes, largest_linear, passing_bytes
+from quantexp.memory.activations import (
+    activation_bytes,
+    largest_layer_bytes,
+    largest_linear,
+    logit_bytes,
+    passing_bytes,
+)
 from quantexp.memory.part import Parameters, Part, parts_of
 from quantexp.model.decoder import (
     LinearShape,
@@ -90,6 +96,8 @@ def _rank_parts_gb(
     model, training = experiment.model, experiment.training
     is_cpu = device_class(experiment.launcher) == "cpu"
     parameters = part.parameters(model)
+    if experiment.evaluate.only:
+        return _forward_parts_gb(experiment, maps, part, is_cpu=is_cpu)
     updated = _updated(experiment, parameters, part.layout)
     size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
@@ -112,6 +120,28 @@ def _rank_parts_gb(
         "checkpoint": (_copied_bytes(experiment, parameters.total, updated) if is_cpu else 0) / 1e9,
     }
     return parts | ({"heap": min(HEAP_GB, (activations + temporaries) / 1e9)} if is_cpu else {})
+
+
+def _forward_parts_gb(
+    experiment: Experiment, maps: Sequence[PrecisionMap], part: Part, *, is_cpu: bool
+) -> dict[str, float]:
+    """Of an evaluation without training: weights, one layer's tensors, and the logits in bf16 and of the scheme."""
+    model, training = experiment.model, experiment.training
+    logits = logit_bytes(model, training, part) if part.is_last else 0
+    # As many micro-batches as stages run together, and wait for the scheme's with their logits in bf16.
+    kept = logits * (part.layout.pipeline + 1)
+    activations = largest_layer_bytes(model, training, is_cpu=is_cpu, part=part)
+    scratch = _products_bytes(model, training, part) if is_cpu else 0
+    largest = largest_linear(model, part) * element_bytes(training)
+    parts = {
+        "weights": part.parameters(model).total * element_bytes(training) / 1e9,
+        "activations": activations / 1e9,
+        "logits": kept / 1e9,
+        "temporaries": largest / 1e9,
+        "scratch": scratch / 1e9,
+    }
+    passing = activations + kept + largest
+    return parts | ({"heap": min(HEAP_GB, passing / 1e9)} if is_cpu else {})
 
 
 def _copied_bytes(experiment: Experiment, total: int, updated: int) -> int:

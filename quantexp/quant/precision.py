@@ -69,6 +69,11 @@ class ModulePrecision:
         """Whether its products are those of a linear layer."""
         return any(slot.site is Site.LINEAR for slot in self.slots)
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether any slot has a format."""
+        return any(spec.quantised for spec in self.slots.values())
+
     def spec(self, slot: Slot) -> QuantSpec:
         """What happens to an operand, as declared."""
         return self.slots[slot]

@@ -10,9 +10,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Required, TypedDict
 
+from quantexp.errors import UnreadableError
 from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import Count
 from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import read_config
 from quantexp.runs.status import write_json, write_whole
 
 #: The sums of a line of documents.jsonl, in the order of `quantexp.training.megatron.token_measures.TokenMeasure`.
@@ -57,6 +59,21 @@ class Evaluation(TypedDict):
 
     scheme: Evaluated
     each: list[Evaluated]
+
+
+#: In the folder's name, after the scheme.
+SUFFIX = "_evaluated"
+
+
+def is_evaluation(run: RunDir) -> bool:
+    """Whether a run evaluates instead of training; a run whose config.yaml cannot be read trains."""
+    if f"{SUFFIX}-" not in run.root.name:
+        return False
+    try:
+        section = read_config(run).get("evaluate")
+    except UnreadableError:
+        return False
+    return isinstance(section, dict) and bool(section.get("only"))
 
 
 def write_evaluation(

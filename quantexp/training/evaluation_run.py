@@ -12,6 +12,7 @@ from quantexp.runs.disk import writing
 from quantexp.runs.evaluation import DOCUMENT_COLUMNS, write_evaluation
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.status import Phase, now, write_json
+from quantexp.schema import AutoDraw
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 from quantexp.training.rank_session import rank_session
@@ -36,15 +37,22 @@ def evaluate_run(context: RunContext) -> None:
         with use_numerics(experiment, weights_once=once) as state:
             evaluator = Evaluator(experiment, device, state)
             context.set_phase(Phase.EVALUATING)
+            so_far = 0.0, 0
             for index, group in enumerate(evaluator.groups(batches.held_out()), 1):
-                _record(context, index, group, evaluator)
+                so_far = so_far[0] + group.loss * group.tokens, so_far[1] + group.tokens
+                _record(context, index, group, so_far[0] / so_far[1], evaluator)
             _write(context, evaluator)
     context.status.trained = now()
     context.write_status()
 
 
-def _record(context: RunContext, index: int, group: Group, evaluator: Evaluator) -> None:
-    """Write the group's line of metrics.jsonl, the proof after the first, and status.json."""
+def _record(
+    context: RunContext, index: int, group: Group, loss: float, evaluator: Evaluator
+) -> None:
+    """Write a line of metrics.jsonl, the proof after the first group, and status.json.
+
+    The line's `loss` is that of all tokens up to this group.
+    """
     from quantexp.training.megatron.device import memory_gb
 
     if context.interrupted or context.requests.ends:
@@ -57,7 +65,7 @@ def _record(context: RunContext, index: int, group: Group, evaluator: Evaluator)
             write_json(run.precision, {**scheme, **group.verdict.record(), "earlier": []})
         line = {
             "iteration": index,
-            "loss": group.loss if math.isfinite(group.loss) else None,
+            "loss": loss if math.isfinite(loss) else None,
             "tokens": group.tokens,
             "step_time_s": group.seconds,
             "tokens_per_s": group.tokens / group.seconds,
@@ -68,7 +76,7 @@ def _record(context: RunContext, index: int, group: Group, evaluator: Evaluator)
         with writing(run.metrics, len(text)), run.metrics.open("a") as stream:
             stream.write(text)
         LOG.info(
-            f"group {index} of {status.iterations}, loss {group.loss:.4f}, "
+            f"group {index} of {status.iterations}, loss {loss:.4f}, "
             f"{line['tokens_per_s']:,.0f} tokens/s"
         )
     status.iteration = index
@@ -86,6 +94,22 @@ def _write(context: RunContext, evaluator: Evaluator) -> None:
         for index, part in enumerate(evaluator.parts)
     ]
     write_evaluation(context.run, parts[0], parts[1:], _lines(documents, table[:, 0].tolist()))
+    if context.experiment.analysis.drawing is not AutoDraw.nothing:
+        _draw(context)
+
+
+def _draw(context: RunContext) -> None:
+    """Draw the results for the report; a failure does not change the run's state."""
+    from quantexp.analysis.evaluate.figure import draw_results
+    from quantexp.analysis.evaluate.table import Result
+    from quantexp.runs.evaluation import read_evaluation
+
+    context.set_phase(Phase.DRAWING)
+    name = str(context.experiment.quant.name)
+    try:
+        draw_results([Result(name, "", "", read_evaluation(context.run))], context.run.figures)
+    except Exception:  # noqa: BLE001
+        LOG.exception("the figures were not drawn; quantexp evaluate draws them")
 
 
 def _lines(documents: Iterable[int], sums: Iterable[list[float]]) -> list[dict[str, Any]]:

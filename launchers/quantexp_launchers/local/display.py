@@ -147,5 +147,7 @@ def ended_line(item: Item) -> str:
 
 def _completed(label: str, outcome: Outcome) -> str:
     word = "skipped" if outcome.skipped else "completed"
-    loss = f"loss {outcome.metrics['loss']:.4f}, " if outcome.metrics else ""
-    return f"[green]{word:10}[/] {label}: {loss}{captured_size(outcome.tensors, outcome.num_bytes)}"
+    words = [f"loss {outcome.metrics['loss']:.4f}"] if outcome.metrics else []
+    if not outcome.experiment.evaluate.only:
+        words.append(captured_size(outcome.tensors, outcome.num_bytes))
+    return f"[green]{word:10}[/] {label}: {', '.join(words)}"

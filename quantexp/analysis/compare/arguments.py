@@ -8,8 +8,11 @@ from pathlib import Path
 
 from quantexp.errors import ConfigError
 from quantexp.folders import user_path
+from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.find import Missing, scope
 from quantexp.runs.paths import RunDir
+
+_NOT_TRAINED = "it evaluates without training; quantexp evaluate and quantexp report show it"
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,19 @@ class Runs:
 def named_runs(words: Sequence[str], root: Path) -> Runs:
     """The runs of the arguments: each is a run, a part of a run's name, a sweep's list or a folder of runs.
 
+    Beside trained runs, evaluations without training count as missing.
+
     Raises:
         RunError: a word that is none of these, by itself.
     """
     scopes = [scope(word, root) for word in words]
     runs = dict.fromkeys(run.root.resolve() for one in scopes for run in one.runs)
     missing = [gone for one in scopes for gone in one.missing]
-    return Runs(tuple(RunDir(folder) for folder in runs), tuple(missing))
+    named = tuple(RunDir(folder) for folder in runs)
+    trained = tuple(run for run in named if not is_evaluation(run))
+    if trained:
+        missing += [Missing(run.root.name, _NOT_TRAINED) for run in named if run not in trained]
+    return Runs(trained or named, tuple(missing))
 
 
 def out_and_rest(words: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -7,9 +7,12 @@ from typing import Any
 
 from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.side import Side
+from quantexp.analysis.evaluate.table import evaluated_words
 from quantexp.analysis.report.origin import Origin
 from quantexp.analysis.report.proof import Proof
+from quantexp.errors import UnreadableError
 from quantexp.quant.label import describe_scheme
+from quantexp.runs.evaluation import is_evaluation, read_evaluation
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -21,14 +24,16 @@ def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
     """Heading -> text, most important first, without headings for missing information."""
     status, speed = side.status, side.speed
     training, identity = _section(side.config, "training"), side.identity or {}
+    trains = not is_evaluation(side.run)
     rows = {
         "state": side.state + (f": {status.reason}" if status and status.reason else ""),
-        "training": _training(side, training),
+        "training": _training(side, training) if trains else None,
+        **({} if trains else _evaluated(side)),
         "model": side.names.model_label,
         "scheme": describe_scheme(side.scheme, side.names.precision),
         "precision": _precision(side, identity),
         "batch": _batch(training, identity),
-        "learning rate": _learning_rate(training),
+        "learning rate": _learning_rate(training) if trains else None,
         "data": _data(side),
         "seed": None if side.seed is None else str(side.seed),
         "proof": f"{'' if proof.proved else 'not proved; '}{proof.words}",
@@ -44,6 +49,19 @@ def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
         "run": side.run.root.name,
     }
     return tuple((key, value) for key, value in rows.items() if value)
+
+
+def _evaluated(side: Side) -> dict[str, str]:
+    """The results of an evaluation without training; empty if there are none."""
+    try:
+        evaluation = read_evaluation(side.run)
+    except UnreadableError as error:
+        return {"evaluated": str(error)}
+    if evaluation is None:
+        return {}
+    one = evaluation["scheme"]
+    on = {"evaluated": f"{one['tokens']:,} held-out tokens of {one['documents']:,} documents"}
+    return on | evaluated_words(one)
 
 
 def shared(of_each: Sequence[Facts]) -> Facts:

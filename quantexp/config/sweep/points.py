@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def compose_points(
     return sorted(points.values(), key=lambda point: point.stage)
 
 
-def merged_lines(points: list[Point]) -> list[str]:
+def merged_lines(points: Sequence[Point]) -> list[str]:
     """A message for each point that equals an earlier one and does not run by itself."""
     return [_merged_line(point.overrides, other) for point in points for other in point.merged]
 

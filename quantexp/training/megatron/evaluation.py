@@ -60,11 +60,7 @@ class Group:
 
 def parts_evaluated(experiment: Experiment, declared: PrecisionMap) -> list[Part]:
     """The whole scheme, then each layer and each module that it quantises, as configured."""
-    quantised = [
-        name
-        for name, module in declared.items()
-        if any(entry.spec.quantised for entry in module.entries())
-    ]
+    quantised = [name for name, module in forward_only(declared).items() if module.is_quantised]
     parts = [Part()]
     if experiment.evaluate.each_layer:
         parts += [Part(layer) for layer in dict.fromkeys(name.layer for name in quantised)]
@@ -148,7 +144,7 @@ class Evaluator:
                     self.sums.add(number, measures, mask, batch["documents"])
         total, mean_count = mean_over_data_parallel(sum_over_stages(own)).tolist()
         tokens = round(mean_count * self.layout.data)
-        loss = total / mean_count if mean_count else float("nan")
+        loss = total / mean_count if mean_count else 0.0
         return Group(loss, tokens, time.perf_counter() - begin, verdict)
 
     def _logits(

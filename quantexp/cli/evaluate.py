@@ -1,0 +1,105 @@
+"""`quantexp evaluate [-m] group=choice key=value ...`: given weights on held-out text, without training."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quantexp.cli.arguments import require_overrides
+from quantexp.cli.output import complain, print_json, print_line
+from quantexp.cli.train import points_of, submit
+from quantexp.errors import ConfigError
+from quantexp.schema import Experiment
+from quantexp.terminal.console import error_console, output_console
+
+#: The keys of training that a forward pass has; the others do nothing here.
+_USED = (
+    *("seq_length", "micro_batch_size", "precision", "attention", "weight_cache", "start_from"),
+    *("seed", "chaos", "deterministic", "name"),
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate, print the results and draw them; the exit code is that of a run or sweep.
+
+    Raises:
+        ConfigError: an experiment that cannot be, or a key that does nothing without training.
+        RunError: an evaluation that does not fit into the memory there is.
+    """
+    from quantexp.analysis.compare.arguments import out_and_rest
+
+    out, words = out_and_rest(arguments.words)
+    require_overrides(words)
+    _refuse_unused(words)
+    is_chosen = any(word.startswith("capture=") for word in words)
+    words = [*words, "evaluate.only=true", *([] if is_chosen else ["capture=off"])]
+    arguments = argparse.Namespace(**{**vars(arguments), "words": words})
+    points = points_of(arguments)
+    experiments = [point.experiment for point in points]
+    is_dry = experiments[0].dry_run
+    console = error_console() if arguments.json and not is_dry else output_console()
+    code = submit(points, arguments, console)
+    if is_dry:
+        return code
+    results = record(experiments)
+    if arguments.json:
+        print_json(results)
+        return code
+    _show_rest(experiments, results, out)
+    return code
+
+
+def _refuse_unused(words: Sequence[str]) -> None:
+    """Refuse words about the training; those of a preset are ignored.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    for word in words:
+        section, dot, key = word.lstrip("+").partition("=")[0].partition(".")
+        if section == "training" and dot and key not in _USED:
+            raise ConfigError(
+                f"{word} has no effect on quantexp evaluate, which trains nothing: drop it"
+            )
+
+
+def record(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
+    """The output of `evaluate --json`: for each experiment its scheme, folder, and results, None without them."""
+    from quantexp.launch.attempt import run_folder
+    from quantexp.launch.label import differences
+    from quantexp.runs.device import device_class
+    from quantexp.runs.evaluation import read_evaluation
+
+    records = []
+    for experiment, differs in zip(experiments, differences(experiments), strict=True):
+        run = run_folder(experiment, device_class(experiment.launcher))
+        records.append(
+            {
+                "scheme": str(experiment.quant.name),
+                "differs": " ".join(differs),
+                "run": str(run.root),
+                "evaluation": read_evaluation(run),
+            }
+        )
+    return records
+
+
+def _show_rest(
+    experiments: Sequence[Experiment], records: Sequence[dict[str, Any]], out: Path | None
+) -> None:
+    """Draw what has results; the launcher has printed them."""
+    from quantexp.analysis.evaluate.figure import draw_results
+    from quantexp.analysis.evaluate.table import Result
+
+    missing = sum(one["evaluation"] is None for one in records)
+    if missing and not experiments[0].launcher.is_local:
+        complain(
+            f"{missing} of {len(records)} evaluations have no results yet; the same command shows them when their jobs "
+            "have ended"
+        )
+    results = [Result(one["scheme"], one["differs"], "", one["evaluation"]) for one in records]
+    files = draw_results(results, out or Path("evaluate"))
+    if files:
+        print_line(f"figure  {' '.join(map(str, files))}")
