@@ -29,7 +29,7 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Axis, Rounding
 from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
 from quantexp.model.layout import Layout
-from quantexp.quant.precision import PrecisionMap, Slots, declared_maps
+from quantexp.quant.precision import PrecisionMap, Slots, declared_maps, forward_only
 from quantexp.quant.sites import Operand, Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
 
@@ -104,7 +104,10 @@ def unaligned_slots(experiment: Experiment) -> list[Misalignment]:
     layout = Layout.of(experiment)
     if layout.is_whole:
         return []
-    kinds = kinds_of_modules(experiment.model, declared_maps(experiment.model, experiment.quant))
+    maps = declared_maps(experiment.model, experiment.quant)
+    if experiment.evaluate.only:
+        maps = list(map(forward_only, maps))
+    kinds = kinds_of_modules(experiment.model, maps)
     return misalignments(kinds, layout, experiment.training.seq_length)
 
 

@@ -89,6 +89,48 @@ def _split(ids: list[int], at: int) -> list[list[int]]:
     return parts
 
 
+def test_each_token_is_in_the_document_that_its_sample_names(
+    build: Callable[..., Datasets], prefix: Path
+) -> None:
+    pair, train = open_pair(prefix), build(names_documents=True).train
+    boundaries = 0
+    for index in range(20):
+        sample = train[index]
+        documents, tokens = sample["documents"], sample["tokens"]
+        assert documents.shape == tokens.shape == (T,)
+        for document in documents.unique().tolist():
+            own = tokens[documents == document].tolist()
+            whole = pair.get(document).tolist()
+            assert any(whole[at : at + len(own)] == own for at in range(len(whole)))
+        changes = (documents[1:] != documents[:-1]).nonzero().flatten()
+        assert all(tokens[change] == ByteTokenizer().eod for change in changes)
+        boundaries += len(changes)
+    assert boundaries > 3
+
+
+def test_documents_of_different_pairs_of_a_blend_differ(
+    build: Callable[..., Datasets], letters: dict[Path, float]
+) -> None:
+    train = build(letters, names_documents=True).train
+    single = {"micro_batch_size": 4, "data_parallel_rank": 0, "data_parallel_size": 1}
+    letters_of: dict[int, set[int]] = {}
+    for batch in islice(batches(train, **single), 6):
+        for document, token in zip(
+            batch["documents"].flatten(), batch["tokens"].flatten(), strict=True
+        ):
+            if int(token) != ByteTokenizer().eod:
+                letters_of.setdefault(int(document) >> 32, set()).add(int(token))
+    assert len(letters_of) == len(letters)
+    assert all(len(of_pair) == 1 for of_pair in letters_of.values())
+
+
+def test_held_out_samples_need_no_training_samples(build: Callable[..., Datasets]) -> None:
+    both = build(num_samples_valid=4)
+    alone = build(num_samples_train=0, num_samples_valid=4)
+    assert alone.train is None
+    assert torch.equal(tokens_of(alone.valid)[:4], tokens_of(both.valid)[:4])
+
+
 def test_the_same_seed_gives_the_same_samples_from_another_cache(
     build: Callable[..., Datasets], tmp_path: Path
 ) -> None:

@@ -1,0 +1,62 @@
+"""The figures: which are drawn, and that they show every evaluation and every part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from quantexp.analysis.evaluate import figure
+from quantexp.analysis.evaluate.table import Result
+from tests.analysis.evaluate.results import result
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved."""
+    figures: list[Figure] = []
+    save = figure.save_figure
+
+    def keep(shown: Figure, *arguments: object, **options: object) -> list[Path]:
+        figures.append(shown)
+        return save(shown, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(figure, "save_figure", keep)
+    return figures
+
+
+def test_rows_are_ordered_by_difference(drawn: list[Figure], tmp_path: Path) -> None:
+    files = figure.draw_results(
+        [
+            result("linear_mxfp4", 0.02),
+            result("bf16", 0.0, interval=None),
+            result("FA_hifp8", 0.01),
+        ],
+        tmp_path,
+    )
+    assert [file.name for file in files] == ["evaluation.png", "evaluation.pdf"]
+    (ax,) = drawn[0].axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "bf16",
+        "FA_hifp8",
+        "linear_mxfp4",
+    ]
+    intervals = [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2]  # type: ignore[arg-type]
+    assert [0.01, 0.03] in [pytest.approx(list(each)) for each in intervals[1:]]  # type: ignore[arg-type]
+
+
+def test_parts_have_a_map_for_each_evaluation(drawn: list[Figure], tmp_path: Path) -> None:
+    names = [result("linear_mxfp4", modules=3), result("bf16", 0.0), result("FA_hifp8", modules=2)]
+    files = figure.draw_results(names, tmp_path)
+    assert [file.name for file in files[2:]] == ["evaluation_each.png", "evaluation_each.pdf"]
+    *maps, _ = drawn[1].axes
+    assert [ax.images[0].get_array().shape for ax in maps] == [(3, 3), (3, 2)]  # type: ignore[union-attr]
+    rows = [label.get_text() for label in maps[0].get_yticklabels()]
+    assert rows == ["whole layer", "qkv", "fc1"]
+
+
+def test_nothing_is_drawn_without_a_finite_result(tmp_path: Path) -> None:
+    unknown = [Result("linear_mxfp8", "", "failed", None), result("linear_mxfp4", None)]
+    assert figure.draw_results(unknown, tmp_path) == []
+    assert not list(tmp_path.iterdir())

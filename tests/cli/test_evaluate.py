@@ -1,0 +1,103 @@
+"""`quantexp evaluate` on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantexp.cli.main import main
+from quantexp.runs.paths import RunDir
+from tests.conftest import TINY
+
+Captured = pytest.CaptureFixture[str]
+HELD_OUT = ("evaluation.samples=4", "dataset.split='50,50,0'")
+#: What a forward pass uses of TINY.
+WORDS = [
+    word
+    for word in TINY
+    if word.partition("=")[0] not in ("training.iterations", "training.warmup_iterations")
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(in_tmp: Path) -> None:
+    pass
+
+
+def test_weights_are_needed(capsys: Captured) -> None:
+    assert main(["evaluate", "training=fast"]) == 1
+    assert capsys.readouterr().err == (
+        "quantexp: quantexp evaluate needs weights: training.start_from=RUN@ITERATION or "
+        "model.init_from=FOLDER\n"
+    )
+
+
+@pytest.mark.parametrize("word", ["training.lr=1e-3", "+training.iterations=5"])
+def test_words_about_training_are_refused(word: str, capsys: Captured) -> None:
+    assert main(["evaluate", "training=fast", word]) == 1
+    assert capsys.readouterr().err == (
+        f"quantexp: {word} has no effect on quantexp evaluate, which trains nothing: drop it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("capture=tensors", "capture=tensors"),
+        ("checkpoint.at_end=true", "checkpoint.at_end=true"),
+        ("checkpoint.every=2", "checkpoint.every=2"),
+        ("checkpoint.every_min=2", "checkpoint.every_min=2.0"),
+        ("evaluation.every=2", "evaluation.every=2"),
+    ],
+)
+def test_keys_without_an_effect_are_refused(word: str, named: str, capsys: Captured) -> None:
+    assert main(["evaluate", "training=fast", "training.start_from=run@2", word]) == 1
+    assert capsys.readouterr().err == (
+        f"quantexp: {named} has no effect on quantexp evaluate, which trains nothing: drop it\n"
+    )
+
+
+def test_parts_are_for_evaluations(capsys: Captured) -> None:
+    assert main(["training=fast", "evaluate.each_layer=true"]) == 1
+    assert capsys.readouterr().err == (
+        "quantexp: evaluate.each_layer belongs to quantexp evaluate, and this run trains\n"
+    )
+
+
+def test_dry_run_shows_the_plan_without_gradients(capsys: Captured) -> None:
+    words = [*WORDS, *HELD_OUT, "training.start_from=run@2", "quant=FA_linear_mxfp8"]
+    assert main(["evaluate", *words, "dry_run=true"]) == 0
+    shown = capsys.readouterr().out
+    assert "logits" in shown
+    assert "optimizer" not in shown
+    assert not (Path.cwd() / "evaluate").exists()
+
+
+def test_sweep_is_evaluated_skipped_and_compared(
+    run_tiny: Callable[..., RunDir], cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained = run_tiny("capture=off", "checkpoint.at_end=true")
+    words = [*WORDS, *HELD_OUT, f"paths.cache={cache}", f"training.start_from={trained.root}@2"]
+    sweep = ["evaluate", "-m", *words, "quant=bf16,linear_mxfp4"]
+    assert main([*sweep, "out=figures"]) == 0
+    shown = capfd.readouterr().out
+    assert "2 evaluations" in shown
+    assert (Path("figures") / "evaluation.png").is_file()
+    assert main([*sweep, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [one["scheme"] for one in found] == ["bf16", "linear_mxfp4"]
+    assert found[0]["evaluation"]["scheme"]["difference"] == 0
+    assert Path(found[1]["run"]).name.startswith("llama32-1b_wikipedia_linear_mxfp4_evaluated-")
+    assert main(sweep) == 0
+    assert "skipped" in capfd.readouterr().out
+    assert main(["compare", "runs"]) == 1
+    assert capfd.readouterr().err.endswith(
+        "runs holds evaluations without training, which quantexp report compares\n"
+    )
+    assert main(["report", "runs", "out=report.html"]) == 0
+    page = Path("report.html").read_text()
+    assert "held-out tokens of" in page
+    assert "learning rate" not in page
