@@ -9,6 +9,7 @@ page of docs/experiments states the rule that decides; `EXPERIMENTS` applies it.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from omegaconf import OmegaConf
 
 from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.side import Side, read_side
-from quantexp.analysis.compare.verdicts import Verdict, Verdicts, judge
+from quantexp.analysis.compare.verdicts import Floors, Verdict, conclude, judge, verdict_on
 from quantexp.folders import conf_dir
+from quantexp.runs.evaluation import is_evaluation, read_evaluation
 from quantexp.runs.paths import RunDir
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments" / "README.md"
@@ -74,6 +76,8 @@ class Shipped:
     claim: str
     questions: tuple[Question, ...]
     has_high_rate: bool = False
+    #: Whether its questions are about evaluations of trained weights, not about trainings.
+    is_evaluated: bool = False
 
     @property
     def schemes(self) -> set[str]:
@@ -125,6 +129,16 @@ EXPERIMENTS = (
         ),
         has_high_rate=True,
     ),
+    Shipped(
+        "direct_cast",
+        "A direct cast to MXFP4 loses, to MXFP6 and MXFP8 it does not",
+        (
+            Question("linear_mxfp4", BF16, is_above),
+            Question("linear_mxfp6", "linear_mxfp4", is_below),
+            Question("linear_mxfp8", "linear_mxfp4", is_below),
+        ),
+        is_evaluated=True,
+    ),
 )
 
 
@@ -135,22 +149,62 @@ def overall(outcomes: Sequence[str]) -> str:
     return REPRODUCED if set(outcomes) == {REPRODUCED} else OPEN
 
 
-def judged(sides: Sequence[Side], shipped: Shipped) -> list[tuple[Question, Verdict, Verdicts]]:
+@dataclass(frozen=True)
+class Answer:
+    """The verdict on a question; beside it what two runs of bf16 differ by."""
+
+    question: Question
+    verdict: Verdict
+    floors: Floors | None = None
+
+
+def judged(sides: Sequence[Side], shipped: Shipped) -> list[Answer]:
     """The verdicts on an experiment's questions, none if runs are missing; other schemes have no part in them."""
+    if shipped.is_evaluated:
+        return evaluated(sides, shipped)
     chosen = [
         side
         for side in sides
         if side.scheme in shipped.schemes
+        and not is_evaluation(side.run)
         and (side.config["training"]["lr"] in HIGH_RATES) == shipped.has_high_rate
     ]
     if {side.scheme for side in chosen} != shipped.schemes:
         return []
     comparison = compare(chosen)
-    results: list[tuple[Question, Verdict, Verdicts]] = []
+    results: list[Answer] = []
     for question in shipped.questions:
         verdicts = judge(comparison, None, None if question.against == BF16 else question.against)
-        results += [(question, v, verdicts) for v in verdicts.schemes if v.label == question.scheme]
+        results += [
+            Answer(question, v, verdicts.floors[0])
+            for v in verdicts.schemes
+            if v.label == question.scheme
+        ]
     return results
+
+
+def evaluated(sides: Sequence[Side], shipped: Shipped) -> list[Answer]:
+    """The verdicts on evaluations, a number for each model; none if a scheme has no evaluation of some model."""
+    losses: dict[str, dict[str, float]] = {BF16: {}}
+    for side in sides:
+        evaluation = read_evaluation(side.run) if is_evaluation(side.run) else None
+        if evaluation is None:
+            continue
+        model, one = side.config["training"]["start_from"], evaluation["scheme"]
+        losses.setdefault(side.scheme, {})[model] = float(one["loss"] or math.nan)
+        losses[BF16][model] = float(one.get("bf16_loss") or math.nan)
+    models = losses[BF16]
+    named = {name for question in shipped.questions for name in (question.scheme, question.against)}
+    if not models or any(losses.get(name, {}).keys() != models.keys() for name in named):
+        return []
+    level = sum(models.values()) / len(models)
+    drafts = []
+    for question in shipped.questions:
+        own, others = losses[question.scheme], losses[question.against]
+        gaps = {i: own[model] - others[model] for i, model in enumerate(models)}
+        drafts.append(verdict_on(question.scheme, question.against, gaps, level, (1, 1)))
+    verdicts = conclude(drafts, [None] * len(drafts))
+    return [Answer(*pair) for pair in zip(shipped.questions, verdicts, strict=True)]
 
 
 def table(sides: Sequence[Side]) -> str:
@@ -165,8 +219,9 @@ def table(sides: Sequence[Side]) -> str:
         if not results:
             lines.append(f"| [{shipped.claim}]({shipped.name}.md) | | | | | | not run yet | |")
             continue
-        end = overall([question.outcome(verdict) for question, verdict, _ in results])
-        for i, (question, verdict, _) in enumerate(results):
+        end = overall([answer.question.outcome(answer.verdict) for answer in results])
+        for i, answer in enumerate(results):
+            question, verdict = answer.question, answer.verdict
             low, high = verdict.interval or (float("nan"), float("nan"))
             first = f"[{shipped.claim}]({shipped.name}.md)" if i == 0 else ""
             lines.append(
@@ -174,8 +229,8 @@ def table(sides: Sequence[Side]) -> str:
                 f"{verdict.mean:+.4f} | {low:+.4f} to {high:+.4f} | {verdict.relative or 0:+.2%} | "
                 f"{verdict.words} | {f'**{end}**' if i == 0 else ''} |"
             )
-        floors = results[0][2].floors[0]
-        if floors.chaos is not None:
+        floors = results[0].floors
+        if floors is not None and floors.chaos is not None and not shipped.has_high_rate:
             chaos = (
                 f"By last bits of the initial weights, two runs of bf16 differ by more than {floors.chaos:.4f} nats\n"
                 f"in one of 20 cases ({floors.num_chaos} pairs). The last run ended on {_last_day(sides)}."

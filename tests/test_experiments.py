@@ -6,11 +6,14 @@ from pathlib import Path
 
 import experiments
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.verdicts import Verdict
 from quantexp.folders import conf_dir
+from quantexp.runs.evaluation import write_evaluation
+from quantexp.runs.paths import RunDir
 from tests.analysis.compare.runs import Runs
 
 FOLDER = Path(__file__).parent.parent / "docs" / "experiments"
@@ -67,6 +70,28 @@ def test_all_questions_decide(outcomes: list[str], end: str) -> None:
     assert experiments.overall(outcomes) == end
 
 
+def test_evaluations_are_judged_one_number_for_each_model(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs")
+    losses = {"linear_mxfp4": 0.5, "linear_mxfp6": 0.1, "linear_mxfp8": 0.01}
+    for seed in (1, 2, 3):
+        for scheme, gap in losses.items():
+            name = f"tiny_synthetic_{scheme}_evaluated-{seed}{len(scheme):07x}{int(gap * 100):x}"
+            run = runs.add(scheme, [3.0], name=name, start_from=f"bf16-{seed}@600")
+            config = yaml.safe_load(run.config.read_text()) | {"evaluate": {"only": True}}
+            run.config.write_text(yaml.safe_dump(config))
+            one = {"tokens": 9, "documents": 9, "loss": 3.0 + gap + seed / 1000, "bf16_loss": 3.0}
+            write_evaluation(run, one | {"difference": one["loss"] - 3.0}, [], [])
+    sides = [read_side(RunDir(folder)) for folder in sorted(runs.root.iterdir())]
+    (shipped,) = (each for each in experiments.EXPERIMENTS if each.is_evaluated)
+    answers = experiments.judged(sides, shipped)
+    assert [round(answer.verdict.mean, 3) for answer in answers] == [0.502, -0.4, -0.49]
+    words = [answer.verdict.words.split()[0] for answer in answers]
+    assert words == ["above", "below", "below"]
+    assert experiments.judged(sides[1:], shipped) == [], "a model without one of the schemes"
+    lines = [line for line in experiments.table(sides).splitlines() if "direct_cast" in line]
+    assert lines[0].endswith("**reproduced** |")
+
+
 def test_high_rates_are_those_of_the_file_and_the_page() -> None:
     high = [each for each in experiments.EXPERIMENTS if each.has_high_rate]
     for each in high:
@@ -116,7 +141,9 @@ def test_table_is_written_from_the_runs_and_says_which_are_missing(
         for scheme, gap in schemes.items():
             folders.append(runs.add(scheme, [3.0 + gap + noise] * 20, seed=seed, iterations=20))
     sides = [read_side(folder) for folder in folders]
-    assert experiments.table(sides).count("not run yet") == 2, "hifp8 and the high rate have none"
+    assert experiments.table(sides).count("not run yet") == 3, (
+        "of hifp8, the high rate, evaluations"
+    )
     high = Runs(tmp_path / "unstable")
     remedied = dict.fromkeys(("linear_mxfp8_floor_fprop", "linear_mxfp8_floor_weights"), 0.1)
     for seed in (1, 2, 3):
@@ -133,4 +160,4 @@ def test_table_is_written_from_the_runs_and_says_which_are_missing(
     assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
     ends = [line.rpartition("| ")[2] for line in lines if line.startswith("| [")]
-    assert ends == ["**reproduced** |"] * 4 + ["**refuted** |", "**reproduced** |"]
+    assert ends == ["**reproduced** |"] * 4 + ["**refuted** |", "**reproduced** |", "|"]

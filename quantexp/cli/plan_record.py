@@ -13,6 +13,7 @@ from pathlib import Path
 
 from quantexp.capture.select.budget import price
 from quantexp.cli.plan_layout import LayoutPlan, layout_plan
+from quantexp.config.evaluation import maps_of
 from quantexp.errors import DataError
 from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import launcher_of
@@ -30,7 +31,7 @@ from quantexp.model.sizes import (
     num_padding_parameters,
     num_parameters,
 )
-from quantexp.quant.precision import Entry, changes, declared_maps, entry_record
+from quantexp.quant.precision import Entry, changes, entry_record
 from quantexp.quant.sites import FPROP_W
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
@@ -49,6 +50,8 @@ class Plan:
     model: str
     dataset: str
     scheme: str
+    #: Whether it evaluates given weights without training.
+    evaluates: bool
     #: What was changed in the model, and its size; and the working precision.
     model_label: str
     precision: str
@@ -114,7 +117,9 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         fast: composes the same run under `training=fast`.
     """
     model, training = experiment.model, experiment.training
-    maps = declared_maps(model, experiment.quant)
+    evaluates = experiment.evaluate.only
+    map_changes = (i for i in changes(experiment.quant) if i <= training.iterations)
+    maps = maps_of(experiment)
     entries = [entry for module in maps[0].values() for entry in module.entries()]
     fullest = fullest_rank(experiment, maps)
     parts = fullest.parts_gb
@@ -129,6 +134,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         model=model.name,
         dataset=str(experiment.dataset.label),
         scheme=str(experiment.quant.name),
+        evaluates=evaluates,
         model_label=describe_model(model),
         precision=training.precision.value,
         attention=training.attention.value,
@@ -157,7 +163,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         time_s=None if takes is None else round(takes.seconds, 1),
         product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
         precision_map=[entry_record(entry) for entry in entries],
-        map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
+        map_changes_at=[1] if evaluates else list(map_changes),
         slots=launched.slots,
         missing="; ".join(filter(None, (missing, launched.missing))) or None,
         tracking=destinations(experiment.tracking, RunDir(Path(folder))),

@@ -71,12 +71,8 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.tokens:,} tokens",
     )
     table.add_row("time", time_in_words(plan))
-    table.add_row(
-        "capture",
-        f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors"
-        + (f" ({_STORES[plan.capture_store]})" if plan.capture_tensors else "")
-        + f", statistics of {plan.capture_statistics:,}",
-    )
+    if not plan.evaluates:
+        table.add_row("capture", _captured(plan))
     if plan.checkpoints:
         table.add_row(
             "checkpoints", f"{human_bytes(plan.checkpoint_bytes)} in {plan.checkpoints} of them"
@@ -100,6 +96,14 @@ def show(plan: Plan, console: Console) -> None:
         )
 
 
+def _captured(plan: Plan) -> str:
+    return (
+        f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors"
+        + (f" ({_STORES[plan.capture_store]})" if plan.capture_tensors else "")
+        + f", statistics of {plan.capture_statistics:,}"
+    )
+
+
 def blockers(plan: Plan) -> list[str]:
     """The reasons why the run cannot start, one in a line."""
     refused = plan.to_fit if plan.memory != MemoryCheck.ignore.value else None
@@ -119,7 +123,7 @@ def time_in_words(plan: Plan) -> str:
         why = GPU_IS_FULL if plan.script is None else "it does not run on this machine"
         return f"not known: {why}"
     return (
-        f"about {in_words(plan.time_s)} of training on this machine "
+        f"about {in_words(plan.time_s)} of {'evaluation' if plan.evaluates else 'training'} on this machine "
         f"(measured: {rate_in_words(plan.product_gflop_per_s)} in {plan.precision} products)"
     )
 

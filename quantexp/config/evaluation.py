@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import named
 from quantexp.model.layout import Layout
-from quantexp.quant.precision import forward_only, precision_map
+from quantexp.quant.precision import PrecisionMap, declared_maps, forward_only, precision_map
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import read_config
 from quantexp.schema import CaptureLevel, Experiment, LrSchedule
@@ -94,10 +94,18 @@ def map_iteration(experiment: Experiment) -> int:
     return 1 if start is None else max(1, named(start)[1])
 
 
+def maps_of(experiment: Experiment) -> list[PrecisionMap]:
+    """Every precision map of a run; of an evaluation without training one, with the forward slots."""
+    if not experiment.evaluate.only:
+        return declared_maps(experiment.model, experiment.quant)
+    iteration = map_iteration(experiment)
+    return [forward_only(precision_map(experiment.model, experiment.quant, iteration))]
+
+
 def num_passes(experiment: Experiment) -> int:
     """The forward passes of each sample in an evaluation without training: bf16, the scheme, and each part alone."""
-    declared = precision_map(experiment.model, experiment.quant, map_iteration(experiment))
-    modules = [name for name, module in forward_only(declared).items() if module.is_quantised]
+    (declared,) = maps_of(experiment)
+    modules = [name for name, module in declared.items() if module.is_quantised]
     layers = {name.layer for name in modules}
     evaluate = experiment.evaluate
     return 2 + evaluate.each_layer * len(layers) + evaluate.each_module * len(modules)

@@ -15,7 +15,7 @@ import json
 from enum import Enum
 from typing import Any
 
-from quantexp.config.evaluation import map_iteration
+from quantexp.config.evaluation import maps_of
 from quantexp.config.start_point import recorded_data, start_point
 from quantexp.errors import DataError
 from quantexp.folders import user_path
@@ -26,7 +26,7 @@ from quantexp.model.huggingface.file_names import CONFIG
 from quantexp.model.huggingface.fit import require_same_numbers
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout
-from quantexp.quant.precision import changes, entry_record, forward_only, precision_map
+from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
 from quantexp.schema import Experiment, ModelConfig, Nonfinite
@@ -88,8 +88,7 @@ def _evaluation(experiment: Experiment, device_class: str) -> dict[str, Any]:
     model.pop("name")
     data = data_identity(experiment.dataset, experiment.model.vocab_size)
     start = _start(experiment, data)
-    iteration = map_iteration(experiment)
-    declared = forward_only(precision_map(experiment.model, experiment.quant, iteration))
+    (declared,) = maps_of(experiment)
     if any(e.spec.scaling is Scaling.DELAYED for m in declared.values() for e in m.entries()):
         start |= _histories(experiment)
     return {

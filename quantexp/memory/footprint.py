@@ -82,7 +82,10 @@ def fullest_rank(experiment: Experiment, maps: Sequence[PrecisionMap] | None = N
     if maps is None:
         maps = declared_maps(experiment.model, experiment.quant)
     parts = parts_of(experiment)
-    copies = _weight_copies(experiment, maps, parts[0].layout)
+    layout = parts[0].layout
+    copies = [0] * layout.pipeline
+    if not experiment.evaluate.only:
+        copies = _weight_copies(experiment, maps, layout)
     ranks = [
         RankMemory(part, _rank_parts_gb(experiment, maps, part, copies[part.stage]))
         for part in parts

@@ -49,7 +49,7 @@ def test_words_about_training_are_refused(word: str, capsys: Captured) -> None:
         ("capture=tensors", "capture=tensors"),
         ("checkpoint.at_end=true", "checkpoint.at_end=true"),
         ("checkpoint.every=2", "checkpoint.every=2"),
-        ("checkpoint.every_min=2", "checkpoint.every_min=2.0"),
+        ("checkpoint.every_min=2", "checkpoint.every_min=2"),
         ("evaluation.every=2", "evaluation.every=2"),
     ],
 )
@@ -67,12 +67,14 @@ def test_parts_are_for_evaluations(capsys: Captured) -> None:
     )
 
 
-def test_dry_run_shows_the_plan_without_gradients(capsys: Captured) -> None:
+def test_dry_run_shows_the_forward_slots_alone(capsys: Captured) -> None:
     words = [*WORDS, *HELD_OUT, "training.start_from=run@2", "quant=FA_linear_mxfp8"]
     assert main(["evaluate", *words, "dry_run=true"]) == 0
     shown = capsys.readouterr().out
-    assert "logits" in shown
-    assert "optimizer" not in shown
+    assert "linear.fprop.x" in shown
+    assert "of evaluation on this machine" in shown
+    assert "grad" not in shown
+    assert "capture" not in shown
     assert not (Path.cwd() / "evaluate").exists()
 
 
@@ -93,11 +95,15 @@ def test_sweep_is_evaluated_skipped_and_compared(
     assert Path(found[1]["run"]).name.startswith("llama32-1b_wikipedia_linear_mxfp4_evaluated-")
     assert main(sweep) == 0
     assert "skipped" in capfd.readouterr().out
-    assert main(["compare", "runs"]) == 1
+    assert main(["compare", "runs"]) == 0
+    assert "_evaluated-" in (shown := capfd.readouterr().out)
+    assert "it evaluates without training; quantexp evaluate and quantexp report show it" in shown
+    listing = str(next(Path("runs/sweeps").glob("*.json")))
+    assert main(["compare", listing]) == 1
     assert capfd.readouterr().err.endswith(
-        "runs holds evaluations without training, which quantexp report compares\n"
+        f"{listing} holds evaluations without training, which quantexp report compares\n"
     )
-    assert main(["report", "runs", "out=report.html"]) == 0
+    assert main(["report", listing, "out=report.html"]) == 0
     page = Path("report.html").read_text()
     assert "held-out tokens of" in page
-    assert "learning rate" not in page
+    assert ">learning rate<" not in page

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quantexp.config.compose import compose
+from quantexp.config.evaluation import maps_of
 from quantexp.data.binary import fingerprint
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
@@ -286,7 +287,7 @@ def test_data_is_read_once_for_all_points(
         read.append(prefix)
         return fingerprint(prefix)
 
-    monkeypatch.setattr("quantexp.launch.identity.fingerprint", counted)
+    monkeypatch.setattr("quantexp.launch.fingerprints.fingerprint", counted)
     experiment = with_data(base, prepared("shared", "one text"))
     assert len({digest(experiment) for _ in range(3)}) == 1
     assert len(read) == 1
@@ -408,3 +409,55 @@ def test_chunks_of_layers_and_shares_of_the_optimizer_are_not() -> None:
 def test_stages_are_part_of_the_identity_of_tied_embeddings() -> None:
     words = ("launcher.num_processes=2", "parallel.pipeline=2")
     assert layout_in("model.tie_embeddings=true", *words)["layout"] == {"pipeline": 2}
+
+
+def test_identity_of_an_evaluation_has_what_a_forward_pass_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quantexp.launch.identity._model", lambda _: {"name": "m"})
+    monkeypatch.setattr("quantexp.launch.identity._start", lambda *_: {})
+    start = "training.start_from=run@3"
+
+    def made(*words: str) -> Experiment:
+        return compose(
+            ["training=fast", "capture=off", "evaluate.only=true", start, *words], None, {}
+        )
+
+    own = digest(made("quant=linear_mxfp4"))
+    same = (
+        "training.lr=1e-3",
+        "training.iterations=9",
+        "quant.linear.dgrad.g={format: bf16}",
+        "training.clip_grad=0",
+    )
+    for word in same:
+        assert digest(made("quant=linear_mxfp4", word)) == own, word
+    other = (
+        "quant.linear.fprop.x={format: bf16}",
+        "training.seed=1",
+        "training.seq_length=64",
+        "training.precision=fp32",
+        "evaluation.samples=64",
+        "evaluate.each_layer=true",
+        "training.attention=fused",
+    )
+    digests = {digest(made("quant=linear_mxfp4", word)) for word in other}
+    assert len(digests | {own}) == len(other) + 1
+    experiment = made("quant=linear_mxfp4")
+    name = folder_name(experiment, identity(experiment, "cpu"))
+    assert re.fullmatch(r"llama32-1b_wikipedia_linear_mxfp4_evaluated-[0-9a-f]{8}", name)
+
+
+def test_rules_of_an_evaluation_are_those_of_the_checkpoints_iteration() -> None:
+    rule = "quant.rules=[{iterations: [1, 10], format: bf16}]"
+
+    def formats(iteration: int) -> set[str]:
+        words = [f"training.start_from=run@{iteration}", "quant=linear_mxfp4", rule]
+        experiment = compose(
+            ["training=fast", "capture=off", "evaluate.only=true", *words], None, {}
+        )
+        (declared,) = maps_of(experiment)
+        return {e.spec.fmt.name for m in declared.values() for e in m.entries()}
+
+    assert formats(10) == {"bf16"}
+    assert formats(11) == {"bf16", "mxfp4_e2m1"}

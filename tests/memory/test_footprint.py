@@ -219,3 +219,15 @@ def test_copies_of_weights_are_divided_like_the_weights() -> None:
     others = sum(s.count for each in shapes for name, s in each.items() if not is_routed(name))
     assert one["weight_copies"] == pytest.approx(2 * 2 * (routed + others) / 1e9)
     assert rank.parts_gb["weight_copies"] == pytest.approx(2 * 2 * (routed / 4 + others / 2) / 1e9)
+
+
+def test_evaluation_without_training_holds_the_model_once_and_no_gradients() -> None:
+    words = ("training.start_from=run@2", "evaluate.only=true", "quant=linear_mxfp8")
+    whole = parts("model.num_layers=2")
+    memory = parts(*words)
+    assert memory.keys() == {"weights", "activations", "logits", "temporaries", "scratch", "heap"}
+    assert memory["weights"] == whole["weights"]
+    # Two micro-batches' logits over 257 ids padded to 384, in bf16: those of bf16 and of the scheme.
+    assert memory["logits"] == pytest.approx(2 * (2 * 128) * 384 * 2 / 1e9)
+    assert memory["activations"] < whole["activations"]
+    assert sum(memory.values()) < sum(whole.values()) / 3

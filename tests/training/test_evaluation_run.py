@@ -96,7 +96,7 @@ def test_parts_alone_are_the_scheme_with_rules_for_the_others(
     each = results(run)["each"]
     modules = ("qkv", "proj", "fc1", "fc2")
     names = [(one.get("layer"), one.get("module")) for one in each]
-    expected = [(0, None), (1, None)]
+    expected: list[tuple[int, str | None]] = [(0, None), (1, None)]
     expected += [(layer, module) for layer in (0, 1) for module in modules]
     assert names == expected
     rule = "{layers: [1], format: bf16}"

@@ -62,12 +62,15 @@ class Samples(Protocol):
         """Tokens, labels, loss_mask and position_ids, each of shape [T]."""
 
 
+NO_SAMPLES: Samples = tuple[dict[str, Tensor], ...]()
+
+
 @dataclass(frozen=True)
 class Datasets:
     """The samples of one run."""
 
-    #: At least `num_samples_train`; None if that is 0.
-    train: Samples | None
+    #: At least `num_samples_train`; empty if that is 0.
+    train: Samples
     #: At least `num_samples_valid`; None if that is 0.
     valid: Samples | None
 
@@ -133,7 +136,7 @@ def build_datasets(
     )
     config.split_matrix = next(iter(parts.values()))
     train, valid, _ = _Builder(sizes, config, parts).build()
-    return Datasets(train, valid)
+    return Datasets(NO_SAMPLES if train is None else train, valid)
 
 
 class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
@@ -270,10 +273,7 @@ def rank_batches(
         assert datasets.valid is not None, "built if the run evaluates"
         return itertools.islice(batches(datasets.valid, **share), num_held_out)
 
-    trained: Iterator[dict[str, Tensor]] = iter(())
-    if datasets.train is not None:
-        trained = batches(datasets.train, **share, start_sample=start_sample)
-    return RankBatches(trained, held_out)
+    return RankBatches(batches(datasets.train, **share, start_sample=start_sample), held_out)
 
 
 def _require_once(held_out: Any, number: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from quantexp.analysis.evaluate.table import Result
 
 
-def evaluated(difference: float | None = 0.02, **changes: Any) -> dict[str, Any]:
+def evaluated(difference: float | None = 0.02, **changes: Any) -> Any:
     loss = None if difference is None else 3.0 + difference
     interval = None if difference is None else [difference - 0.01, difference + 0.01]
     numbers = {

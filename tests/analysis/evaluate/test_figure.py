@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from quantexp.analysis.evaluate import figure
 from quantexp.analysis.evaluate.table import Result
+from quantexp.analysis.style import save_figure
 from tests.analysis.evaluate.results import result
 
 
@@ -16,11 +17,10 @@ from tests.analysis.evaluate.results import result
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are saved."""
     figures: list[Figure] = []
-    save = figure.save_figure
 
     def keep(shown: Figure, *arguments: object, **options: object) -> list[Path]:
         figures.append(shown)
-        return save(shown, *arguments, **options)  # type: ignore[arg-type]
+        return save_figure(shown, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(figure, "save_figure", keep)
     return figures
@@ -51,7 +51,7 @@ def test_parts_have_a_map_for_each_evaluation(drawn: list[Figure], tmp_path: Pat
     files = figure.draw_results(names, tmp_path)
     assert [file.name for file in files[2:]] == ["evaluation_each.png", "evaluation_each.pdf"]
     *maps, _ = drawn[1].axes
-    assert [ax.images[0].get_array().shape for ax in maps] == [(3, 3), (3, 2)]  # type: ignore[union-attr]
+    assert [ax.images[0].get_array().shape for ax in maps] == [(3, 3), (3, 2)]
     rows = [label.get_text() for label in maps[0].get_yticklabels()]
     assert rows == ["whole layer", "qkv", "fc1"]
 

@@ -22,7 +22,7 @@ def _replaced(target: str, value: Any) -> contextlib.AbstractContextManager[Any]
 def amax_of_own_part() -> Iterator[None]:
     """A tensor's scale follows each rank's own part."""
     with _replaced(
-        "quantexp.training.megatron.trainer.reduce_amax", lambda module, amax: amax.clone()
+        "quantexp.training.megatron.numerics_state.reduce_amax", lambda module, amax: amax.clone()
     ):
         yield
 
