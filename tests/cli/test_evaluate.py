@@ -107,3 +107,31 @@ def test_sweep_is_evaluated_skipped_and_compared(
     page = Path("report.html").read_text()
     assert "held-out tokens of" in page
     assert ">learning rate<" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_layouts_evaluate_as_one_process(
+    run_tiny: Callable[..., RunDir], cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In fp32, with a scheme whose products are exact there; context=2 leaves blocks of 32 whole in fprop."""
+    trained = run_tiny("capture=off", "checkpoint.at_end=true", "training.precision=fp32")
+    words = [*WORDS, *HELD_OUT, f"paths.cache={cache}", f"training.start_from={trained.root}@2"]
+    words += ["training.precision=fp32", "training.micro_batch_size=1", "quant=linear_mxfp4"]
+    layouts = ("tensor=2", "pipeline=2", "context=2", "tensor=1")
+
+    def evaluated(*layout: str) -> dict[str, float]:
+        assert main(["evaluate", *words, *layout, "--json"]) == 0
+        (one,) = json.loads(capfd.readouterr().out)
+        numbers: dict[str, float] = one["evaluation"]["scheme"]
+        return numbers
+
+    alone = evaluated()
+    assert alone["divergence"] > 1e-6
+    for layout in layouts:
+        found = evaluated("launcher.num_processes=2", f"parallel.{layout}")
+        assert (found["tokens"], found["documents"]) == (alone["tokens"], alone["documents"])
+        for name in ("loss", "bf16_loss"):
+            # Sums in another order: some 1e-7 of a logit.
+            assert found[name] == pytest.approx(alone[name], rel=1e-6), (layout, name)
+        assert found["divergence"] == pytest.approx(alone["divergence"], rel=1e-3), layout
