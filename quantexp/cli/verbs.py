@@ -312,17 +312,17 @@ VERBS = {
         ),
     ),
     "evaluate": Verb(
-        "the loss of given weights on held-out text under schemes, without training",
+        "evaluate given weights on held-out text, without training",
         "[-m] [--json] training.start_from=RUN@ITERATION group=choice key=value ... [out=FOLDER]",
         _evaluate,
         (
-            "evaluate training.start_from=bf16-1a2b3c4d@600 model=tiny dataset=synthetic quant=linear_mxfp4",
-            "evaluate -m model.init_from=llama model=llama32-1b dataset.path=text 'quant=glob(*)'",
-            "evaluate model.init_from=llama dataset.path=text quant=FA_mxfp8 evaluate.each_layer=true",
+            "evaluate model=tiny training.start_from=tiny@600 quant=linear_mxfp4",
+            "evaluate -m model.init_from=llama dataset.path=text 'quant=glob(*)'",
+            "evaluate model.init_from=llama dataset.path=text evaluate.each_layer=true",
         ),
-        "Loss, perplexity and top token, and the difference to the same weights in bf16 on\n"
-        "the same tokens. evaluation.samples sequences of training.seq_length tokens;\n"
-        "evaluate.each_layer and evaluate.each_module quantise one at a time.",
+        "Loss, perplexity and top token under a scheme, and the difference to the same\n"
+        "weights in bf16 on the same evaluation.samples x training.seq_length tokens.\n"
+        "evaluate.each_layer=true and evaluate.each_module=true: one alone, in turn.",
     ),
     "export": Verb(
         "write a run's saved model as published models are",

@@ -40,7 +40,7 @@ def evaluate_run(context: RunContext) -> None:
             so_far = 0.0, 0
             for index, group in enumerate(evaluator.groups(batches.held_out()), 1):
                 so_far = so_far[0] + group.loss * group.tokens, so_far[1] + group.tokens
-                _record(context, index, group, so_far[0] / so_far[1], evaluator)
+                _record(context, index, group, so_far[0] / max(1, so_far[1]), evaluator)
             _write(context, evaluator)
     context.status.trained = now()
     context.write_status()
@@ -75,6 +75,8 @@ def _record(
         text = json.dumps(line, allow_nan=False) + "\n"
         with writing(run.metrics, len(text)), run.metrics.open("a") as stream:
             stream.write(text)
+        if context.tracking is not None:
+            context.tracking.log({**line, "loss": loss})
         LOG.info(
             f"group {index} of {status.iterations}, loss {loss:.4f}, "
             f"{line['tokens_per_s']:,.0f} tokens/s"
