@@ -100,10 +100,6 @@ def _prepare(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
-def _doctor(parser: argparse.ArgumentParser) -> None:
-    _json(parser)
-
-
 def _verify(parser: argparse.ArgumentParser) -> None:
     about = "paths.cache=FOLDER: where the certificate is kept"
     parser.add_argument("words", nargs="*", metavar="paths.cache=FOLDER", help=about)
@@ -112,17 +108,21 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
-def _ledger(metavar: str) -> Callable[[argparse.ArgumentParser], None]:
-    about = "a folder of runs (./runs), a run or a part of its name, a sweep's list, a submission"
-
+def _words(nargs: str, metavar: str, about: str) -> Callable[[argparse.ArgumentParser], None]:
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("words", nargs="*", metavar=metavar, help=about)
+        parser.add_argument("words", nargs=nargs, metavar=metavar, help=about)
 
     return add
 
 
+_runs = _words(
+    *("*", "DIR"),
+    "a folder of runs (./runs), a run or a part of its name, a sweep's list, a submission",
+)
+
+
 def _status(parser: argparse.ArgumentParser) -> None:
-    _ledger("DIR")(parser)
+    _runs(parser)
     parser.add_argument("--watch", action="store_true", help="go on until all have ended")
     _json(parser)
 
@@ -156,30 +156,12 @@ def _requantise(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
-def _side_by_side(metavar: str) -> Callable[[argparse.ArgumentParser], None]:
-    about = "runs, parts of their names, a sweep's list, a folder of runs"
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("words", nargs="+", metavar=metavar, help=about)
-
-    return add
+_SIDES = "runs, parts of their names, a sweep's list, a folder of runs"
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
-    _side_by_side("RUN")(parser)
+    _words("+", "RUN", _SIDES)(parser)
     _json(parser)
-
-
-def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="RUN", help="a run, or a part of its name")
-
-
-def _help(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="VERB", help="the verb; none: all verbs")
-
-
-def _completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
 
 
 VERBS = {
@@ -243,7 +225,7 @@ VERBS = {
     "resume": Verb(
         "go on with what was interrupted or is missing",
         f"[DIR] [paths.root=FOLDER] {_CHANGES}",
-        _ledger("DIR"),
+        _runs,
         (
             "resume",
             "resume FA_mxfp8-1a2b3c4d launcher.time_min=600",
@@ -256,14 +238,14 @@ VERBS = {
     "retry": Verb(
         "start again what failed",
         f"[DIR] [paths.root=FOLDER] {_CHANGES}",
-        _ledger("DIR"),
+        _runs,
         ("retry", "retry FA_mxfp8-1a2b3c4d"),
         module="resume",
     ),
     "cancel": Verb(
         "end runs that wait or run",
         "[DIR] [paths.root=FOLDER]",
-        _ledger("DIR"),
+        _runs,
         ("cancel", "cancel FA_mxfp8-1a2b3c4d"),
         module="ledger",
     ),
@@ -277,7 +259,7 @@ VERBS = {
     "report": Verb(
         "write one page about runs that works offline, report.html",
         "DIR ... [out=PATH] [paths.root=FOLDER]",
-        _side_by_side("DIR"),
+        _words("+", "DIR", _SIDES),
         ("report FA_mxfp8-1a2b3c4d", "report runs out=report.html"),
     ),
     "captures": Verb(
@@ -318,7 +300,7 @@ VERBS = {
         (
             "evaluate model=tiny training.start_from=tiny@600 quant=linear_mxfp4",
             "evaluate -m model.init_from=llama dataset.path=text 'quant=glob(*)'",
-            "evaluate model.init_from=llama dataset.path=text evaluate.each_layer=true",
+            "evaluate model.init_from=llama evaluate.each_layer=true quant=mine",
         ),
         "Loss, perplexity and top token under a scheme, and the difference to the same\n"
         "weights in bf16 on the same evaluation.samples x training.seq_length tokens.\n"
@@ -327,11 +309,11 @@ VERBS = {
     "export": Verb(
         "write a run's saved model as published models are",
         "RUN format=hf [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
-        _export,
+        _words("+", "RUN", "a run, or a part of its name"),
         ("export FA_mxfp8-1a2b3c4d format=hf", "export FA_mxfp8 format=hf iteration=500 out=model"),
     ),
     "doctor": Verb(
-        "check what this machine can run", "[--json]", _doctor, ("doctor", "doctor --json")
+        "check what this machine can run", "[--json]", _json, ("doctor", "doctor --json")
     ),
     "verify": Verb(
         "check the number formats of this machine against exact arithmetic",
@@ -342,13 +324,18 @@ VERBS = {
     "completion": Verb(
         "print what makes a shell complete verbs, keys, choices and runs",
         "|".join(SHELLS),
-        _completion,
+        _words("*", "SHELL", f"one of {', '.join(SHELLS)}"),
         ("completion bash", "completion zsh", "completion fish"),
         'In ~/.bashrc:                    eval "$(quantexp completion bash)"\n'
         'In ~/.zshrc, after compinit:     eval "$(quantexp completion zsh)"\n'
         "In ~/.config/fish/config.fish:   quantexp completion fish | source",
     ),
-    "help": Verb("show the help of a verb", "[VERB]", _help, ("help", "help plan")),
+    "help": Verb(
+        "show the help of a verb",
+        "[VERB]",
+        _words("*", "VERB", "the verb; none: all verbs"),
+        ("help", "help plan"),
+    ),
 }
 
 #: The verbs as the help lists them.

@@ -78,7 +78,11 @@ def test_every_example_is_a_command(verb: str, example: str) -> None:
     [
         ("plan", ["--jsn"], "unknown flag --jsn; did you mean --json? see quantexp help plan"),
         ("list", ["--nope"], "unknown flag --nope; see quantexp help list"),
-        ("list", ["-m"], "list has no flag -m; it is one of train, plan; see quantexp help list"),
+        (
+            "list",
+            ["-m"],
+            "list has no flag -m; it is one of train, plan, evaluate; see quantexp help list",
+        ),
         ("train", ["-cd"], "--config-dir needs a value: --config-dir FOLDER; see quantexp help"),
         ("logs", ["--rank", "x"], "--rank must be a whole number, got 'x'; see quantexp help logs"),
         (

@@ -54,6 +54,7 @@ def words(line: str) -> list[str]:
                 f"+experiment={name}"
                 for name in (
                     "matched",
+                    "mx_instability",
                     "mxfp4_products",
                     "mxfp4_recipe",
                     "mxfp8_scale_rules",
