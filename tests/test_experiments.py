@@ -116,7 +116,7 @@ def test_each_experiment_has_a_file_a_page_and_a_line_of_the_table() -> None:
     table = text.split(experiments.BEGIN)[1].split(experiments.END)[0]
     assert all(f"({name}.md)" in table for name in names)
     for page in FOLDER.glob("*_*.md"):
-        parts = ("**Claim.**", "**Design.**", "**What decides.**", "**Result.**")
+        parts = ("**Claim.**", "**Design.**", "**What decides.**", "**Result")
         places = [page.read_text().find(part) for part in parts]
         assert -1 not in places, page
         assert places == sorted(places), page
