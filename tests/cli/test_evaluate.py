@@ -107,6 +107,8 @@ def test_sweep_is_evaluated_skipped_and_compared(
     page = Path("report.html").read_text()
     assert "held-out tokens of" in page
     assert ">learning rate<" not in page
+    assert "<h2>Numerics by layer</h2>" not in page
+    assert "Of an evaluation: the mean over all micro-batches so far." in page
 
 
 @pytest.mark.slow

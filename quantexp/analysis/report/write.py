@@ -35,6 +35,7 @@ from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.errors import RunError, UnreadableError
 from quantexp.folders import user_path
 from quantexp.reading.files import read_bytes
+from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import now, write_whole
@@ -188,6 +189,8 @@ class Part:
 
     row: Row
     style: SchemeStyle
+    #: Whether the run evaluates without training.
+    evaluates: bool
     #: Heading -> value of the overview.
     facts: Facts
     proof: Proof
@@ -208,6 +211,7 @@ def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> P
     return Part(
         row,
         style,
+        is_evaluation(side.run),
         facts(side, shown, came_from),
         shown,
         came_from,
