@@ -26,7 +26,7 @@ from quantexp.model.checkpoints import (
     named,
     saved_iterations,
 )
-from quantexp.runs.find import scope
+from quantexp.runs.find import runs_named, scope
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
 from quantexp.schema import Experiment
@@ -83,10 +83,14 @@ def start_point(experiment: Experiment) -> StartPoint | None:
         return None
     option = f"training.start_from={training.start_from}"
     name, iteration = named(training.start_from)
+    root = user_path(experiment.paths.root).absolute()
     try:
-        runs = scope(name, user_path(experiment.paths.root).absolute()).runs
+        runs = scope(name, root).runs
     except RunError as error:
-        raise DataError(f"{option}: {error}") from error
+        # The run that starts from it, or evaluates it, may have that part in its name too.
+        runs = tuple(run for run in runs_named(name, root) if iteration in saved_iterations(run))
+        if len(runs) != 1:
+            raise DataError(f"{option}: {error}") from error
     if len(runs) != 1:
         raise DataError(f"{option} must name one run, and names {len(runs)}")
     point = StartPoint(RunDir(runs[0].root.absolute()), iteration)

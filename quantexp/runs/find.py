@@ -81,6 +81,14 @@ def runs_below(root: Path) -> list[RunDir]:
     return [run for folder in sorted(root.glob("*-*")) if is_run(run := RunDir(folder))]
 
 
+def runs_named(name: str, root: Path) -> list[RunDir]:
+    """The run in `root` with this name, or all that have it as a part of theirs."""
+    runs = runs_below(root)
+    return [run for run in runs if run.root.name == name] or [
+        run for run in runs if name in run.root.name
+    ]
+
+
 def find_run(name: str, root: Path) -> RunDir:
     """The run with this path, this name or this unique part of a name.
 
@@ -114,10 +122,7 @@ def _named(name: str, root: Path) -> RunDir | None:
     Raises:
         RunError: the part fits several runs.
     """
-    runs = runs_below(root)
-    matches = [run for run in runs if run.root.name == name] or [
-        run for run in runs if name in run.root.name
-    ]
+    matches = runs_named(name, root)
     if len(matches) > 1:
         lines = [run.root.name for run in matches[:_MOST_NAMES]]
         if more := len(matches) - len(lines):

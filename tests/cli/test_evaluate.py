@@ -81,8 +81,8 @@ def test_dry_run_shows_the_forward_slots_alone(capsys: Captured) -> None:
 def test_sweep_is_evaluated_skipped_and_compared(
     run_tiny: Callable[..., RunDir], cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    trained = run_tiny("capture=off", "checkpoint.at_end=true")
-    words = [*WORDS, *HELD_OUT, f"paths.cache={cache}", f"training.start_from={trained.root}@2"]
+    run_tiny("capture=off", "checkpoint.at_end=true")
+    words = [*WORDS, *HELD_OUT, f"paths.cache={cache}", "training.start_from=_bf16@2"]
     sweep = ["evaluate", "-m", *words, "quant=bf16,linear_mxfp4"]
     assert main([*sweep, "out=figures"]) == 0
     shown = capfd.readouterr().out
@@ -117,8 +117,8 @@ def test_layouts_evaluate_as_one_process(
     run_tiny: Callable[..., RunDir], cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In fp32, with a scheme whose products are exact there; context=2 leaves blocks of 32 whole in fprop."""
-    trained = run_tiny("capture=off", "checkpoint.at_end=true", "training.precision=fp32")
-    words = [*WORDS, *HELD_OUT, f"paths.cache={cache}", f"training.start_from={trained.root}@2"]
+    run_tiny("capture=off", "checkpoint.at_end=true", "training.precision=fp32")
+    words = [*WORDS, *HELD_OUT, f"paths.cache={cache}", "training.start_from=_bf16@2"]
     words += ["training.precision=fp32", "training.micro_batch_size=1", "quant=linear_mxfp4"]
     layouts = ("tensor=2", "pipeline=2", "context=2", "tensor=1")
 

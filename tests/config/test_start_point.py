@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from quantexp.config.start_point import start_point
 from quantexp.errors import ConfigError, DataError
 from quantexp.launch.identity import hash8, identity
 from quantexp.launch.recorded import with_absolute_paths
@@ -133,6 +134,28 @@ def test_identity_has_the_checkpoints_content_and_not_its_path(
     assert digest(f"training.start_from={moved}@2") != here
     assert digest() != here
     assert "start" not in identity(tiny(*FOUR), "cpu")["training"]
+
+
+def test_part_of_a_name_means_the_run_that_has_the_checkpoint(tiny: Tiny, in_tmp: Path) -> None:
+    """The run that starts there often has the same part in its name; two with that checkpoint are ambiguous."""
+    runs = in_tmp / "runs"
+    for name in ("llama32-1b_wikipedia_bf16-1", "llama32-1b_wikipedia_bf16_evaluated-2"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "config.yaml").write_text("")
+    checkpoint = runs / "llama32-1b_wikipedia_bf16-1" / "checkpoints" / "iteration_00000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").write_text("")
+    words = ("training.start_from=bf16@2", "evaluate.only=true", "capture=off")
+    point = start_point(tiny(*words))
+    assert point is not None
+    assert point.run.root.name == "llama32-1b_wikipedia_bf16-1"
+    shutil.copytree(
+        checkpoint.parent, runs / "llama32-1b_wikipedia_bf16_evaluated-2" / "checkpoints"
+    )
+    with pytest.raises(
+        DataError, match="RUN must be a part of one run's name, got 'bf16', which fits"
+    ):
+        start_point(tiny(*words))
 
 
 def test_path_of_the_run_does_not_depend_on_the_working_directory(tiny: Tiny, in_tmp: Path) -> None:
