@@ -19,6 +19,7 @@ from rich.markup import escape
 from quantexp.analysis.tree import QUICK
 from quantexp.errors import QuantexpError
 from quantexp.folders import short_path
+from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.schema import AutoDraw
 
@@ -47,7 +48,7 @@ def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
     """Create the selected figures and report of a skipped run if they are missing."""
     if drawing is AutoDraw.nothing:
         return
-    lacks_picture = (
+    lacks_picture = not is_evaluation(run) and (
         drawing is AutoDraw.everything or not (run.figures / "quick_analysis.png").exists()
     )
     if not lacks_picture and run.report.exists():
@@ -62,8 +63,13 @@ def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
         write_report([run.root], run.root, REPORT_LOOK_S)
 
 
-def report_sweep(listing: Path, drawings: Sequence[AutoDraw], console: Console) -> None:
-    """Write the report and the picture of several runs beside their list, unless drawing is off for all of them."""
+def report_sweep(
+    listing: Path, drawings: Sequence[AutoDraw], console: Console, *, trained: bool = True
+) -> None:
+    """Write the report and the picture of several runs beside their list, unless drawing is off for all of them.
+
+    Evaluations have figures of their own, so runs that are not `trained` get no picture.
+    """
     if len(drawings) < 2 or set(drawings) == {AutoDraw.nothing}:
         return
     page = listing.with_suffix(".html")
@@ -72,6 +78,8 @@ def report_sweep(listing: Path, drawings: Sequence[AutoDraw], console: Console) 
 
         write_report([listing], page, REPORT_LOOK_S * len(drawings))
         console.print(f"[bold]report[/]  {escape(str(short_path(page)))}", soft_wrap=True)
+    if not trained:
+        return
     picture = listing.with_suffix(".png")
     with _report_failure(f"{picture.name} was not drawn; quantexp draw {listing}", console):
         draw_sweep(listing, picture)

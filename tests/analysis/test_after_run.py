@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from quantexp.analysis.after_run import draw_skipped
+from quantexp.analysis import after_run
+from quantexp.analysis.after_run import draw_skipped, report_sweep
 from quantexp.analysis.draw import verb
 from quantexp.runs.paths import RunDir
-from quantexp.schema import Experiment
+from quantexp.schema import AutoDraw, Experiment
 
 RunTiny = Callable[..., RunDir]
 
@@ -47,3 +48,33 @@ def test_skipped_run_is_drawn_by_its_current_analysis_auto(
     assert skip(tiny(*words, "analysis.auto=true"), run) == f"drawing    {run.root.name}\n"
     assert {"tensor_stats.txt", "numerics"} <= {path.name for path in run.figures.iterdir()}
     assert "numerics/" in run.report.read_text()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_evaluations_get_a_report_and_no_picture_of_a_training(
+    trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures: list[Path] = []
+    monkeypatch.setattr("quantexp.analysis.report.write.write_report", lambda *_: None)
+    monkeypatch.setattr(after_run, "draw_sweep", lambda _, picture: pictures.append(picture))
+    console = Console(file=io.StringIO(), width=200)
+    listing = tmp_path / "list.json"
+    report_sweep(listing, [AutoDraw.quick] * 2, console, trained=trained)
+    assert pictures == [tmp_path / "list.png"] * trained
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith("report ")
+
+
+def test_skipped_evaluation_gets_its_report_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "tiny_synthetic_mxfp8_evaluated-1")
+    run.root.mkdir()
+    run.config.write_text("evaluate: {only: true}\n")
+    reports: list[Path] = []
+    monkeypatch.setattr(
+        "quantexp.analysis.report.write.write_report", lambda _, out, __: reports.append(out)
+    )
+    draw_skipped(run, AutoDraw.quick, Console(file=io.StringIO()))
+    assert reports == [run.root]
+    assert not run.figures.exists()

@@ -108,6 +108,7 @@ def test_sweep_is_evaluated_skipped_and_compared(
     assert "held-out tokens of" in page
     assert ">learning rate<" not in page
     assert "<h2>Numerics by layer</h2>" not in page
+    assert "the intervals over documents are in each overview" in page
     assert "Of an evaluation: the mean over all micro-batches so far." in page
 
 

@@ -93,7 +93,8 @@ def work_through(sheet: Sheet, slots: Sequence[Slot], console: Console) -> int:
     for outcome in outcomes:
         _draw_skipped(outcome, console)
     drawings = [item.experiment.analysis.drawing for item in sheet.items]
-    report_sweep(sheet.files.listing, drawings, console)
+    trained = not all(item.experiment.evaluate.only for item in sheet.items)
+    report_sweep(sheet.files.listing, drawings, console, trained=trained)
     return 0 if all(item.completed for item in sheet.items) else 1
 
 

@@ -42,6 +42,10 @@ from quantexp.runs.status import now, write_whole
 from quantexp.terminal.escaping import printable, printable_content
 
 FILE_NAME = "report.html"
+#: About gaps between evaluations without training.
+_EVALUATED = (
+    "Of the same weights on the same tokens; the intervals over documents are in each overview"
+)
 _SCRIPTS = ("svg.js", "losses.js", "colours.js", "detail.js", "heatmap.js", "page.js")
 
 
@@ -127,7 +131,9 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
         shared=shared([one.facts for one in parts]),
         comparison=comparison,
         verdicts=judge(comparison),
-        noise=comparison.noise[:1].upper() + comparison.noise[1:],
+        noise=_EVALUATED
+        if parts[0].evaluates
+        else f"{comparison.noise[:1].upper()}{comparison.noise[1:]}",
         parts=parts,
         is_sweep=len(parts) > 1,
         version=__version__,
