@@ -125,6 +125,7 @@ def without_completed(plain: dict[Any, Any]) -> dict[Any, Any]:
         ("quant", ["name"]),
         ("model", ["vocab_size"]),
         ("dataset", ["label", "sample", "split", "tokenizer"]),
+        ("launcher", ["num_processes"]),
     ):
         for key in keys:
             plain[section].pop(key)
