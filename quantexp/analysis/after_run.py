@@ -19,8 +19,9 @@ from rich.markup import escape
 from quantexp.analysis.tree import QUICK
 from quantexp.errors import QuantexpError
 from quantexp.folders import short_path
-from quantexp.runs.evaluation import is_evaluation
+from quantexp.runs.evaluation import is_evaluation, read_evaluation
 from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import read_config
 from quantexp.schema import AutoDraw
 
 #: Time limit in seconds for reading captured values in the report of a run; a sweep's report has as much for each run.
@@ -28,12 +29,19 @@ REPORT_LOOK_S = 1.0
 
 
 def draw_figures(run: RunDir, drawing: AutoDraw) -> None:
-    """The run's figures: the whole tree, or one picture.
+    """The run's figures: the whole tree, or one picture; of an evaluation its results.
 
     Raises:
         CaptureError: they cannot be drawn.
+        UnreadableError: the results of an evaluation cannot be read.
     """
-    if drawing is AutoDraw.everything:
+    if is_evaluation(run):
+        from quantexp.analysis.evaluate.figure import draw_results
+        from quantexp.analysis.evaluate.table import Result
+
+        scheme = str(read_config(run)["quant"]["name"])
+        draw_results([Result(scheme, "", "", read_evaluation(run))], run.figures)
+    elif drawing is AutoDraw.everything:
         from quantexp.analysis.draw.verb import draw_run
 
         draw_run(run)
@@ -48,9 +56,11 @@ def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
     """Create the selected figures and report of a skipped run if they are missing."""
     if drawing is AutoDraw.nothing:
         return
-    lacks_picture = not is_evaluation(run) and (
-        drawing is AutoDraw.everything or not (run.figures / "quick_analysis.png").exists()
-    )
+    if is_evaluation(run):
+        lacks_picture = not (run.figures / "evaluation.png").exists()
+    else:
+        picture = run.figures / "quick_analysis.png"
+        lacks_picture = drawing is AutoDraw.everything or not picture.exists()
     if not lacks_picture and run.report.exists():
         return
     with _report_failure(f"{run.root.name} was not drawn", console):

@@ -118,7 +118,6 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
     """
     model, training = experiment.model, experiment.training
     evaluates = experiment.evaluate.only
-    map_changes = (i for i in changes(experiment.quant) if i <= training.iterations)
     maps = maps_of(experiment)
     entries = [entry for module in maps[0].values() for entry in module.entries()]
     fullest = fullest_rank(experiment, maps)
@@ -163,7 +162,9 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         time_s=None if takes is None else round(takes.seconds, 1),
         product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
         precision_map=[entry_record(entry) for entry in entries],
-        map_changes_at=[1] if evaluates else list(map_changes),
+        map_changes_at=[1]
+        if evaluates
+        else [i for i in changes(experiment.quant) if i <= training.iterations],
         slots=launched.slots,
         missing="; ".join(filter(None, (missing, launched.missing))) or None,
         tracking=destinations(experiment.tracking, RunDir(Path(folder))),

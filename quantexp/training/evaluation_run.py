@@ -12,7 +12,6 @@ from quantexp.runs.disk import writing
 from quantexp.runs.evaluation import DOCUMENT_COLUMNS, write_evaluation
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.status import Phase, now, write_json
-from quantexp.schema import AutoDraw
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 from quantexp.training.rank_session import rank_session
@@ -96,22 +95,6 @@ def _write(context: RunContext, evaluator: Evaluator) -> None:
         for index, part in enumerate(evaluator.parts)
     ]
     write_evaluation(context.run, parts[0], parts[1:], _lines(documents, table[:, 0].tolist()))
-    if context.experiment.analysis.drawing is not AutoDraw.nothing:
-        _draw(context)
-
-
-def _draw(context: RunContext) -> None:
-    """Draw the results for the report; a failure does not change the run's state."""
-    from quantexp.analysis.evaluate.figure import draw_results
-    from quantexp.analysis.evaluate.table import Result
-    from quantexp.runs.evaluation import read_evaluation
-
-    context.set_phase(Phase.DRAWING)
-    name = str(context.experiment.quant.name)
-    try:
-        draw_results([Result(name, "", "", read_evaluation(context.run))], context.run.figures)
-    except Exception:  # noqa: BLE001
-        LOG.exception("the figures were not drawn; quantexp evaluate draws them")
 
 
 def _lines(documents: Iterable[int], sums: Iterable[list[float]]) -> list[dict[str, Any]]:

@@ -273,8 +273,7 @@ class Worker:
         if context.requests.ends:  # too late to be served
             context.interrupted = True
             raise KeyboardInterrupt
-        draws = experiment.analysis.drawing is not AutoDraw.nothing
-        if context.rank.leads and draws and not experiment.evaluate.only:
+        if context.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
             self._draw()
 
     def _train_model(self) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from quantexp.analysis import after_run
 from quantexp.analysis.after_run import draw_skipped, report_sweep
 from quantexp.analysis.draw import verb
+from quantexp.runs.evaluation import write_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.schema import AutoDraw, Experiment
 
@@ -65,16 +66,18 @@ def test_evaluations_get_a_report_and_no_picture_of_a_training(
     assert console.file.getvalue().startswith("report ")
 
 
-def test_skipped_evaluation_gets_its_report_alone(
+def test_skipped_evaluation_gets_its_own_figures_and_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(tmp_path / "tiny_synthetic_mxfp8_evaluated-1")
     run.root.mkdir()
-    run.config.write_text("evaluate: {only: true}\n")
+    run.config.write_text("evaluate: {only: true}\nquant: {name: linear_mxfp8}\n")
+    one = {"tokens": 9, "documents": 9, "loss": 2.5, "bf16_loss": 2.0, "difference": 0.5}
+    write_evaluation(run, one | {"interval": [0.4, 0.6]}, [], [])
     reports: list[Path] = []
     monkeypatch.setattr(
         "quantexp.analysis.report.write.write_report", lambda _, out, __: reports.append(out)
     )
     draw_skipped(run, AutoDraw.quick, Console(file=io.StringIO()))
     assert reports == [run.root]
-    assert not run.figures.exists()
+    assert {file.name for file in run.figures.iterdir()} == {"evaluation.png", "evaluation.pdf"}

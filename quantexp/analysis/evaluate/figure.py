@@ -27,7 +27,7 @@ from quantexp.terminal.escaping import printable
 FILE_NAME, EACH_NAME = "evaluation", "evaluation_each"
 _ROW_INCH, _FRAME_INCH, _WIDTH_INCH = 0.3, 1.25, 7.5
 _CELL_INCH, _MAP_ROW_INCH = 0.5, 0.28
-#: The whole layer as a column of the map.
+#: The row of whole layers.
 _WHOLE = "whole layer"
 
 
