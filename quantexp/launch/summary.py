@@ -166,10 +166,12 @@ def print_sweep(
     experiments = [o.experiment for o in outcomes] + [experiment for experiment, _ in failures]
     if all(experiment.evaluate.only for experiment in experiments):
         states = [_word(outcome) for outcome in outcomes] + ["failed"] * len(failures)
-        found = [read_evaluation(outcome.run) for outcome in outcomes] + [None] * len(failures)
+        evaluations = [read_evaluation(outcome.run) for outcome in outcomes] + [None] * len(
+            failures
+        )
         options = map(" ".join, differences(experiments))
         schemes = (str(experiment.quant.name) for experiment in experiments)
-        print_results(list(map(Result, schemes, options, states, found)), console)
+        print_results(list(map(Result, schemes, options, states, evaluations)), console)
         _print_reasons(outcomes, failures, [names(e)[2:] for e in experiments], console)
         return
     named = [

@@ -89,10 +89,10 @@ def test_sweep_is_evaluated_skipped_and_compared(
     assert "2 evaluations" in shown
     assert (Path("figures") / "evaluation.png").is_file()
     assert main([*sweep, "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert [one["scheme"] for one in found] == ["bf16", "linear_mxfp4"]
-    assert found[0]["evaluation"]["scheme"]["difference"] == 0
-    assert Path(found[1]["run"]).name.startswith("llama32-1b_wikipedia_linear_mxfp4_evaluated-")
+    records = json.loads(capfd.readouterr().out)
+    assert [one["scheme"] for one in records] == ["bf16", "linear_mxfp4"]
+    assert records[0]["evaluation"]["scheme"]["difference"] == 0
+    assert Path(records[1]["run"]).name.startswith("llama32-1b_wikipedia_linear_mxfp4_evaluated-")
     assert main(sweep) == 0
     assert "skipped" in capfd.readouterr().out
     assert main(["compare", "runs"]) == 0
@@ -132,9 +132,9 @@ def test_layouts_evaluate_as_one_process(
     alone = evaluated()
     assert alone["divergence"] > 1e-6
     for layout in layouts:
-        found = evaluated("launcher.num_processes=2", f"parallel.{layout}")
-        assert (found["tokens"], found["documents"]) == (alone["tokens"], alone["documents"])
+        divided = evaluated("launcher.num_processes=2", f"parallel.{layout}")
+        assert (divided["tokens"], divided["documents"]) == (alone["tokens"], alone["documents"])
         for name in ("loss", "bf16_loss"):
             # Sums in another order: some 1e-7 of a logit.
-            assert found[name] == pytest.approx(alone[name], rel=1e-6), (layout, name)
-        assert found["divergence"] == pytest.approx(alone["divergence"], rel=1e-3), layout
+            assert divided[name] == pytest.approx(alone[name], rel=1e-6), (layout, name)
+        assert divided["divergence"] == pytest.approx(alone["divergence"], rel=1e-3), layout

@@ -41,7 +41,7 @@ def test_evaluations_of_two_schemes_are_two_tasks(
     for run in runs:
         until_state(run, State.COMPLETED, State.FAILED, within_s=240)
     assert main(["evaluate", "-m", *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["evaluation"]["scheme"]["tokens"] for one in found] == [4 * 64] * 2
-    assert found[0]["evaluation"]["scheme"]["difference"] == 0
-    assert found[1]["evaluation"]["scheme"]["difference"] != 0
+    records = json.loads(capsys.readouterr().out)
+    assert [one["evaluation"]["scheme"]["tokens"] for one in records] == [4 * 64] * 2
+    assert records[0]["evaluation"]["scheme"]["difference"] == 0
+    assert records[1]["evaluation"]["scheme"]["difference"] != 0

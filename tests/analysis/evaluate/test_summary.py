@@ -17,7 +17,7 @@ def sums(**columns: list[float]) -> np.ndarray:
 
 
 def test_means_are_over_tokens_not_over_documents() -> None:
-    found = summary_of(
+    summary = summary_of(
         sums(
             tokens=[1, 3],
             loss=[4.0, 4.0],
@@ -28,7 +28,7 @@ def test_means_are_over_tokens_not_over_documents() -> None:
             divergence=[0.4, 0.0],
         )
     )
-    assert found == {
+    assert summary == {
         "tokens": 4,
         "documents": 2,
         "loss": 2.0,
@@ -46,10 +46,10 @@ def test_means_are_over_tokens_not_over_documents() -> None:
 def test_loss_that_is_not_finite_is_null() -> None:
     number = FEWEST_DOCUMENTS
     loss = [math.nan, *[1.0] * (number - 1)]
-    found = summary_of(sums(tokens=[1.0] * number, loss=loss, bf16_loss=[1.0] * number))
+    summary = summary_of(sums(tokens=[1.0] * number, loss=loss, bf16_loss=[1.0] * number))
     unknown = ("loss", "difference", "interval")
-    assert [found[name] for name in unknown] == [None] * 3
-    assert found["bf16_loss"] == 1.0
+    assert [summary[name] for name in unknown] == [None] * 3
+    assert summary["bf16_loss"] == 1.0
 
 
 def test_perplexity_beyond_float64_is_null() -> None:
@@ -78,9 +78,9 @@ def test_interval_is_wider_where_documents_are_fewer_than_their_tokens_suggest()
 
     def width(documents: int) -> float:
         tokens = np.full(documents, 10_000 / documents)
-        found = interval(0.1 * rng.standard_normal(documents) * tokens, tokens)
-        assert found is not None
-        return found[1] - found[0]
+        summary = interval(0.1 * rng.standard_normal(documents) * tokens, tokens)
+        assert summary is not None
+        return summary[1] - summary[0]
 
     assert width(10) > 5 * width(1000)
 

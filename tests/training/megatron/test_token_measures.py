@@ -28,7 +28,7 @@ def test_measures_are_those_of_scipy(strip: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "_STRIP", strip)
     reference, other = logits(1), 3 * logits(2)
     labels = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(3))
-    found = token_measures(reference, other, labels)
+    measures = token_measures(reference, other, labels)
     p, q = (log_softmax(x.double().numpy(), axis=-1) for x in (reference, other))
     at = labels.numpy()[..., None]
     expected = {
@@ -40,27 +40,27 @@ def test_measures_are_those_of_scipy(strip: int, monkeypatch: pytest.MonkeyPatch
         TokenMeasure.SAME_TOP: p.argmax(-1) == q.argmax(-1),
         TokenMeasure.DIVERGENCE: entropy(np.exp(p), np.exp(q), axis=-1),
     }
-    assert found.shape == (NUM_MEASURES, B, T)
+    assert measures.shape == (NUM_MEASURES, B, T)
     assert len(expected) == NUM_MEASURES
     for measure, values in expected.items():
         # Both compute in float64; log-softmax of 11 logits loses a few units in the last place.
-        np.testing.assert_allclose(found[measure], values, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(measures[measure], values, rtol=1e-12, atol=1e-14)
 
 
 def test_equal_logits_do_not_differ() -> None:
     x = logits(1)
-    found = token_measures(x, x.clone(), torch.zeros(B, T, dtype=torch.int64))
-    assert torch.equal(found[TokenMeasure.LOSS], found[TokenMeasure.REFERENCE_LOSS])
-    assert float(found[TokenMeasure.DIVERGENCE].abs().max()) == 0
-    assert bool((found[TokenMeasure.SAME_TOP] == 1).all())
+    measures = token_measures(x, x.clone(), torch.zeros(B, T, dtype=torch.int64))
+    assert torch.equal(measures[TokenMeasure.LOSS], measures[TokenMeasure.REFERENCE_LOSS])
+    assert float(measures[TokenMeasure.DIVERGENCE].abs().max()) == 0
+    assert bool((measures[TokenMeasure.SAME_TOP] == 1).all())
 
 
 def test_logit_of_nan_makes_its_token_nan() -> None:
     x, spoilt = logits(1), logits(1)
     spoilt[0, 0, 0] = torch.nan
-    found = token_measures(x, spoilt, torch.zeros(B, T, dtype=torch.int64))
+    measures = token_measures(x, spoilt, torch.zeros(B, T, dtype=torch.int64))
     for measure in (TokenMeasure.LOSS, TokenMeasure.DIVERGENCE):
-        assert found[measure].isnan().nonzero().tolist() == [[0, 0]]
+        assert measures[measure].isnan().nonzero().tolist() == [[0, 0]]
 
 
 def test_sums_leave_masked_tokens_out_and_keep_documents_and_maps_apart() -> None:
