@@ -11,7 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from quantexp.analysis.evaluate.table import Result, evaluated_words, print_results
+from quantexp.analysis.evaluate.table import (
+    Result,
+    evaluated_words,
+    print_each,
+    print_results,
+)
 from quantexp.folders import short_path
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
@@ -76,6 +81,9 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         table.add_row("report", "not written (quantexp report writes it), see")
         table.add_path("", outcome.run.rank_log(0))
     table.print()
+    if experiment.evaluate.only:
+        scheme, evaluation = str(experiment.quant.name), read_evaluation(outcome.run)
+        print_each([Result(scheme, "", "", evaluation)], console)
 
 
 def _add_evaluated(table: Facts, run: RunDir) -> None:

@@ -73,7 +73,7 @@ def print_results(results: Sequence[Result], console: Console) -> None:
         notes.append("no interval: it takes 8 documents or more, and finite losses")
     for line in notes:
         console.print(line, style="dim italic")
-    _print_each(results, console)
+    print_each(results, console)
 
 
 def _cells(result: Result) -> list[str]:
@@ -91,7 +91,8 @@ def _cells(result: Result) -> list[str]:
     ]
 
 
-def _print_each(results: Sequence[Result], console: Console) -> None:
+def print_each(results: Sequence[Result], console: Console) -> None:
+    """Print the layers and modules that were quantised alone, those of the largest divergence; nothing without any."""
     rows, left_out = [], 0
     for result in results:
         each = [] if result.evaluation is None else result.evaluation["each"]

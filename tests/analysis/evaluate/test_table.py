@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from quantexp.analysis.evaluate.table import Result, evaluated_words, print_results
+from quantexp.analysis.evaluate.table import Result, evaluated_words, print_each, print_results
 from tests.analysis.evaluate.results import evaluated, result
 
 
@@ -49,6 +49,14 @@ def test_parts_are_listed_by_divergence_and_the_rest_is_counted() -> None:
     assert [line[2] for line in listed] == sorted((line[2] for line in listed), reverse=True)
     assert any(line[3] == "fc1" for line in listed)
     assert "and 4 more, in the figure" in text
+
+
+def test_parts_of_one_evaluation_are_listed_without_its_table() -> None:
+    out = io.StringIO()
+    print_each([result("linear_mxfp4", modules=1)], Console(file=out, width=100))
+    text = out.getvalue()
+    assert "each by itself" in text
+    assert "perplexity" not in text
 
 
 def test_words_of_one_evaluation() -> None:
