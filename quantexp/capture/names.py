@@ -19,7 +19,7 @@ from typing import Any
 
 from quantexp.capture.operands import slot_key
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.table import get_format
+from quantexp.formats.types import Format
 from quantexp.model.decoder import ATTENTION
 from quantexp.quant.precision import ModulePrecision, spec_record
 from quantexp.quant.sites import FPROP_Q, FPROP_V, FPROP_X
@@ -72,15 +72,14 @@ def quant_type(precision: ModulePrecision) -> str:
     if not precision.slots:
         return WORKING
     if precision.is_linear:
-        return short_name(precision.spec(FPROP_X).fmt.name)
+        return short_name(precision.spec(FPROP_X).fmt)
     qk = precision.spec(FPROP_Q)
-    return short_name((qk if qk.quantised else precision.spec(FPROP_V)).fmt.name)
+    return short_name((qk if qk.quantised else precision.spec(FPROP_V)).fmt)
 
 
-def short_name(format_name: str) -> str:
+def short_name(fmt: Format) -> str:
     """`mxfp8` for mxfp8_e4m3; in a name without a short form a hyphen replaces the underscore."""
-    aliases = get_format(format_name).aliases
-    return (aliases[0] if aliases else format_name).replace("_", "-")
+    return (fmt.aliases[0] if fmt.aliases else fmt.name).replace("_", "-")
 
 
 def formats_record(

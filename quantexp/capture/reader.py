@@ -21,6 +21,7 @@ from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import user_path
+from quantexp.formats.lookup import format_of_record
 from quantexp.terminal.escaping import printable
 
 __all__ = [
@@ -177,7 +178,28 @@ def _entries(folder: Path, damage: list[str], *, statistics: bool) -> list[Captu
             "capture=tensors"
         )
     damage += map(str, wrong)
+    _know_formats(folder, entries)
     return [CapturedTensor.of(folder, entry) for entry in entries]
+
+
+def _know_formats(folder: Path, entries: Iterable[dict[str, Any]]) -> None:
+    """Make the declared formats of the slots known by their names.
+
+    Raises:
+        CaptureError: a definition is none of this version, or two captures define a name differently.
+    """
+    seen: set[tuple[str, str]] = set()
+    for entry in entries:
+        for record in (entry.get("formats") or {}).values():
+            if (
+                "definition" in record
+                and (key := (record["format"], record["definition"])) not in seen
+            ):
+                seen.add(key)
+                try:
+                    format_of_record(record)
+                except ValueError as error:
+                    raise CaptureError(f"{folder}: {error}") from error
 
 
 def _statistics_only(

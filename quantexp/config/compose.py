@@ -26,6 +26,7 @@ from quantexp.config.cached_loader import cache_files
 from quantexp.config.choices import hidden_files, is_shipped
 from quantexp.config.composition_errors import NULL_SECTION, clean_errors
 from quantexp.config.environment import environment_overrides
+from quantexp.config.formats import fill_formats
 from quantexp.config.launchers import check_launcher
 from quantexp.config.load import load, load_sweep
 from quantexp.config.overrides import numbers_as_typed, quoted, readable
@@ -228,6 +229,7 @@ def _plain_scheme(choice: str, searchpath: tuple[str, ...]) -> QuantConfig:
     plain = hydra_compose("config", [_searchpath([*searchpath]), f"quant={choice}"]).quant
     scheme = OmegaConf.to_object(plain)
     assert isinstance(scheme, QuantConfig)
+    fill_formats(scheme, [], [Path(word.removeprefix("file://")) for word in searchpath])
     return scheme
 
 

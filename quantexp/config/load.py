@@ -23,14 +23,14 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from quantexp.config.auto_layout import with_layout
 from quantexp.config.choices import groups
+from quantexp.config.completing import complete_dataset, complete_start
 from quantexp.config.evaluation import evaluated_only
+from quantexp.config.formats import fill_formats, user_folders
 from quantexp.config.num_processes import with_num_processes
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
 from quantexp.config.values import check_values, memory_of
-from quantexp.data.completed import complete
 from quantexp.errors import ConfigError, UnreadableError
-from quantexp.model.checkpoints import first_iteration
 from quantexp.reading.yaml_files import read_yaml, read_yaml_text
 from quantexp.runs.status import write_whole
 from quantexp.schema import (
@@ -40,7 +40,6 @@ from quantexp.schema import (
     Experiment,
     Rule,
     SweepConfig,
-    TokenizerKind,
 )
 from quantexp.schema.keys import keys, section_of
 from quantexp.terminal.close_matches import did_you_mean, near
@@ -59,8 +58,6 @@ _NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
 _RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
 #: Keys in the run folders of earlier versions that had no effect on numbers and are gone: section -> keys.
 _FORMER_KEYS = {"launcher": ("name", "torchrun")}
-#: The number of bytes, plus one for the end of a document.
-BYTE_VOCAB_SIZE = 257
 
 
 def load(config: DictConfig) -> Experiment:
@@ -73,8 +70,9 @@ def load(config: DictConfig) -> Experiment:
     check_values(content)
     composition = _structured(content, Composition)
     validate_data(composition.dataset)
-    _complete_dataset(composition)
-    _complete_start(composition)
+    fill_formats(composition.quant, [composition.capture.format], user_folders(config))
+    complete_dataset(composition)
+    complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
     experiment = evaluated_only(with_layout(with_num_processes(Experiment(**parts))))
@@ -318,33 +316,3 @@ def _message(error: OmegaConfBaseException) -> str:
     if "missing" in first.lower():
         return f"{key} has no value; give {key}=..."
     return f"{key}: {first}" if key else first
-
-
-def _complete_start(experiment: Experiment) -> None:
-    """Make a run that starts from a checkpoint capture from its own first iteration."""
-    capture = experiment.capture
-    capture.first_iteration = max(capture.first_iteration, first_iteration(experiment))
-
-
-def _complete_dataset(experiment: Experiment) -> None:
-    dataset = experiment.dataset
-    if dataset.label is not None:
-        raise ConfigError(
-            f"dataset.label follows from the dataset and cannot be set, got {dataset.label!r}"
-        )
-    dataset.sample = dataset.sample and dataset.path is None and not dataset.blend
-    if dataset.sample:
-        for key in ("tokenizer_path", "tokenizer_pattern", "eod"):
-            if (value := getattr(dataset, key)) is not None:
-                raise ConfigError(
-                    f"dataset.{key}={value} cannot hold with the built-in sample, which has a "
-                    "byte tokenizer; give dataset.path too, or drop it"
-                )
-        if experiment.model.init_from is not None:
-            raise ConfigError(
-                f"model.init_from={experiment.model.init_from} cannot hold with the built-in sample, whose byte "
-                "tokenizer has not the ids of published weights; give dataset.path and dataset.tokenizer_path too"
-            )
-        dataset.tokenizer = TokenizerKind.byte
-        experiment.model.vocab_size = BYTE_VOCAB_SIZE
-    complete(dataset)

@@ -18,7 +18,7 @@ from quantexp.schema.missing import MISSING
 #: Keys of text with choices that YAML reads as true and false.
 _TRUTH_VALUES = ("analysis.auto", "launcher.sbatch.")
 #: Sections without a schema of their own.
-_FREE = ("sweep.", "launcher.options")
+_FREE = ("sweep.", "launcher.options", "quant.formats.")
 
 
 def check_values(content: Any, key: str = "") -> None:

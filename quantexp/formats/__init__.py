@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from quantexp.formats.lookup import get_format
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.table import FORMATS, get_format
+from quantexp.formats.table import FORMATS
 from quantexp.formats.types import (
     Axis,
     Element,

@@ -18,12 +18,19 @@ KEY_SHIFT = 20
 
 
 def code_values(element: Element) -> list[float]:
-    """The value of each code from 0 to 2^bits - 1; for HiF8, the code 0x80 is NaN."""
+    """The value of each code from 0 to 2^bits - 1; for HiF8, the code 0x80 is NaN. Those of a list, in its order.
+
+    The code of the negative zero is that of the lowest value, if the element has one below -max.
+    """
+    if element.values:
+        return list(element.values)
     value_of = _hif8_magnitude if element is HIF8 else _magnitude
     magnitudes = [value_of(element, code) for code in range(element.sign_bit)]
     values = magnitudes + [-value for value in magnitudes]
     if element is HIF8:
         values[HIF8_NAN_CODE] = math.nan
+    elif element.lowest is not None:
+        values[element.sign_bit] = element.lowest
     return values
 
 

@@ -155,7 +155,9 @@ def _decode_blocks(
 
 
 def scale_values(scales: Tensor, tensor_scale: Tensor | None, fmt: Format) -> Tensor:
-    """The factor of each block's elements, float32, in the shape of `scales` (the codes of the scales)."""
+    """The factor of each block's elements, float32, in the shape of `scales` (their codes, or the factors)."""
+    if scales.is_floating_point():
+        return scales
     if fmt.block_scale is None:
         return power_of_two(scales.to(torch.int32) << MANTISSA_BITS)
     return total_scale(_elements(scales, fmt.block_scale), tensor_scale)

@@ -43,6 +43,8 @@ from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule, Scaling
 
 _FLOAT32_EMIN = -126
+#: Bits of a code: one byte.
+_MOST_CODE_BITS = 8
 
 
 class TwoLevelScales(NamedTuple):
@@ -197,10 +199,14 @@ def check_has_codes(fmt: Format) -> None:
     """Refuse a format without 8-bit codes.
 
     Raises:
-        ValueError: for bf16.
+        ValueError: for bf16, a declared format of the family `grid`, and elements of more than 8 bits.
     """
     if fmt.element is BF16:
         raise ValueError("bf16 has no 8-bit code: convert with torch's x.to(torch.bfloat16)")
+    if fmt.family is Family.GRID or fmt.element.bits > _MOST_CODE_BITS:
+        raise ValueError(
+            f"{fmt.name} has no codes here: take quantise, whose values lie on its grid"
+        )
 
 
 #: Maps a chunk of x and its random numbers to magnitudes on the grid, x in float32, and codes of the scales.

@@ -89,6 +89,8 @@ def grid_and_step(
 @exact_in_pool
 def _lies_on_grid(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
     match spec.fmt.family:
+        case Family.GRID:
+            raise _needs_source(spec)
         case Family.HIF8 | Family.FP8:
             return fit_flat(x, spec, amax).on_grid
         case Family.NV:
@@ -100,6 +102,8 @@ def _lies_on_grid(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) ->
 @exact_in_pool
 def _local_step(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
     match spec.fmt.family:
+        case Family.GRID:
+            raise _needs_source(spec)
         case Family.MX:
             x32 = _float32_copy(x)
             _mx_steps(x32, axis, spec)
@@ -118,6 +122,8 @@ def _grid_and_step(
     x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     match spec.fmt.family:
+        case Family.GRID:
+            raise _needs_source(spec)
         case Family.MX | Family.BF16:
             return _lies_on_grid(x, spec, axis, amax), _local_step(x, spec, axis, amax)
         case Family.NV:
@@ -126,6 +132,13 @@ def _grid_and_step(
         case Family.HIF8 | Family.FP8:
             flat = fit_flat(x, spec, amax)
             return flat.on_grid, _flat_steps(x, flat.scale, spec)
+
+
+def _needs_source(spec: QuantSpec) -> ValueError:
+    return ValueError(
+        f"the scales of {spec.fmt.name} do not follow from quantised values: take "
+        "quantexp.formats.declared.origin.stems_from with the tensor before quantisation"
+    )
 
 
 def _of_operator(x: Tensor, spec: str, axis: int, amax: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,14 @@ configured to flush them (see `exact_mode`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantexp.formats.declared.arithmetic import quantise_grid
+from quantexp.formats.declared.tiles import from_tiles, to_tiles
 from quantexp.formats.exact_mode import exact, exact_in_pool
 from quantexp.formats.kernels.choice import kernel_for
 from quantexp.formats.layout import (
@@ -76,7 +79,8 @@ def quantise(
     effect for FP8, HiF8 and bf16.
 
     Quantising twice equals quantising once, except for NVFP4, stochastic rounding, `pre_scale`, and FP8 and HiF8 whose
-    scale follows amax (see docs/formats).
+    scale follows amax (see docs/formats). For declared formats, see `quantexp.formats.declared`; blocks of several rows
+    take all axes besides `axis`, flattened in order, as rows.
 
     Args:
         x: bfloat16, float16 or float32, of any shape and strides.
@@ -150,6 +154,10 @@ def _quantised(
     out: Tensor | None,
 ) -> Tensor:
     scale = tensor_scale(x, spec, amax)
+    if spec.fmt.across > 1:
+        return _quantised_tiles(
+            x, spec, axis, scale, random_numbers(x, spec, seed, offset, place), out
+        )
     order = memory_order(x)
     dense = in_memory_order(x, order)
     target = Target(dense, order, out)
@@ -157,6 +165,25 @@ def _quantised(
     random = None if random is None else random.permute(order).contiguous()
     quantise_dense(dense, target.dense, spec, order.index(axis) if order else 0, scale, random)
     return target.filled()
+
+
+def _quantised_tiles(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scale: Tensor | None,
+    random: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    """The same for blocks of several rows."""
+    tiles = to_tiles(x, spec.fmt, axis)
+    drawn = None if random is None else to_tiles(random, spec.fmt, axis)
+    one = (1, tiles.numel(), 1)
+    of_tile = replace(spec, block=tiles.shape[-1])
+    drawn = None if drawn is None else drawn.view(one)
+    quantise_by_torch(tiles.view(one), tiles.view(one), of_tile, 1, scale, drawn)
+    y = torch.empty_like(x) if out is None else out
+    return y.copy_(from_tiles(tiles, tuple(x.shape), spec.fmt, axis))
 
 
 def _of_operator(
@@ -227,6 +254,9 @@ def quantise_by_torch(
         case Family.NV:
             random = None if random is None else random.view(extents)
             quantise_nv(x.view(extents), y.view(extents), spec, scale, random)
+        case Family.GRID:
+            random = None if random is None else random.view(extents)
+            quantise_grid(x.view(extents), y.view(extents), spec, scale, random)
         case Family.HIF8 | Family.FP8:
             random = None if random is None else random.view(-1)
             quantise_flat(x.view(-1), y.view(-1), spec, scale, random)

@@ -8,10 +8,14 @@ NaN does not.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, power_of_two
+from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
+from quantexp.formats.declared.tiles import from_tiles, to_tiles
 from quantexp.formats.exact_mode import exact_in_pool
 from quantexp.formats.layout import (
     chunk_limit,
@@ -44,6 +48,8 @@ def saturated(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
 @exact_in_pool
 def _saturated(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
     scale = tensor_scale(x, spec, amax)
+    if spec.fmt.family is Family.GRID:
+        return _in_grid(x, axis, spec, scale)
     if spec.scale_rule is not None and not can_saturate(spec.scale_rule):
         return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
     if spec.fmt.family in (Family.MX, Family.NV):
@@ -82,6 +88,23 @@ def _in_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> T
             magnitude.mul_(PRE_SCALE)
         chunk.elements(beyond_ONI).copy_((magnitude > limit) & (amax_bits < EXPONENT_MASK))
     return beyond
+
+
+def _in_grid(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
+    element = spec.fmt.element
+    if spec.fmt.across > 1 and x.ndim:
+        tiles = to_tiles(x, spec.fmt, axis)
+        of_tile = replace(spec, fmt=replace(spec.fmt, across=1), block=tiles.shape[-1])
+        return from_tiles(_in_grid(tiles, 1, of_tile, scale), tuple(x.shape), spec.fmt, axis)
+    x_ONI = x.reshape(outer_axis_inner(tuple(x.shape), axis))
+    beyond_ONI = torch.empty(x_ONI.shape, dtype=torch.bool, device=x.device)
+    for chunk in grid_chunks(x_ONI, spec):
+        part = chunk.elements(x_ONI).to(torch.float32)
+        d = block_factors(part, spec, scale)
+        lowest = -element.max if element.lowest is None else element.lowest
+        is_beyond = (part > element.max * d) | (part < lowest * d)
+        chunk.elements(beyond_ONI).copy_(is_beyond)
+    return beyond_ONI.view(x.shape)
 
 
 def _block_scale(amax_bits: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:

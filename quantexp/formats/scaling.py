@@ -6,10 +6,14 @@ them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, MAGNITUDE_MASK, MANTISSA_BITS, as_bits
+from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
+from quantexp.formats.declared.tiles import num_tiles, to_tiles
 from quantexp.formats.encoding import (
     Scales,
     TwoLevelScales,
@@ -21,7 +25,7 @@ from quantexp.formats.encoding import (
     shapes_of_scales,
 )
 from quantexp.formats.exact_mode import exact_in_pool
-from quantexp.formats.layout import blocked_shape
+from quantexp.formats.layout import blocked_shape, outer_axis_inner
 from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.nv import block_scales
 from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
@@ -33,6 +37,9 @@ from quantexp.formats.types import Family
 
 def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Scales:
     """The scales that `encode` returns: uint8 for MX, `TwoLevelScales` for NVFP4, else 0-dim float32.
+
+    Of a declared format of the family `grid`, which has no codes, the factor of each block, float32; [blocks across,
+    blocks along] for blocks of several rows.
 
     Block scales have x's shape with the extent n of `axis` replaced by ceil(n / block); for a block with NaN or Inf the
     byte is 0xFF, for NVFP4 0x7F.
@@ -48,6 +55,8 @@ def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
 
 @exact_in_pool
 def _scales(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Scales:
+    if spec.fmt.family is Family.GRID:
+        return _of_grid(x, axis, spec, tensor_scale(x, spec, amax))
     check_has_codes(spec.fmt)
     scale = tensor_scale(x, spec, amax)
     if spec.fmt.family is Family.MX:
@@ -79,6 +88,25 @@ def _of_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> T
     amax = _block_amax(x if x.ndim else x.reshape(1), axis, spec.block)
     codes = _codes(as_bits(amax).bitwise_and_(MAGNITUDE_MASK), spec, scale)
     return codes.to(torch.uint8).reshape(blocked_shape(x.shape, axis, spec.block))
+
+
+def _of_grid(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
+    if spec.fmt.block is None:
+        return or_one(None if scale is None else scale.reciprocal(), x)
+    x = x if x.ndim else x.reshape(1)
+    shape: tuple[int, ...] = blocked_shape(tuple(x.shape), axis, spec.block)
+    if spec.fmt.across > 1:
+        shape = num_tiles(tuple(x.shape), spec.fmt, axis)
+        x = to_tiles(x, spec.fmt, axis)
+        spec, axis = replace(spec, block=x.shape[-1]), 1
+    d = torch.empty(blocked_shape(tuple(x.shape), axis, spec.block), device=x.device)
+    x_ONI = x.reshape(outer_axis_inner(tuple(x.shape), axis))
+    d_OBI = d.view(outer_axis_inner(tuple(d.shape), axis))
+    for chunk in grid_chunks(x_ONI, spec):
+        chunk.scales(d_OBI).copy_(
+            block_factors(chunk.elements(x_ONI).to(torch.float32), spec, scale)
+        )
+    return d.view(shape)
 
 
 def _block_amax(x: Tensor, axis: int, block: int) -> Tensor:

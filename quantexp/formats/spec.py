@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cached_property
 from typing import TypeVar
 
-from quantexp.formats.table import get_format
+from quantexp.formats.lookup import get_format
 from quantexp.formats.types import Axis, Family, Format, Hadamard, Rounding, ScaleRule, Scaling
 
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -67,7 +67,7 @@ class QuantSpec:
     @property
     def has_blocks(self) -> bool:
         """Whether its values depend on the axis, through blocks or a transform."""
-        return self.fmt.block is not None or self.is_transformed
+        return self.fmt.depends_on_axis or self.is_transformed
 
     @property
     def is_scaled(self) -> bool:
@@ -160,7 +160,7 @@ def resolve(
         raise _unscaled("amax_target")
     return QuantSpec(
         fmt=fmt,
-        block=_checked_block(block) if block is not None else fmt.block or 1,
+        block=_checked_block(block, fmt) if block is not None else fmt.block or 1,
         scale_rule=_choice("scale_rule", scale_rule or fmt.scale_rule or "floor", ScaleRule),
         rounding=rounding,
         saturate=saturate,
@@ -233,7 +233,9 @@ def _choice(name: str, value: _Choice | str, choices: type[_Choice]) -> _Choice:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}") from None
 
 
-def _checked_block(block: int) -> int:
+def _checked_block(block: int, fmt: Format) -> int:
+    if block == fmt.block:
+        return block
     if not isinstance(block, int) or isinstance(block, bool) or block < 1 or block & (block - 1):
         raise ValueError(f"block must be a power of two of at least 1, got {block!r}")
     return block

@@ -1,4 +1,4 @@
-"""The table of number formats, and its lookup. Needs no torch."""
+"""The table of number formats. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,16 @@ E2M3 = Element("e2m3", 6, emin=0, emax=2, mantissa_bits=3, max=7.5)
 E3M2 = Element("e3m2", 6, emin=-2, emax=4, mantissa_bits=2, max=28.0)
 E2M1 = Element("e2m1", 4, emin=0, emax=2, mantissa_bits=1, max=6.0)
 # HiFloat8's NaN is the code 0x80 (the sign bit alone), so no magnitude code represents it.
-HIF8 = Element("hif8", 8, emin=-22, emax=15, mantissa_bits=3, max=32768.0, inf_codes=(0x6F,))
+HIF8 = Element(
+    "hif8",
+    8,
+    emin=-22,
+    emax=15,
+    mantissa_bits=3,
+    max=32768.0,
+    inf_codes=(0x6F,),
+    has_negative_zero=False,
+)
 BF16 = Element("bf16", 16, emin=-126, emax=127, mantissa_bits=7, max=(2 - 2**-7) * 2.0**127)
 
 MX_BLOCK = 32
@@ -32,8 +41,8 @@ NV_BLOCK = 16
 #: The default amax after HiF8's scalings: the top of the region with three mantissa bits.
 HIF8_AMAX_TARGET = 15.0
 
-_ROUNDING_OPTIONS = frozenset({"rounding", "seed", "offset"})
-_TENSOR_SCALE_OPTIONS = frozenset({"scaling", "amax"})
+ROUNDING_OPTIONS = frozenset({"rounding", "seed", "offset"})
+TENSOR_SCALE_OPTIONS = frozenset({"scaling", "amax"})
 
 
 def _mx(name: str, element: Element, *aliases: str) -> Format:
@@ -45,7 +54,7 @@ def _mx(name: str, element: Element, *aliases: str) -> Format:
         block=MX_BLOCK,
         scale_rule=ScaleRule.FLOOR,
         rounding=Rounding.EVEN,
-        options=_ROUNDING_OPTIONS | {"block", "scale_rule"} | pre_scale,
+        options=ROUNDING_OPTIONS | {"block", "scale_rule"} | pre_scale,
         aliases=aliases,
         source="OCP Microscaling Formats (MX) v1.0",
     )
@@ -59,7 +68,7 @@ def _fp8(element: Element) -> Format:
         block=None,
         scale_rule=None,
         rounding=Rounding.EVEN,
-        options=_ROUNDING_OPTIONS | _TENSOR_SCALE_OPTIONS | {"amax_target", "saturate"},
+        options=ROUNDING_OPTIONS | TENSOR_SCALE_OPTIONS | {"amax_target", "saturate"},
         scaling=Scaling.EXACT,
         amax_target=element.max,
         source="OCP 8-bit Floating Point (OFP8) v1.0",
@@ -79,7 +88,7 @@ _ALL = (
         block=NV_BLOCK,
         scale_rule=None,
         rounding=Rounding.EVEN,
-        options=_ROUNDING_OPTIONS | _TENSOR_SCALE_OPTIONS | {"block", "pre_scale"},
+        options=ROUNDING_OPTIONS | TENSOR_SCALE_OPTIONS | {"block", "pre_scale"},
         scaling=Scaling.EXACT,
         amax_target=E2M1.max * E4M3.max,
         block_scale=E4M3,
@@ -95,7 +104,7 @@ _ALL = (
         block=None,
         scale_rule=None,
         rounding=Rounding.AWAY,
-        options=_ROUNDING_OPTIONS | _TENSOR_SCALE_OPTIONS | {"amax_target", "saturate"},
+        options=ROUNDING_OPTIONS | TENSOR_SCALE_OPTIONS | {"amax_target", "saturate"},
         amax_target=HIF8_AMAX_TARGET,
         source="HiFloat8, arXiv 2409.16626",
     ),
@@ -113,18 +122,5 @@ _ALL = (
 
 #: Every format by its canonical name.
 FORMATS: Mapping[str, Format] = MappingProxyType({fmt.name: fmt for fmt in _ALL})
-_BY_ANY_NAME = {name: fmt for fmt in _ALL for name in (fmt.name, *fmt.aliases)}
-
-
-def get_format(name: str | Format) -> Format:
-    """The format with that name or alias; a `Format` is returned unchanged.
-
-    Raises:
-        ValueError: no format has that name.
-    """
-    if isinstance(name, Format):
-        return name
-    if name not in _BY_ANY_NAME:
-        allowed = ", ".join(sorted(_BY_ANY_NAME))
-        raise ValueError(f"unknown number format {name!r}: must be one of {allowed}")
-    return _BY_ANY_NAME[name]
+#: The same by every name and alias.
+BY_ANY_NAME: Mapping[str, Format] = {name: fmt for fmt in _ALL for name in (fmt.name, *fmt.aliases)}

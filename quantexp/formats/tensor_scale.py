@@ -12,8 +12,9 @@ and block scales, as its hardware stores it:
     current  the smallest power of two with amax / t <= target
     exact    amax / target, rounded to float32
 
-t is clamped to [2^-117, 2^127], so that its product with every block scale is a normal number. The scale is 1 if amax
-is 0, if no element is finite, or if amax itself is not a positive finite number.
+t is clamped to [2^-117, 2^127], so that its product with every block scale is a normal number. The family `grid` of
+declared formats is scaled as NVFP4, with the limit that its own block scales give. The scale is 1 if amax is 0, if no
+element is finite, or if amax itself is not a positive finite number.
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ from quantexp.formats.layout import chunk_limit, in_memory_order, memory_order
 from quantexp.formats.operators import operator
 from quantexp.formats.plain import check_input, constant, is_plain
 from quantexp.formats.spec import QuantSpec, check_amax
-from quantexp.formats.types import Family, Scaling
+from quantexp.formats.types import Family, Format, Scaling
 
 #: Scalings whose scale is a power of two.
 POWERS_OF_TWO = frozenset({Scaling.CURRENT, Scaling.DELAYED})
 
 _MIN_SCALE = 2.0**-126
-#: 2^-126 over E4M3's smallest value.
-_MIN_NV_SCALE = 2.0**-117
 _MAX_SCALE = 2.0**127
 _FLOAT64_MANTISSA_BITS = 52
 
@@ -54,7 +53,7 @@ def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
     if amax is None:
         amax = _finite_amax(x)
     amax = amax.to(device=x.device, dtype=torch.float64)
-    inverse = spec.fmt.family is Family.NV
+    inverse = spec.fmt.family in (Family.NV, Family.GRID)
     if spec.scaling in POWERS_OF_TWO:
         scale = _power_of_two_below(spec.amax_target, amax)
         scale = 1 / scale if inverse else scale
@@ -62,8 +61,16 @@ def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
         target = torch.full_like(amax, spec.amax_target)
         scale = amax / target if inverse else target / amax
     usable = (amax > 0) & amax.isfinite()
-    smallest = _MIN_NV_SCALE if inverse else _MIN_SCALE
+    smallest = smallest_scale(spec.fmt)
     return torch.where(usable, scale, 1.0).clamp_(smallest, _MAX_SCALE).to(torch.float32)
+
+
+def smallest_scale(fmt: Format) -> float:
+    """The smallest scale of a tensor: times the smallest block scale, if there is one, it is a normal number."""
+    element = fmt.block_scale or (fmt.grid_scale.element if fmt.grid_scale else None)
+    if element is None:
+        return _MIN_SCALE
+    return _MIN_SCALE / 2.0 ** (element.emin - element.mantissa_bits)
 
 
 def _power_of_two_below(target: float, amax: Tensor) -> Tensor:

@@ -31,9 +31,6 @@ from quantexp.formats.spec import (
     constant_for_dynamo,
     resolve,
 )
-from quantexp.formats.types import Family
-
-_WITH_AXIS = (Family.MX, Family.NV)
 
 
 def quantise_both(
@@ -107,7 +104,7 @@ def quantise_both(
 @constant_for_dynamo
 def _has_axis(fmt: AnySpec) -> bool:
     """Whether the result depends on the axis."""
-    return resolve(fmt).fmt.family in _WITH_AXIS
+    return resolve(fmt).fmt.depends_on_axis
 
 
 def _checked_targets(
@@ -149,7 +146,7 @@ def _from_one_read(
 ) -> tuple[Tensor, Tensor] | None:
     """Both copies; None if no kernel writes them from one read."""
     _check_apart(x, *targets)
-    if axes[0] == axes[1] or spec.fmt.family not in _WITH_AXIS:
+    if axes[0] == axes[1] or not spec.fmt.depends_on_axis:
         return None
     order = memory_order(x)
     place = {order.index(axis): index for index, axis in enumerate(axes)}

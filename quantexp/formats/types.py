@@ -80,13 +80,46 @@ class Family(StrEnum):
     FP8 = "fp8"
     #: Tapered precision under at most one scale per tensor (HiFloat8, arXiv 2409.16626).
     HIF8 = "hif8"
+    #: Any element and block under any scale: a declared format that is none of the others (see `declared`).
+    GRID = "grid"
     #: A plain 16-bit float.
     BF16 = "bf16"
 
 
+class BlockScaleKind(StrEnum):
+    """The numbers that the block scales of a declared format are."""
+
+    #: Powers of two from 2^-127 to 2^127.
+    E8M0 = "e8m0"
+    #: The positive values of a small float, under a scale of the tensor or not.
+    FLOAT = "float"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class BlockRule(StrEnum):
+    """How a block's amax determines its scale in a declared format; max is the element's.
+
+    `floor`, `rceil`, `ceil` and `even` are those of `ScaleRule` for powers of two. For other scales `floor` and `ceil`
+    take the neighbours of amax / max in the scale's grid.
+    """
+
+    FLOOR = "floor"
+    RCEIL = "rceil"
+    CEIL = "ceil"
+    EVEN = "even"
+    #: The scale nearest to amax / max, ties to even.
+    EXACT = "exact"
+    #: Of some scales up to that of the amax, the one with the least squared error in the block.
+    SEARCH = "search"
+
+
 @dataclass(frozen=True)
 class Element:
-    """A signed binary float code, in the terms of OCP MX v1.0 section 5.3."""
+    """A signed code, in the terms of OCP MX v1.0 section 5.3: a binary float, or a list of values.
+
+    An integer of n + 1 bits is a float whose values are all subnormal: n mantissa bits and emin = n, for a step of 1.
+    """
 
     name: str
     #: Storage bits of one code, sign included.
@@ -103,11 +136,45 @@ class Element:
     inf_codes: tuple[int, ...] = ()
     #: Magnitude codes (sign bit cleared) of NaN.
     nan_codes: tuple[int, ...] = ()
+    #: The most negative value; None if it is -max.
+    lowest: float | None = None
+    #: Whether zero has a sign.
+    has_negative_zero: bool = True
+    #: All values in ascending order, of an element that is a list of them; else empty.
+    values: tuple[float, ...] = ()
 
     @property
     def sign_bit(self) -> int:
         """The sign bit, as a mask over the code."""
         return 1 << (self.bits - 1)
+
+
+#: The block of a format with one scale for each row: longer than any axis.
+WHOLE_ROW = 1 << 40
+
+
+@dataclass(frozen=True)
+class BlockScale:
+    """The block scales of a declared format."""
+
+    kind: BlockScaleKind
+    rule: BlockRule
+    #: The float of the kind `float`; None for the others.
+    element: Element | None = None
+
+    @property
+    def bits(self) -> int:
+        """Storage bits of one scale."""
+        match self.kind:
+            case BlockScaleKind.E8M0:
+                return 8
+            case BlockScaleKind.FLOAT:
+                assert self.element is not None
+                return 8 if self.element.bits <= 9 else 16  # without the sign
+            case BlockScaleKind.BF16:
+                return 16
+            case BlockScaleKind.FP32:
+                return 32
 
 
 @dataclass(frozen=True)
@@ -136,3 +203,14 @@ class Format:
     aliases: tuple[str, ...] = ()
     #: The document that defines the format.
     source: str = ""
+    #: Elements of a block across the axis: rows of a matrix whose blocks run along the other one.
+    across: int = 1
+    #: The block scales of the family `grid`; None without blocks.
+    grid_scale: BlockScale | None = None
+    #: The definition of a declared format, as JSON; empty for a format of the table.
+    definition: str = ""
+
+    @property
+    def depends_on_axis(self) -> bool:
+        """Whether the axis of the blocks changes the values; square blocks lie alike along both."""
+        return self.block is not None and self.block != self.across

@@ -150,7 +150,7 @@ def _grids_of(fmt: Format) -> list[Grid]:
                 for target in (FORWARD_AMAX, GRADIENT_AMAX)
             ]
             return [Grid(resolve(fmt)), *scaled]
-        case Family.BF16:
+        case Family.BF16 | Family.GRID:
             return []
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from quantexp.errors import EngagementError
-from quantexp.formats import QuantSpec
+from quantexp.formats import Family, QuantSpec
 from quantexp.processes.threads import threads
 from quantexp.proof.grids import Finding, Grid, Status, which_grid
-from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
+from quantexp.proof.origin import FAR, distance, needs_origin, off_grid, scale_amax
 from quantexp.proof.windows import windows_of
 from quantexp.quant.precision import ModuleId, PrecisionMap, entry_record
 from quantexp.quant.sites import Slot
@@ -46,7 +46,8 @@ def judge(
         x: the operand that reached the product.
         spec: its declaration.
         axis: the dimension of x that the declared blocks run along.
-        source: the operand before quantisation, in x's shape; required if `needs_origin` (see `origin`).
+        source: the operand before quantisation, in x's shape; required if `needs_origin` (see `origin`). An operand
+            in the working precision must equal it, if it is there.
         whole_amax: if x is part of a tensor whose scale depends on its amax, the amax of the whole tensor.
     """
     amax = _amax(x) if x.numel() else None
@@ -58,6 +59,16 @@ def judge(
         return Finding(
             Status.MISMATCH,
             "its source before quantisation is missing, and it cannot be judged without",
+        )
+    if spec.fmt.family is Family.GRID:
+        assert source is not None
+        return _by_source(x, spec, axis, source, whole_amax)
+    if not spec.quantised and source is not None and not torch.equal(x, source.to(x.dtype)):
+        differ = int((x != source.to(x.dtype)).sum())
+        return Finding(
+            Status.MISMATCH,
+            f"{differ} of {x.numel()} elements are not those before quantisation",
+            quantised=True,
         )
     declared = Grid(spec) if spec.quantised else None
     declared_amax = amax
@@ -84,6 +95,23 @@ def judge(
     windows = windows_of(x, axis, spec.block)
     with threads(1):
         return which_grid(windows, amax, spec.fmt.name, declared, declared_amax)
+
+
+def _by_source(
+    x: Tensor, spec: QuantSpec, axis: int, source: Tensor, whole_amax: Tensor | None
+) -> Finding:
+    """Judge an operand in the family `grid`, whose scales follow from its source."""
+    known = scale_amax(spec, source, axis) if whole_amax is None else whole_amax
+    off, differ = off_grid(x, spec, source, axis, known)
+    if off:
+        return Finding(
+            Status.MISMATCH,
+            f"{off} of {x.numel()} elements are not its source on the grid of {spec.fmt.name}",
+            quantised=differ > 0,
+        )
+    if not differ:
+        return Finding(Status.INCONCLUSIVE, "on the grid anyway")
+    return Finding(Status.ENGAGED, quantised=True)
 
 
 def _amax(x: Tensor) -> Tensor:

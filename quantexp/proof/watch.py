@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quantexp.formats import Axis, QuantSpec, resolve
+from quantexp.formats import Axis, Family, QuantSpec, resolve
 from quantexp.formats.torch_internals import in_backward
 from quantexp.model.decoder import is_routed
 from quantexp.proof.grids import Finding, Status
@@ -90,6 +90,12 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.observed = Observed(declared, {name: SlotCalls() for name in routers or {}})
         self._owners = Owners({**decoder, **(routers or {})})
+        #: Whether operands in the working precision are compared with their sources, too.
+        self._compares_all = any(
+            entry.spec.fmt.family is Family.GRID
+            for module in declared.values()
+            for entry in module.entries()
+        )
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -188,7 +194,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for side, (slot, x, dim) in enumerate(zip(slots, (left, right), (-1, -2), strict=True)):
             entry = Entry(context.module, slot, self.observed.declared[context.module].spec(slot))
             amax = part.amax(slot) if part else None
-            needs_source = _needs_source(entry.spec) or amax is not None
+            needs_source = self._compares_all or _needs_source(entry.spec) or amax is not None
             source = sources()[side] if sources and needs_source else None
             if is_routed(entry.module.name) and empty:
                 self._slot(entry).empty_calls += 1

@@ -77,15 +77,18 @@ def scheme_spec(
 
 
 def _default_rule(format_: Format) -> ScaleRule:
+    if format_.definition:
+        return format_.scale_rule or ScaleRule.FLOOR
     return ScaleRule.RCEIL if format_.name.startswith("mxfp8") else ScaleRule.FLOOR
 
 
 def _default_scaling(format_: Format) -> Scaling:
-    return Scaling.CURRENT if format_.family is Family.HIF8 else format_.scaling
+    is_of_table = format_.family is Family.HIF8 and not format_.definition
+    return Scaling.CURRENT if is_of_table else format_.scaling
 
 
 def _amax_target(format_: Format, operand: Operand) -> float | None:
-    if format_.family is Family.HIF8:
+    if format_.family is Family.HIF8 and not format_.definition:
         return GRADIENT_AMAX if operand in GRADIENTS else FORWARD_AMAX
     return format_.amax_target
 

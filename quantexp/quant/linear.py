@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quantexp.formats import Axis, QuantSpec
+from quantexp.formats import Axis, Family, QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import (
     Factor,
@@ -203,7 +203,7 @@ def backward_needs_input(precision: ModulePrecision) -> bool:
         precision.spec(FPROP_X).clip_gradient
         or copy.needs_step_state
         or copy.pre_scale
-        or (is_reduced(copy) and is_watched())
+        or (is_watched() and (is_reduced(copy) or copy.fmt.family is Family.GRID))
         or is_operand_hooked(precision, WGRAD_X)
     )
 

@@ -17,7 +17,7 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.model.decoder import ATTENTION, alike_layers, in_words, layer_modules
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Operand, Product, Site, Slot, slots_of
-from quantexp.quant.slots import resolve_site, site_configs
+from quantexp.quant.slots import declared_formats, resolve_site, site_configs
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 
@@ -222,7 +222,8 @@ def _resolved(
         ]
         for slot in slots_of(site)
     }
-    return resolve_site(site, site_configs(quant)[site], overlays).items()
+    config, declared = site_configs(quant)[site], declared_formats(quant)
+    return resolve_site(site, config, overlays, declared).items()
 
 
 def _with_streams(module: ModuleId, slots: Slots) -> ModulePrecision:
@@ -296,6 +297,7 @@ def spec_record(spec: QuantSpec) -> dict[str, object]:
 def _later_options(spec: QuantSpec) -> dict[str, object]:
     """Options recorded only if set, so that schemes without them keep their identity."""
     options = {
+        "definition": spec.fmt.definition or None,
         "pre_scale": spec.pre_scale or None,
         "window": spec.window,
         "clip_gradient": spec.clip_gradient or None,

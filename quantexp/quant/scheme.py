@@ -10,15 +10,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache
 
 from omegaconf import OmegaConf
 
 from quantexp.folders import conf_dir
+from quantexp.formats.lookup import get_format
 from quantexp.formats.spec import QuantSpec
+from quantexp.formats.types import Format
 from quantexp.quant.precision import spec_record
 from quantexp.quant.sites import Site, Slot
-from quantexp.quant.slots import SiteConfig, resolve_site, site_configs
+from quantexp.quant.slots import (
+    REUSE,
+    WORKING,
+    SiteConfig,
+    declared_formats,
+    resolve_site,
+    site_configs,
+)
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 
 #: The formats of the ten schemes.
@@ -45,13 +55,19 @@ _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
 
 def derived_name(quant: QuantConfig) -> str:
     """The scheme's name, derived from its content."""
-    choices = {site: _choice(site, config) for site, config in site_configs(quant).items()}
+    declared = declared_formats(quant)
+    choices = {
+        site: _choice(site, config, declared) for site, config in site_configs(quant).items()
+    }
     if not quant.rules and choices[Site.PV] == "none":
         for name, (linear, qk) in SCHEMES.items():
             if (choices[Site.LINEAR], choices[Site.QK]) == (linear, qk):
                 return name
+    configs = site_configs(quant)
     parts = [
-        f"{site.value}_{choice or 'custom'}" for site, choice in choices.items() if choice != "none"
+        f"{site.value}_{choice or _own_format(site, configs[site], declared) or 'custom'}"
+        for site, choice in choices.items()
+        if choice != "none"
     ]
     name = "+".join(parts) or "bf16"
     exact = not quant.rules and None not in choices.values()
@@ -62,10 +78,13 @@ def content_hash(quant: QuantConfig) -> str:
     """Hex sha256 of the scheme's content: its sites' slots and its rules, not its name."""
     meaning = {
         "sites": {
-            site.value: _records(site, config) for site, config in site_configs(quant).items()
+            site.value: _records(site, config, declared_formats(quant))
+            for site, config in site_configs(quant).items()
         },
         "rules": [_rule(rule) for rule in quant.rules],
     }
+    if of_rules := _definitions(quant):
+        meaning["formats"] = of_rules
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
@@ -78,16 +97,34 @@ def _rule(rule: Rule) -> dict[str, object]:
     return {k: v for k, v in fields.items() if v is not None or k not in _LATER_OPTIONS}
 
 
-def _records(site: Site, config: SiteConfig) -> dict[str, dict[str, object]]:
+def _definitions(quant: QuantConfig) -> dict[str, str]:
+    """The definitions of the declared formats that rules name."""
+    declared = declared_formats(quant)
+    names = {str(rule.format) for rule in quant.rules if rule.format not in (None, WORKING, REUSE)}
+    formats = {name: get_format(name, declared) for name in sorted(names)}
+    return {name: fmt.definition for name, fmt in formats.items() if fmt.definition}
+
+
+def _records(
+    site: Site, config: SiteConfig, declared: Mapping[str, Format]
+) -> dict[str, dict[str, object]]:
     return {
         f"{slot.product.value}.{slot.operand}": spec_record(spec)
-        for slot, spec in resolve_site(site, config).items()
+        for slot, spec in resolve_site(site, config, declared=declared).items()
     }
 
 
-def _choice(site: Site, config: SiteConfig) -> str | None:
+def _own_format(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> str | None:
+    """The declared format of every quantised slot of a site; None if they differ, or it is one of the table."""
+    slots = resolve_site(site, config, declared=declared).values()
+    formats = {spec.fmt for spec in slots if spec.quantised}
+    own = next(iter(formats)) if len(formats) == 1 else None
+    return own.name if own is not None and own.definition else None
+
+
+def _choice(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> str | None:
     """The shipped choice that this site equals, or None."""
-    slots = resolve_site(site, config)
+    slots = resolve_site(site, config, declared=declared)
     if not any(spec.quantised for spec in slots.values()):
         return "none"
     return next((c for c in SITE_FORMATS if _shipped(site, c) == slots), None)

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from quantexp.errors import ConfigError
+from quantexp.formats.lookup import get_format, known_names
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.table import FORMATS, get_format
-from quantexp.formats.types import Family
-from quantexp.quant.sites import Operand, Product, Site, Slot
-from quantexp.quant.slots import WORKING, resolve_site
-from quantexp.schema import LinearSite
+from quantexp.formats.types import Family, Format
+from quantexp.quant.choosing import scheme_spec
+from quantexp.quant.sites import DGRAD_G, FPROP_X
+from quantexp.quant.slots import WORKING
 
 
-def scored_spec(format_name: str, *, is_gradient: bool = False) -> QuantSpec:
+def scored_spec(
+    name: str | Format,
+    declared: Mapping[str, Format] | None = None,
+    *,
+    is_gradient: bool = False,
+) -> QuantSpec:
     """The specification with the schemes' own options for the format: rceil for mxfp8, a current scale for hifp8, ...
+
+    `declared` are the formats of the scheme's own, which may be meant.
 
     Raises:
         ConfigError: the format does not quantise.
     """
-    names = [name for name, fmt in FORMATS.items() if fmt.family is not Family.BF16]
     try:
-        name = get_format(format_name).name
+        fmt = get_format(name, declared)
     except ValueError:
-        name = WORKING
-    if name not in names:
-        allowed = ", ".join(sorted(names))
-        raise ConfigError(f"capture.format must be one of {allowed}, got {format_name!r}")
-    product, operand = (Product.DGRAD, Operand.G) if is_gradient else (Product.FPROP, Operand.X)
-    return resolve_site(Site.LINEAR, LinearSite(format=name))[Slot(Site.LINEAR, product, operand)]
+        fmt = get_format(WORKING)
+    if fmt.family is Family.BF16:
+        names = {get_format(name, declared).name for name in known_names(declared)} - {WORKING}
+        raise ConfigError(f"capture.format must be one of {', '.join(sorted(names))}, got {name!r}")
+    slot = DGRAD_G if is_gradient else FPROP_X
+    return replace(scheme_spec(fmt, slot.operand), axis=slot.axis)

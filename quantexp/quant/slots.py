@@ -8,12 +8,16 @@ slot that it repeats. An option that the format does not have is an error; it is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from quantexp.errors import ConfigError
+from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.lookup import get_format, known_names
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.table import FORMATS, get_format
+from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, refuse, scheme_spec
 from quantexp.quant.sites import Operand, Product, Site, Slot, operands_of, slots_of
@@ -27,10 +31,34 @@ WORKING = "bf16"
 REUSE = "reuse"
 
 
-def format_choices() -> str:
+@lru_cache(maxsize=256)
+def _declared(definitions: str) -> Mapping[str, Format]:
+    content = json.loads(definitions)
+    return {name: declared_format(name, one) for name, one in content.items()}
+
+
+def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
+    """The formats that a scheme declares, by name.
+
+    Raises:
+        ConfigError: a definition is wrong, or has the name of a format of the table.
+    """
+    for name, content in quant.formats.items():
+        key = f"quant.formats.{name}"
+        if name in BY_ANY_NAME or name == REUSE:
+            raise ConfigError(f"{key} has the name of a format of quantexp; give it another name")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{key} must be keys with values, got {content!r}")
+        try:
+            declared_format(name, content)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+    return _declared(json.dumps(quant.formats, sort_keys=True))
+
+
+def format_choices(declared: Mapping[str, Format] | None = None) -> str:
     """Allowed values of `Slot.format`, for messages."""
-    aliases = [alias for f in FORMATS.values() for alias in f.aliases]
-    return ", ".join(sorted({*FORMATS, *aliases, WORKING, REUSE}))
+    return ", ".join(sorted({*known_names(declared), WORKING, REUSE}))
 
 
 def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
@@ -45,9 +73,14 @@ def site_settings(config: SiteConfig, slot: Slot) -> list[Setting]:
 
 
 def resolve_site(
-    site: Site, config: SiteConfig, overlays: Mapping[Slot, Sequence[Setting]] | None = None
+    site: Site,
+    config: SiteConfig,
+    overlays: Mapping[Slot, Sequence[Setting]] | None = None,
+    declared: Mapping[str, Format] | None = None,
 ) -> dict[Slot, QuantSpec]:
     """The six slots of a site, under overlays (rules); the first overlay takes precedence over all settings.
+
+    `declared` are the formats of the scheme's own (`declared_formats`).
 
     Raises:
         ConfigError: an unknown format, a value out of range, an option the format does not have, `reuse` without a
@@ -57,13 +90,15 @@ def resolve_site(
     resolved: dict[Slot, QuantSpec] = {}
     for slot in slots_of(site):
         settings = [*over.get(slot, ()), *site_settings(config, slot)]
-        resolved[slot] = _resolved(slot, settings) or _forward_copy(slot, resolved)
+        resolved[slot] = _resolved(slot, settings, declared) or _forward_copy(slot, resolved)
     for product in {slot.product: None for slot in resolved}:
         _check_transforms(*((slot, resolved[slot]) for slot in operands_of(site, product)))
     return resolved
 
 
-def _resolved(slot: Slot, settings: list[Setting]) -> QuantSpec | None:
+def _resolved(
+    slot: Slot, settings: list[Setting], declared: Mapping[str, Format] | None
+) -> QuantSpec | None:
     """The specification of a slot; None for the forward copy."""
     chosen = next((s for s in settings if s.slot.format is not None), None)
     if chosen is None or chosen.slot.format in (WORKING, REUSE):
@@ -83,8 +118,9 @@ def _resolved(slot: Slot, settings: list[Setting]) -> QuantSpec | None:
                 f"copy; choose one of {format_choices()}"
             )
         return None
-    format_ = _format(chosen)
-    options = _options_for(format_, settings)
+    format_ = _format(chosen, declared)
+    _check_rows(chosen, format_, slot)
+    options = _options_for(format_, settings, declared)
     spec = replace(
         scheme_spec(format_, slot.operand, options),
         axis=slot.axis,
@@ -94,21 +130,34 @@ def _resolved(slot: Slot, settings: list[Setting]) -> QuantSpec | None:
     return replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
 
 
-def _format(setting: Setting) -> Format:
+def _format(setting: Setting, declared: Mapping[str, Format] | None) -> Format:
     try:
-        return get_format(str(setting.slot.format))
+        return get_format(str(setting.slot.format), declared)
     except ValueError as error:
         raise ConfigError(
-            f"{setting.key}.format must be one of {format_choices()}, got {setting.slot.format!r}"
+            f"{setting.key}.format must be one of {format_choices(declared)}, got {setting.slot.format!r}"
         ) from error
 
 
-def _options_for(format_: Format, settings: list[Setting]) -> dict[str, Setting]:
+def _check_rows(chosen: Setting, format_: Format, slot: Slot) -> None:
+    """Refuse blocks of several rows for all operands but weights: rows of tokens may be those of several sequences."""
+    if format_.across > 1 and slot.operand is not Operand.W:
+        raise ConfigError(
+            f"{chosen.key}.format {format_.name} has blocks of {format_.across} rows, which are for weights, got it "
+            f"for {slot}; give {slot.operand} a format with blocks of one row"
+        )
+
+
+def _options_for(
+    format_: Format, settings: list[Setting], declared: Mapping[str, Format] | None
+) -> dict[str, Setting]:
     """The origin of each option; options set for another format do not carry over."""
     options: dict[str, Setting] = {}
     for setting in settings:
         named = setting.slot.format
-        if named is not None and (named in (WORKING, REUSE) or get_format(named) != format_):
+        if named is not None and (
+            named in (WORKING, REUSE) or get_format(named, declared) != format_
+        ):
             break
         for option in OPTIONS:
             if getattr(setting.slot, option) is not None:

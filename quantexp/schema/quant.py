@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from quantexp.schema.limits import FOLDER_NAME, at_most, limited
 
@@ -158,6 +159,9 @@ class QuantConfig:
 
     #: Derived from the sites unless given; a shipped name on another composition is an error.
     name: str | None = limited(None, FOLDER_NAME)
+    #: Number formats of one's own, by name: their definitions (docs/formats/your_own.md). Those of files in a `format`
+    #: folder are filled in where a slot names them.
+    formats: dict[str, Any] = field(default_factory=dict)
     linear: LinearSite = field(default_factory=LinearSite)
     qk: QkSite = field(default_factory=QkSite)
     pv: PvSite = field(default_factory=PvSite)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
+from quantexp.quant.slots import declared_formats
 
 #: Minimum seconds between two log lines about iterations.
 LOG_S = 2.0
@@ -78,6 +79,7 @@ class RunObserver:
                 num_layers=self.experiment.model.num_layers,
                 holder=Holder.of(self.experiment, context.rank.rank),
                 before=before,
+                formats=declared_formats(self.experiment.quant),
             )
         self.last_captured = last_captured(self.experiment)
         self.proofs = _earlier_proofs(context)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from quantexp.capture.names import TensorName, formats_record, quant_type, short_name
-from quantexp.formats import QuantSpec
+from quantexp.formats import QuantSpec, get_format
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.quant.step_state import StepState, seed_of
 from quantexp.schema import Experiment
@@ -46,7 +46,7 @@ def test_the_residual_stream_is_a_layer_type_of_its_own() -> None:
     ],
 )
 def test_short_names_have_no_underscore(fmt: str, short: str) -> None:
-    assert short_name(fmt) == short
+    assert short_name(get_format(fmt)) == short
 
 
 def nothing(spec: QuantSpec) -> dict[str, object]:

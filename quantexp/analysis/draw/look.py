@@ -19,9 +19,9 @@ from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.histogram import QUANTILES, Histogram
 from quantexp.capture.statistics.summary import summarise_counted
 from quantexp.errors import CaptureError
-from quantexp.formats import get_format
 from quantexp.formats.decoding import scale_values
 from quantexp.formats.layout import INPUT_DTYPES, memory_order
+from quantexp.formats.lookup import format_of_record
 
 #: Elements of a chunk, which bounds the float64 copies.
 _CHUNK = 1 << 20
@@ -92,7 +92,7 @@ def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:
         return raw
     declared = (metadata.get("formats") or {}).get(metadata.get("slot", ""), {})
     try:
-        fmt = get_format(str(declared.get("format")))
+        fmt = format_of_record(declared)
         return scale_values(raw, torch.ones(()), fmt)
     except ValueError as error:
         raise CaptureError(f"{entry.path}: scales of an unknown format: {error}") from error

@@ -29,6 +29,7 @@ from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax, get_format, resolve
 from quantexp.formats.layout import INPUT_DTYPES
+from quantexp.formats.lookup import format_of_record
 from quantexp.quant.choosing import scheme_spec
 from quantexp.quant.sites import Operand, Slot
 
@@ -261,7 +262,7 @@ def _other_axes(
 
 def _of_record(judged: Mapping[str, Any]) -> UnderFormat:
     """The fidelity that the capture computed at run time."""
-    fmt = get_format(str(judged["format"]))
+    fmt = format_of_record(judged)
     options = {k: judged[k] for k in ("scale_rule", "scaling") if judged.get(k) is not None}
     declared = DeclaredOperand("", "", resolve(fmt, **options), int(judged["axis"]))
     names = ("sqnr_db", "underflow_share", "saturated_share", "mse", "cosine")

@@ -122,7 +122,7 @@ def _scale_exponents(part: OperandSample, declared: DeclaredOperand) -> tuple[Co
     if declared.format.family is Family.BF16 or part.x.numel() == 0:
         return Counts(), 0, 0
     scales = scales_of(part.x, declared.spec, axis=part.dim, amax=part.amax)
-    if isinstance(scales, Tensor) and scales.is_floating_point():
+    if isinstance(scales, Tensor) and declared.format.block is None:
         _, exponent = math.frexp(value := float(1 / scales.double()))
         return Counts(exponent - 1, (1,)) if math.isfinite(value) else Counts(), 0, 0
     empty = 0

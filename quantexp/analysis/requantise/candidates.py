@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from quantexp.errors import ConfigError
+from quantexp.formats.lookup import get_format
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.table import FORMATS, get_format
+from quantexp.formats.table import FORMATS
 from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.quant.choosing import HADAMARD_BLOCK, Setting, scheme_spec
 from quantexp.quant.sites import Operand, Slot

@@ -18,7 +18,8 @@ from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
 from quantexp.capture.operands import SOURCES
 from quantexp.errors import CaptureError
-from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, get_format, resolve
+from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, resolve
+from quantexp.formats.lookup import format_of_record
 from quantexp.quant.sites import Operand, Site, captured_dim, slots_of
 from quantexp.quant.step_state import Draw
 
@@ -136,7 +137,7 @@ def _spec(settings: Mapping[str, Any]) -> QuantSpec:
     Raises:
         ValueError: an unknown format or value.
     """
-    fmt = get_format(str(settings.get("format")))
+    fmt = format_of_record(settings)
     names = ("block", "scale_rule", "rounding", "saturate", "scaling", "amax_target", "pre_scale")
     options = {
         name: settings[name]

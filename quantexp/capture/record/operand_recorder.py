@@ -88,9 +88,8 @@ class OperandRecorder:
         more = {**about, "values": "after", "tensor_scale": _of_tensor(operand_scales)}
         recorder.keep(name, precision, values, recorder.summary(values), taken, part, sample, more)
         codes = _of_blocks(operand_scales)
-        if codes is None:
+        if codes is None or operand.block is None:
             return
-        assert operand.block is not None
         name = named(operand.tensor + SCALE)
         more = {**about, "values": "scale", "tensor_scale": None}
         summary = summarise(scale_values(codes, None, operand.spec.fmt))
@@ -109,7 +108,7 @@ def _of_tensor(scales_: Scales) -> Tensor | None:
 
 
 def _of_blocks(scales_: Scales) -> Tensor | None:
-    """The codes of the block scales; None with a per-tensor scale only."""
+    """The codes of the block scales, or their factors; None with a per-tensor scale only."""
     if isinstance(scales_, TwoLevelScales):
         return scales_.block
-    return None if scales_.is_floating_point() else scales_
+    return None if scales_.ndim == 0 else scales_

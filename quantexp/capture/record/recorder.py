@@ -35,6 +35,7 @@ from quantexp.capture.store.folder import CaptureStore, Stored
 from quantexp.capture.store.kept import NOTHING, Kept
 from quantexp.capture.store.metadata import BEFORE, About, Describer
 from quantexp.errors import CaptureError
+from quantexp.formats import Format, get_format
 from quantexp.formats.torch_internals import in_backward, without_torch_function
 from quantexp.model.layout import Layout
 from quantexp.quant.hooks import FORWARD, TensorHook
@@ -76,18 +77,19 @@ class Recorder:
         num_layers: int = 1,
         holder: Holder | None = None,
         before: Kept = NOTHING,
+        formats: Mapping[str, Format] | None = None,
     ) -> None:
         """`holder` says which parts of tensors this rank holds; None means whole ones, of its own micro-batches.
 
-        `before` is what the rank captured up to the checkpoint that its run goes on from.
+        `before` is what it captured up to the checkpoint that its run goes on from, `formats` are the scheme's own.
         """
+        self._format = None if config.format is None else get_format(config.format, formats)
         self.config, self.store, self.rank = config, store, rank
         store.num_bytes = before.num_bytes
         layout = Layout(data=world_size)
         self.holder = holder or Holder(layout, layout.place(rank), num_query_groups=1)
         self.iterations, self._num_layers = iterations, num_layers
-        self.on_progress = on_progress
-        self.tensors = before.tensors
+        self.on_progress, self.tensors = on_progress, before.tensors
         self._world_size = world_size
         self._timestamp = timestamp or start_timestamp()
         self._counter = before.next_number or rank + 1
@@ -345,6 +347,4 @@ class Recorder:
         )
 
     def _chosen(self, tensor_name: str) -> Chosen | None:
-        if self.config.format is None:
-            return None
-        return chosen_for(self.config.format, tensor_name)
+        return None if self._format is None else chosen_for(self._format, tensor_name)

@@ -34,6 +34,8 @@ from quantexp.capture.select.rules import (
     take_by,
 )
 from quantexp.capture.select.sample import sample_of, sampled_shape
+from quantexp.formats.spec import QuantSpec
+from quantexp.formats.types import Family
 from quantexp.model.decoder import (
     ATTENTION,
     LinearShape,
@@ -193,9 +195,14 @@ def _quantised(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[
                 values,
                 tensor=quantised.tensor + SCALE,
                 shape=scale_shape(values.shape, quantised.dim(len(values.shape)), block),
-                bytes_each=1,
+                bytes_each=_scale_bytes(spec),
                 scales_of=values.shape,
             )
+
+
+def _scale_bytes(spec: QuantSpec) -> int:
+    """Bytes of a block scale: of a code, or in the family `grid` of the factor."""
+    return 4 if spec.fmt.family is Family.GRID else 1
 
 
 def _linear(

@@ -43,9 +43,9 @@ class Chosen:
 
 
 @cache
-def chosen_for(format_name: str, tensor_name: str) -> Chosen:
+def chosen_for(fmt: str | Format, tensor_name: str) -> Chosen:
     """The format with the options of the schemes, along the reduction axis of a captured tensor's first product."""
-    spec = scored_spec(format_name, is_gradient=tensor_name.startswith(("grad_", "main_grad")))
+    spec = scored_spec(fmt, is_gradient=tensor_name.startswith(("grad_", "main_grad")))
     return Chosen(spec, 0 if tensor_name == "value" else -1)
 
 
@@ -93,12 +93,13 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
 
 
 def blocks_by_exponent(scales: Scales, fmt: Format) -> Tensor:
-    """The number of MX or NVFP4 blocks for each exponent as in E8M0: biased, 0 for a zero block, 255 for NaN."""
+    """The number of blocks for each exponent as in E8M0: biased, 0 for a zero block, 255 for NaN."""
     if isinstance(scales, TwoLevelScales):
-        values = scale_values(scales.block, scales.tensor, fmt)
-        _, exponents = torch.frexp(values.to(torch.float64))
-        scales = (exponents - 1 + E8M0_BIAS).clamp_(0, E8M0_NAN - 1)
-        scales = scales.masked_fill_(values == 0, 0).masked_fill_(values.isnan(), E8M0_NAN)
+        scales = scale_values(scales.block, scales.tensor, fmt)
+    if scales.is_floating_point():
+        _, exponents = torch.frexp(scales.to(torch.float64))
+        biased = (exponents - 1 + E8M0_BIAS).clamp_(0, E8M0_NAN - 1)
+        scales = biased.masked_fill_(scales == 0, 0).masked_fill_(scales.isnan(), E8M0_NAN)
     return torch.bincount(scales.reshape(-1).to(torch.int64), minlength=E8M0_NAN + 1)
 
 
@@ -116,7 +117,7 @@ def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
         "saturated_share": share(beyond, judged),
     }
     record: dict[str, Any] = {
-        "format": declared["format"],
+        **{key: declared[key] for key in ("format", "definition") if key in declared},
         "axis": chosen.axis,
         **{key: declared[key] for key in ("block", "scale_rule", "scaling", "amax_target")},
         **{name: value if math.isfinite(value) else None for name, value in values.items()},

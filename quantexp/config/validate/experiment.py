@@ -21,13 +21,11 @@ from quantexp.quant.precision import (
     precision_map,
 )
 from quantexp.quant.scoring import scored_spec
-from quantexp.quant.slots import resolve_site, site_configs
+from quantexp.quant.slots import declared_formats, resolve_site, site_configs
 from quantexp.schema import (
     AttentionPath,
-    CaptureConfig,
     Experiment,
     LrSchedule,
-    ModelConfig,
     TrainingConfig,
 )
 from quantexp.schema.limits import check_limits
@@ -51,7 +49,7 @@ def validate(experiment: Experiment) -> None:
     check_checkpoint(experiment.checkpoint, experiment.training.iterations)
     check_limits("capture", experiment.capture)
     _count_rules(experiment)
-    _capture(experiment.capture, experiment.model, experiment.training.iterations)
+    _capture(experiment)
     validate_data(experiment.dataset)
     _fits(experiment)
     check_limits("quant", experiment.quant)
@@ -115,8 +113,9 @@ def _decay(training: TrainingConfig) -> None:
         )
 
 
-def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> None:
-    check_schedule(capture, iterations)
+def _capture(experiment: Experiment) -> None:
+    capture, model = experiment.capture, experiment.model
+    check_schedule(capture, experiment.training.iterations)
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
     routers = [] if model.moe is None else [ROUTER]
     check_capture_rules(capture, model.num_layers, [*modules, RESIDUAL, *routers])
@@ -125,7 +124,7 @@ def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> Non
             f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"
         )
     if capture.format is not None:
-        scored_spec(capture.format)
+        scored_spec(capture.format, declared_formats(experiment.quant))
     if capture.stop_after_capture and not ends_by_itself(capture):
         raise ConfigError(
             "capture.stop_after_capture needs something that ends: capture=tensors or capture=stats, and "
@@ -144,8 +143,11 @@ def _fits(experiment: Experiment) -> None:
 
 def _scheme(experiment: Experiment) -> None:
     quant = experiment.quant
+    declared = declared_formats(quant)
     for site, config in site_configs(quant).items():
-        resolve_site(site, config)  # checks the site's own keys first, so that messages name them
+        resolve_site(
+            site, config, declared=declared
+        )  # checks the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
     for iteration in changes(quant):
         precision_map(experiment.model, quant, iteration)

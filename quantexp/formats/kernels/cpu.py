@@ -33,6 +33,8 @@ _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 FAMILIES = {Family.MX: 0, Family.FP8: 1, Family.HIF8: 2}
 #: The largest block for which the tile of the compiled code fits two vectors' columns.
 _MAX_BLOCK = 256
+#: Mantissa bits of the elements that its blocks may have.
+_MX_MANTISSAS = range(1, 4)
 #: The largest block for which one tile fits both a column and a row.
 _MAX_BLOCK_OF_BOTH = 64
 
@@ -135,9 +137,15 @@ def claims(x: Tensor, spec: QuantSpec) -> bool:
         spec.fmt.family in FAMILIES
         and spec.rounding is not Rounding.STOCHASTIC
         and not spec.pre_scale
-        and spec.block <= _MAX_BLOCK
+        and (spec.fmt.family is not Family.MX or _claims_blocks(spec))
         and reads(x)
     )
+
+
+def _claims_blocks(spec: QuantSpec) -> bool:
+    """Whether the code of MX takes these blocks: it steps in powers of two, and has tables by mantissa bits."""
+    is_power = spec.block & (spec.block - 1) == 0
+    return is_power and spec.block <= _MAX_BLOCK and spec.fmt.element.mantissa_bits in _MX_MANTISSAS
 
 
 def claims_both(x: Tensor, spec: QuantSpec) -> bool:

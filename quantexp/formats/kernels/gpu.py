@@ -30,6 +30,8 @@ from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 
 #: Format families with kernels.
 FAMILIES = (Family.MX, Family.HIF8)
+#: Mantissa bits of the elements in MX's blocks.
+_MX_MANTISSAS = range(1, 4)
 #: The first compute capability whose maximum instructions propagate NaN.
 _LEAST_CAPABILITY = (8, 0)
 #: The first Triton version whose `div_rn` keeps subnormals.
@@ -58,8 +60,9 @@ def claims_spec(spec: QuantSpec) -> bool:
     """Whether a kernel exists for this specification, on a supported device."""
     if spec.rounding is Rounding.STOCHASTIC or spec.pre_scale:
         return False
-    is_mx = spec.fmt.family is Family.MX
-    return spec.fmt.family in FAMILIES and (spec.block == MX_BLOCK or not is_mx)
+    if spec.fmt.family is Family.MX:
+        return spec.block == MX_BLOCK and spec.fmt.element.mantissa_bits in _MX_MANTISSAS
+    return spec.fmt.family in FAMILIES
 
 
 @cache

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quantexp.formats import Place, QuantSpec, Rounding
+from quantexp.formats import Family, Place, QuantSpec, Rounding
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import by_head, by_token, expanded
 from quantexp.quant.attention.tiles import Tile, tiles
@@ -84,7 +84,11 @@ class TileProducts:
     def tiles(self, *, whole_rows: bool) -> list[Tile]:
         """The tiles of a pass; their rows span all keys if the tiles are to be assembled again."""
         slots = self.precision.slots.items()
-        specs = [spec for slot, spec in slots if slot.operand in TILE_OPERANDS]
+        specs = [
+            spec
+            for slot, spec in slots
+            if slot.operand in TILE_OPERANDS or spec.fmt.family is Family.GRID
+        ]
         shortens = self.can_shorten and not whole_rows
         return tiles(self.T, specs, to_last_query=shortens, num_keys=self.num_keys)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import lcm
 
 from quantexp.formats.spec import QuantSpec
 
@@ -55,8 +56,8 @@ def tiles(
             under which later keys have probability 0.
         num_keys: of one sequence; None means as many as queries.
     """
-    unit = max([LEAST, *(block for spec in specs for block in (spec.block, spec.hadamard_block))])
-    size = max(ROWS, unit)
+    unit = lcm(LEAST, *(block for spec in specs for block in (spec.block, spec.hadamard_block)))
+    size = -(-ROWS // unit) * unit
     all_keys = num_queries if num_keys is None else num_keys
     starts = range(0, max(num_queries - LEAST, 0) + 1, size)
     result = []

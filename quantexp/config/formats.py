@@ -1,0 +1,80 @@
+"""Fills in the definitions of the number formats that a scheme names, so that a run's configuration holds them.
+
+A name is looked for in the scheme's own `quant.formats`, then in the `format` folders of the user and of quantexp. A
+run reads its definitions from its configuration alone, and no later change of a file changes the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from quantexp.errors import ConfigError
+from quantexp.folders import conf_dir
+from quantexp.formats.declared.definition import canonical
+from quantexp.formats.lookup import FOLDER, read_format, shipped_formats
+from quantexp.formats.table import BY_ANY_NAME
+from quantexp.schema import QuantConfig
+
+_PROVIDER = "file://"
+
+
+def fill_formats(quant: QuantConfig, others: list[str | None], folders: list[Path]) -> None:
+    """Add the definition of every format that a slot, a rule or one of the other names selects.
+
+    Args:
+        quant: the scheme, which is changed.
+        others: names besides those of the slots, such as that of `capture.format`.
+        folders: the user's configuration folders.
+
+    Raises:
+        ConfigError: a file's definition is wrong; or a scheme defines a shipped name as something else.
+    """
+    for name, content in quant.formats.items():
+        shipped = shipped_formats().get(str(name))
+        if shipped and isinstance(content, dict) and canonical(content) != shipped.definition:
+            raise ConfigError(
+                f"quant.formats.{name} has the name of a shipped format and another definition; give it another name"
+            )
+    for name in sorted({*_names(quant), *filter(None, others)}):
+        if name in BY_ANY_NAME or name in quant.formats:
+            continue
+        if (definition := _definition(name, folders)) is not None:
+            quant.formats[name] = json.loads(definition)
+
+
+def user_folders(config: DictConfig) -> list[Path]:
+    """The user's configuration folders of a composed configuration."""
+    words = OmegaConf.select(config, "hydra.searchpath") or []
+    return [Path(w.removeprefix(_PROVIDER)) for w in words if w.startswith(_PROVIDER)]
+
+
+def _definition(name: str, folders: list[Path]) -> str | None:
+    for folder in (*folders, conf_dir()):
+        file = folder / FOLDER / f"{name}.yaml"
+        if "/" in name or not file.is_file():
+            continue
+        try:
+            return read_format(file).definition
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+    return None
+
+
+def _names(node: Any) -> Iterator[str]:
+    """The values of every `format` key of a scheme."""
+    if isinstance(node, list):
+        for one in node:
+            yield from _names(one)
+    elif dataclasses.is_dataclass(node):
+        for each in dataclasses.fields(node):
+            value = getattr(node, each.name)
+            if each.name == "format" and isinstance(value, str):
+                yield value
+            elif each.name != "formats":
+                yield from _names(value)

@@ -1,0 +1,266 @@
+"""The family `grid`: any element in blocks of any shape, each under a scale of any kind.
+
+For a tensor scale t (see `tensor_scale`; 1 without one) and a block x, in float32, with each operation rounded once:
+
+    b = rule(max |x| / t / max)      d = b t      q = e(x / d)      y = q d
+
+max is the element's largest value, and e rounds to the element's values, from the lowest to the largest. A scale of
+powers of two follows the rules of MX from the bits of max |x| / t, and all other steps are exact if t is a power of
+two. Any other scale is rounded to a value of its own grid, from the smallest positive to the largest; a float32 scale
+is at least 2^-126. The scale of a zero block is the smallest of its grid, 1 for float32. Without blocks d = t.
+
+`search` tries scales up to that of the amax and takes the first with the least sum of (x - y)^2 in the block, before y
+is rounded to the dtype: for powers of two rceil's, a half and a quarter of it; for others 32/32 down to 16/32 of
+amax / max, rounded to the nearest.
+
+Ties: `even` takes the value with the even code; of a list of values, the one at an even place, counted from zero
+outwards, and the positive one if both are odd. `away` takes the larger magnitude, and the positive one if both are
+equal. Stochastic rounding is that of `rounding`, with the fraction computed in float64 for a list of values.
+
+A NaN or an Inf anywhere in a block makes the whole block NaN. Without blocks NaN stays, and Inf becomes the largest
+value. Signed zeros keep their sign if the element has a negative zero.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS, as_bits, from_bits, power_of_two
+from quantexp.formats.codes import code_values
+from quantexp.formats.hif8 import spacing_to
+from quantexp.formats.layout import Chunk, chunk_limit, chunks
+from quantexp.formats.mx_scale import scale_field
+from quantexp.formats.nv import nearest_scale
+from quantexp.formats.philox import RANDOM_BITS
+from quantexp.formats.rounding import break_ties, round_at_random, round_element, round_to_multiples
+from quantexp.formats.spec import QuantSpec
+from quantexp.formats.table import HIF8
+from quantexp.formats.types import (
+    BlockRule,
+    BlockScale,
+    BlockScaleKind,
+    Element,
+    Rounding,
+    ScaleRule,
+)
+
+#: Factors of the scales that `search` tries, for powers of two relative to rceil's.
+POWER_FACTORS = (1.0, 0.5, 0.25)
+#: The same for all other scales, relative to amax / max.
+FACTORS = tuple((32 - k) / 32 for k in range(17))
+_SMALLEST_FLOAT32_SCALE = 2.0**-126
+#: Exponent beyond which the float adder cannot round to an element's mantissa: the sum would overflow.
+_MOST_MAGIC = 127 - 24
+
+
+def quantise_grid(
+    x_ONI: Tensor,
+    y_ONI: Tensor,
+    spec: QuantSpec,
+    scale: Tensor | None,
+    random_ONI: Tensor | None = None,
+) -> None:
+    """Write the quantised x to y, which may be x itself; `scale` is t, None means 1.
+
+    `random_ONI` is for stochastic rounding, see `rounding`.
+    """
+    for chunk in grid_chunks(x_ONI, spec):
+        x_OBKI = chunk.elements(x_ONI).to(torch.float32)
+        random = None if random_ONI is None else chunk.elements(random_ONI)
+        d = block_factors(x_OBKI, spec, scale)
+        q = rounded(x_OBKI / d, spec.fmt.element, spec.rounding, random)
+        chunk.elements(y_ONI).copy_(q * d)
+
+
+def grid_chunks(x_ONI: Tensor, spec: QuantSpec) -> list[Chunk]:
+    """Chunks of whole blocks; of a format without blocks, of any elements."""
+    o, n, i = x_ONI.shape
+    block = min(spec.block, max(n, 1)) if spec.fmt.block is not None else 1
+    return list(chunks((o, n, i), block, chunk_limit(x_ONI.device)))
+
+
+def block_factors(x_OBKI: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:
+    """d of each block, float32, with extent 1 along K; NaN for a block with NaN or Inf, 0-dim without blocks."""
+    block_scale = spec.fmt.grid_scale
+    if block_scale is None:
+        return x_OBKI.new_ones(()) if scale is None else scale
+    amax = x_OBKI.abs().amax(dim=2, keepdim=True)
+    ratio = amax if scale is None else amax / scale
+    if block_scale.rule is BlockRule.SEARCH:
+        d = _searched(x_OBKI, ratio, spec, block_scale, scale)
+    else:
+        b = _scale_of(ratio, spec.fmt.element, block_scale)
+        d = b if scale is None else b * scale
+    return d.masked_fill(~amax.isfinite(), math.nan)
+
+
+def _scale_of(ratio: Tensor, element: Element, scale: BlockScale) -> Tensor:
+    """b of each block from max |x| / t; undefined where that is not finite."""
+    if scale.kind is BlockScaleKind.E8M0:
+        return power_of_two(scale_field(as_bits(ratio), element, ScaleRule(scale.rule.value)))
+    return on_scale_grid(_over_largest(ratio, element), scale, scale.rule)
+
+
+def _over_largest(ratio: Tensor, element: Element) -> Tensor:
+    """amax / max; the divisor is a tensor because CUDA multiplies by the reciprocal of a Python number."""
+    return ratio / torch.full((), element.max, dtype=torch.float32, device=ratio.device)
+
+
+def on_scale_grid(ratio: Tensor, scale: BlockScale, rule: BlockRule) -> Tensor:
+    """Ratios >= 0, float32, on the grid of a scale that is no power of two."""
+    if scale.kind is BlockScaleKind.FP32:
+        return ratio.clamp_min(_SMALLEST_FLOAT32_SCALE).masked_fill_(ratio == 0, 1.0)
+    if rule in (BlockRule.EXACT, BlockRule.SEARCH):
+        if scale.kind is BlockScaleKind.BF16:
+            nearest = ratio.to(torch.bfloat16).to(torch.float32)
+            grid = scale_grid(scale, ratio.device)
+            return nearest.clamp_(grid[0], grid[-1])
+        assert scale.element is not None
+        return nearest_scale(ratio.clone(), scale.element)
+    grid = scale_grid(scale, ratio.device)
+    place = torch.searchsorted(grid, ratio.contiguous(), right=rule is BlockRule.FLOOR)
+    return grid[(place - (rule is BlockRule.FLOOR)).clamp_(0, grid.numel() - 1)]
+
+
+@lru_cache(maxsize=32)
+def scale_grid(scale: BlockScale, device: torch.device) -> Tensor:
+    """The positive finite values of block scales that are small floats or bf16, ascending, float32."""
+    if scale.kind is BlockScaleKind.BF16:
+        bits = torch.arange(1 << 7, 0x7F80, dtype=torch.int32, device=device)  # the normal numbers
+        return from_bits(bits << 16)
+    assert scale.element is not None
+    values = [v for v in code_values(scale.element) if 0 < v < math.inf]
+    return torch.tensor(sorted(values), dtype=torch.float32, device=device)
+
+
+def _searched(
+    x_OBKI: Tensor, ratio: Tensor, spec: QuantSpec, scale: BlockScale, t: Tensor | None
+) -> Tensor:
+    """d of each block by the rule `search`."""
+    best = least = torch.empty(0)
+    for number, b in enumerate(candidates(ratio, spec.fmt.element, scale)):
+        d = b if t is None else b * t
+        error = squared_error(x_OBKI, d, spec.fmt.element)
+        if number == 0:
+            best, least = d, error
+        else:
+            is_less = error < least
+            best, least = torch.where(is_less, d, best), torch.where(is_less, error, least)
+    return best
+
+
+def candidates(ratio: Tensor, element: Element, scale: BlockScale) -> list[Tensor]:
+    """b of each block for every scale that `search` tries, in its order."""
+    if scale.kind is BlockScaleKind.E8M0:
+        first = power_of_two(scale_field(as_bits(ratio), element, ScaleRule.RCEIL))
+        return [(first * factor).clamp_min_(2.0**-127) for factor in POWER_FACTORS]
+    over = _over_largest(ratio, element)
+    return [on_scale_grid(over * factor, scale, BlockRule.SEARCH) for factor in FACTORS]
+
+
+def squared_error(x_OBKI: Tensor, d: Tensor, element: Element) -> Tensor:
+    """The sum of (x - y)^2 in each block, float64, with extent 1 along K, rounded to nearest even."""
+    y = rounded(x_OBKI / d, element, Rounding.EVEN, None) * d
+    return (x_OBKI.double() - y.double()).square_().sum(dim=2, keepdim=True)
+
+
+def rounded(v: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> Tensor:
+    """v, float32, on the element's grid, in a new tensor; NaN stays NaN."""
+    if element.values:
+        q = _on_list(v, element, rounding, random)
+    else:
+        lowest = element.max if element.lowest is None else -element.lowest
+        limit = torch.where(v < 0, lowest, element.max) if element.lowest is not None else None
+        q = v.abs()
+        q = q.clamp_max_(element.max) if limit is None else torch.minimum(q, limit)
+        _round_magnitude(q, element, rounding, random)
+        q = q.copysign_(v)
+    return q if element.has_negative_zero else q + 0.0
+
+
+def _round_magnitude(
+    q: Tensor, element: Element, rounding: Rounding, random: Tensor | None
+) -> None:
+    """Round q >= 0 in place, at most the element's largest magnitude."""
+    if element is HIF8:
+        _round_hif8(q, rounding, random)
+    elif element.emax - element.mantissa_bits > _MOST_MAGIC:
+        _round_wide(q, element, rounding, random)
+    else:
+        round_element(q, element, rounding, random, torch.empty_like(q))
+
+
+def _round_hif8(q: Tensor, rounding: Rounding, random: Tensor | None) -> None:
+    step, scratch = torch.empty_like(q), torch.empty_like(q)
+    if rounding is Rounding.STOCHASTIC:
+        assert random is not None
+        spacing_to(step, q, scratch)
+        round_at_random(q, step, random)
+    else:
+        break_ties(q, rounding)
+        spacing_to(step, q, scratch, factor=1.5 * 2.0**MANTISSA_BITS)
+        round_to_multiples(q, step)
+
+
+def _round_wide(q: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> None:
+    """Round to a float whose largest binade the float adder cannot round, by its bits."""
+    step = from_bits(as_bits(q) & EXPONENT_MASK).clamp_min_(2.0**element.emin)
+    step.mul_(2.0**-element.mantissa_bits)
+    if rounding is Rounding.STOCHASTIC:
+        assert random is not None
+        round_at_random(q, step, random)
+        return
+    multiples = q / step  # exact, and at most 2^(mantissa bits + 1)
+    whole = multiples.round() if rounding is Rounding.EVEN else (multiples + 0.5).floor_()
+    torch.mul(whole, step, out=q)
+
+
+def _on_list(v: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> Tensor:
+    """v rounded to a list of values, in float64, in which the middle of two float32 values is exact."""
+    values, wins_up = _list_tables(element, rounding, v.device)
+    wide = v.double().clamp_(float(values[0]), float(values[-1]))
+    high = torch.searchsorted(values, wide).clamp_(1, values.numel() - 1)
+    low_value, high_value = values[high - 1], values[high]
+    if rounding is Rounding.STOCHASTIC:
+        assert random is not None
+        fraction = (wide - low_value) / (high_value - low_value)
+        # Away from zero with the probability that preserves the mean.
+        outwards = torch.where(low_value + high_value < 0, 1 - fraction, fraction)
+        moves = random < (outwards * 2.0**RANDOM_BITS).floor_()
+        is_up = torch.where(low_value + high_value < 0, ~moves, moves)
+    else:
+        twice, ends = wide * 2, low_value + high_value
+        is_up = (twice > ends) | ((twice == ends) & wins_up[high])
+    q = torch.where(is_up, high_value, low_value)
+    return q.masked_fill_(v.isnan(), math.nan).to(torch.float32)
+
+
+@lru_cache(maxsize=64)
+def _list_tables(
+    element: Element, rounding: Rounding, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The values, float64, and whether a tie between each and the one below goes to it."""
+    places = places_from_zero(element.values)
+    wins = [False]
+    for index in range(1, len(element.values)):
+        low, high = element.values[index - 1 : index + 1]
+        if rounding is Rounding.AWAY:
+            wins.append(abs(high) >= abs(low))
+        else:
+            wins.append(places[index] % 2 == 0 or places[index - 1] % 2 == 1)
+    values = torch.tensor(element.values, dtype=torch.float64, device=device)
+    return values, torch.tensor(wins, dtype=torch.bool, device=device)
+
+
+def places_from_zero(values: tuple[float, ...]) -> list[int]:
+    """The place of each value of an ascending list, counted from zero outwards; that of zero is 0."""
+    num_negative = sum(value < 0 for value in values)
+    has_zero = 0.0 in values
+    return [
+        num_negative - index if value < 0 else index - num_negative + (not has_zero)
+        for index, value in enumerate(values)
+    ]

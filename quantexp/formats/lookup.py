@@ -1,0 +1,93 @@
+"""Finds a number format by its name: in the table, among declared formats, or in the shipped files. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from quantexp.folders import conf_dir
+from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.table import BY_ANY_NAME
+from quantexp.formats.types import Format
+from quantexp.reading.yaml_files import read_yaml
+
+#: The folder of declared formats in a configuration folder.
+FOLDER = "format"
+#: Declared formats of records that this process has read, by name.
+_recorded: dict[str, Format] = {}
+
+
+def get_format(name: str | Format, declared: Mapping[str, Format] | None = None) -> Format:
+    """The format with that name or alias; a `Format` is returned unchanged.
+
+    Args:
+        name: of the table, of `declared`, or of a shipped file.
+        declared: formats of a configuration, by name; they take precedence over shipped files.
+
+    Raises:
+        ValueError: no format has that name.
+    """
+    if isinstance(name, Format):
+        return name
+    for formats in (BY_ANY_NAME, declared or {}, shipped_formats(), _recorded):
+        if name in formats:
+            return formats[name]
+    allowed = ", ".join(sorted(known_names(declared)))
+    raise ValueError(f"unknown number format {name!r}: must be one of {allowed}")
+
+
+def known_names(declared: Mapping[str, Format] | None = None) -> set[str]:
+    """Every name and alias that `get_format` finds."""
+    return {*BY_ANY_NAME, *(declared or {}), *shipped_formats()}
+
+
+def format_of_record(record: Mapping[str, Any]) -> Format:
+    """The format of a recorded operand (`quantexp.quant.precision.spec_record`): its own definition, if it has one.
+
+    From then on `get_format` knows it, so that what is said about records may be by name.
+
+    Raises:
+        ValueError: no format has that name; or the definition is none of this version, or another than that of a
+            record before.
+    """
+    name, definition = str(record.get("format")), record.get("definition")
+    if definition is None:
+        return get_format(name)
+    fmt = declared_format(name, json.loads(definition))
+    if _recorded.setdefault(name, fmt) != fmt:
+        raise ValueError(
+            f"the format {name} is not the same in all of these records; look at runs with one definition at a time"
+        )
+    return fmt
+
+
+@cache
+def shipped_formats() -> dict[str, Format]:
+    """The formats of the shipped files, by name."""
+    return formats_in(conf_dir() / FOLDER)
+
+
+def formats_in(folder: Path) -> dict[str, Format]:
+    """The formats that the files of a folder declare, by name; empty if there is no such folder.
+
+    Raises:
+        ValueError: names the file, and what is wrong with it.
+    """
+    return {file.stem: read_format(file) for file in sorted(folder.glob("*.yaml"))}
+
+
+def read_format(file: Path) -> Format:
+    """The format that a file declares; its name is the file's.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: names the file, and what is wrong with it.
+    """
+    content = read_yaml(file)
+    try:
+        return declared_format(file.stem, content)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
