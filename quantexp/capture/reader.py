@@ -21,7 +21,7 @@ from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import user_path
-from quantexp.formats.lookup import format_of_record
+from quantexp.formats.lookup import know_format
 from quantexp.terminal.escaping import printable
 
 __all__ = [
@@ -197,7 +197,7 @@ def _know_formats(folder: Path, entries: Iterable[dict[str, Any]]) -> None:
             ):
                 seen.add(key)
                 try:
-                    format_of_record(record)
+                    know_format(record)
                 except ValueError as error:
                     raise CaptureError(f"{folder}: {error}") from error
 

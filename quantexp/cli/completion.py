@@ -26,7 +26,7 @@ from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
 from quantexp.cli.verbs import KINDS, SHELLS, VERBS
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.folders import user_path
-from quantexp.formats.table import FORMATS
+from quantexp.formats.lookup import known_names
 from quantexp.schema import Composition, PathsConfig
 from quantexp.schema.keys import section_of
 
@@ -129,7 +129,7 @@ def _values_of_flag(verb: str | None, flag: str, prefix: str) -> list[str]:
     actions = (action for verb in VERBS for action in parser_of(verb)._actions)
     allowed = next((a.choices for a in actions if flag in a.option_strings and a.choices), ())
     if flag == "--formats":
-        names = FIGURE_FORMATS if verb == "draw" else FORMATS
+        names = FIGURE_FORMATS if verb == "draw" else sorted(known_names())
         return [_listed(prefix) + name for name in names]
     return [str(value) for value in allowed or ()]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,15 @@ from rich.table import Table
 from quantexp.cli.arguments import root_and_rest
 from quantexp.cli.output import print_json
 from quantexp.cli.verbs import KINDS
-from quantexp.config.choices import choice_files, comment
+from quantexp.config.choices import choice_files, comment, require_folder
 from quantexp.errors import ConfigError
+from quantexp.formats.declared.words import code_words, num_values, scale_words, smallest_value
+from quantexp.formats.lookup import FOLDER, read_format
 from quantexp.formats.table import FORMATS
-from quantexp.formats.types import Family, Format
+from quantexp.formats.types import WHOLE_ROW, Format
 from quantexp.quant.scheme import SCHEMES
 from quantexp.terminal.close_matches import did_you_mean, near
 from quantexp.terminal.console import output_console
-
-#: What a format's scales are.
-_SCALE = {
-    Family.MX: "a power of two (E8M0) a block",
-    Family.NV: "E4M3 a block, float32 a tensor",
-    Family.FP8: "float32 a tensor",
-    Family.HIF8: "none, or a power of two a tensor",
-    Family.BF16: "none",
-}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,8 +61,7 @@ def choices(kind: str, config_dir: Path | None) -> list[Choice]:
         raise ConfigError(
             f"list must be one of {', '.join(KINDS)}, got {kind!r}{close and f'; {close}'}"
         )
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
+    require_folder(config_dir)
     files = choice_files(group, config_dir)
     listed = [Choice(name, _about(file, group == "quant")) for name, file in files.items()]
     if group != "quant":
@@ -99,33 +92,54 @@ def _rows(kind: str, config_dir: Path | None, root: Path) -> list[dict[str, obje
 
         return run_rows(root)
     if kind == "formats":
-        return format_rows()
+        return format_rows(config_dir)
     return [{"name": choice.name, "about": choice.about} for choice in choices(kind, config_dir)]
 
 
-def format_rows() -> list[dict[str, object]]:
-    """A row for each format, in the order of the table; largest and smallest are the element's, without a scale."""
+def format_rows(config_dir: Path | None = None) -> list[dict[str, object]]:
+    """A row for each format: those of the table in its order, then the declared ones, the user's last.
+
+    Largest and smallest are the element's, without a scale.
+
+    Raises:
+        ConfigError: a file of the user's folder declares no format.
+    """
     return [
         {
             "name": fmt.name,
-            "about": fmt.source,
+            "about": about,
             "aliases": list(fmt.aliases),
             "element": fmt.element.name,
             "element_bits": fmt.element.bits,
-            "block": fmt.block,
-            "scale": _SCALE[fmt.family],
+            "values": num_values(fmt),
+            "bits": fmt.bits_each(),
+            "block": _block(fmt),
+            "scale": scale_words(fmt),
             "largest": fmt.element.max,
-            "smallest": smallest(fmt),
+            "smallest": smallest_value(fmt),
+            "code": code_words(fmt),
         }
-        for fmt in FORMATS.values()
+        for fmt, about in _formats(config_dir)
     ]
 
 
-def smallest(fmt: Format) -> float:
-    """The smallest positive value, a subnormal; for HiF8, `emin` is already its exponent."""
-    element = fmt.element
-    subnormal_bits = 0 if fmt.family is Family.HIF8 else element.mantissa_bits
-    return float(2.0 ** (element.emin - subnormal_bits))
+def _formats(config_dir: Path | None) -> Iterator[tuple[Format, str]]:
+    """Every format, with its source or the comment of its file."""
+    for fmt in FORMATS.values():
+        yield fmt, fmt.source
+    require_folder(config_dir)
+    for name, file in choice_files(FOLDER, config_dir).items():
+        try:
+            yield replace(read_format(file), name=name), comment(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+
+
+def _block(fmt: Format) -> int | list[int] | str | None:
+    """As in a definition."""
+    if fmt.block is None or fmt.across > 1:
+        return fmt.block and [fmt.across, fmt.block]
+    return "row" if fmt.block >= WHOLE_ROW else fmt.block
 
 
 def show(content: dict[str, object], console: Console) -> None:
@@ -153,15 +167,17 @@ def show(content: dict[str, object], console: Console) -> None:
 
 def _print_formats(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title="formats", title_justify="left", box=None, pad_edge=True)
-    table.add_column("format", style="bold", no_wrap=True)
-    for name in ("bits", "block", "largest", "smallest"):
+    table.add_column("format", style="bold", overflow="fold")
+    for name in ("bits", "values", "block", "largest", "smallest"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("scale", overflow="fold")
     for row in rows:
+        block = row["block"]
         table.add_row(
             row["name"],
-            str(row["element_bits"]),
-            "-" if row["block"] is None else str(row["block"]),
+            f"{row['bits']:.4g}",
+            f"{row['values']:,}",
+            " x ".join(map(str, block)) if isinstance(block, list) else str(block or "-"),
             f"{row['largest']:.{5 if row['largest'] < 1e5 else 3}g}",
             f"{row['smallest']:.3g}",
             row["scale"],

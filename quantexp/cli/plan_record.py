@@ -205,5 +205,4 @@ def _bits_each(entry: Entry, training: TrainingConfig) -> float:
     spec = entry.spec
     if not spec.quantised:
         return 8.0 * element_bytes(training)
-    scale_bits = 0.0 if spec.fmt.block is None else 8 / spec.block
-    return spec.fmt.element.bits + scale_bits
+    return spec.fmt.bits_each(spec.block)

@@ -10,6 +10,8 @@ from rich.text import Text
 
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
+from quantexp.formats.declared.words import block_scale_words, block_words, code_words
+from quantexp.formats.lookup import format_of_record
 from quantexp.launch.duration import in_words
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import is_routed
@@ -46,6 +48,8 @@ def show(plan: Plan, console: Console) -> None:
     table.add_row("model", f"{escape(plan.model_label)} ({plan.parameters:,}{padding})")
     table.add_row("data", escape(plan.dataset))
     table.add_row("scheme", escape(describe_scheme(plan.scheme, plan.precision)))
+    for line in _own_formats(plan):
+        table.add_row("format", escape(line))
     table.add_row("attention", _PATHS[plan.attention])
     if plan.num_processes > 1:
         lines = layout_lines(plan.layout, plan.num_processes, plan.num_micro_batches_each)
@@ -165,9 +169,11 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
     if entry["reuse"]:
         return f"{entry['format']}, the forward copy"
     parts = [str(entry["format"])]
-    if entry["block"]:
+    if entry.get("definition"):
+        parts += _declared_words(entry)
+    elif entry["block"]:
         parts.append(f"blocks of {entry['block']} along {entry['axis']}")
-    if entry["scale_rule"]:
+    if entry["scale_rule"] and not entry.get("definition"):
         parts.append(str(entry["scale_rule"]))
     parts += _scaling_words(entry)
     if entry["rounding"] == "stochastic":
@@ -179,6 +185,32 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
     if entry.get("hadamard"):
         parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
     return ", ".join(parts)
+
+
+def _own_formats(plan: Plan) -> list[str]:
+    """A line for each declared format: what it is, and which code quantises."""
+    entries = [entry for entry in plan.precision_map if entry.get("definition")]
+    formats = {fmt.name: fmt for fmt in map(format_of_record, entries)}
+    return [
+        f"{name}: {fmt.element.name}, {fmt.bits_each():.4g} bits an element, quantised by {code_words(fmt)}"
+        for name, fmt in formats.items()
+    ]
+
+
+def _declared_words(entry: dict[str, object]) -> list[str]:
+    """Element, block and scale of a declared format."""
+    fmt = format_of_record(entry)
+    block = entry["block"] if isinstance(entry["block"], int) else None
+    words = block_words(fmt, block)
+    along = f"along {entry['axis']}"
+    if words == "row":
+        along = f"one scale {along}"
+    elif words:
+        along = f"blocks of {words} {along}"
+    scale = block_scale_words(fmt)
+    if entry["scale_rule"] and fmt.scale_rule != entry["scale_rule"]:
+        scale = scale.replace(str(fmt.scale_rule), str(entry["scale_rule"]))
+    return [fmt.element.name, *([along] if words else []), *([scale] if scale else [])]
 
 
 def _scaling_words(entry: dict[str, object]) -> list[str]:

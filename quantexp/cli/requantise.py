@@ -8,6 +8,7 @@ from quantexp.analysis.requantise.arguments import request_of
 from quantexp.cli.arguments import name_folder
 from quantexp.cli.jobs import cluster_of, submit
 from quantexp.cli.output import complain, print_json
+from quantexp.config.formats import definitions
 from quantexp.terminal.console import error_console, output_console
 
 
@@ -21,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     experiment = cluster_of(arguments)
     name_folder(arguments)
-    request = request_of(arguments)
+    request = request_of(arguments, definitions(arguments.formats, arguments.config_dir))
     if experiment is not None:
         from quantexp.analysis.requantise.divided import divided
 

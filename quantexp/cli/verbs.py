@@ -101,8 +101,8 @@ def _prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(parser: argparse.ArgumentParser) -> None:
-    about = "paths.cache=FOLDER: where the certificate is kept"
-    parser.add_argument("words", nargs="*", metavar="paths.cache=FOLDER", help=about)
+    about = "a format of your own; paths.cache=FOLDER: where the certificate is kept"
+    parser.add_argument("words", nargs="*", metavar="FILE.yaml", help=about)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
     parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
     _json(parser)
@@ -317,9 +317,9 @@ VERBS = {
     ),
     "verify": Verb(
         "check the number formats of this machine against exact arithmetic",
-        "[--device cpu|cuda] [--formats A,B] [--json] [paths.cache=FOLDER]",
+        "[--device cpu|cuda] [--formats A,B] [--json] [FILE.yaml ...] [paths.cache=FOLDER]",
         _verify,
-        ("verify", "verify --device cpu --formats mxfp8,hifp8"),
+        ("verify", "verify --device cpu --formats mxfp8,hifp8", "verify mine/format/e3m3.yaml"),
     ),
     "completion": Verb(
         "print what makes a shell complete verbs, keys, choices and runs",

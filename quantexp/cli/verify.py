@@ -12,7 +12,7 @@ from rich.table import Table
 
 from quantexp.cli.arguments import parser_of
 from quantexp.cli.output import complain, print_json
-from quantexp.folders import cache_dir
+from quantexp.folders import cache_dir, user_path
 from quantexp.terminal.console import output_console
 
 if TYPE_CHECKING:
@@ -28,12 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
     from quantexp.formats.verify.verb import run_verify
 
     folders = [word for word in arguments.words if word.startswith("paths.cache=")]
-    if folders != arguments.words:
+    files = [word for word in arguments.words if word.endswith(".yaml") and word not in folders]
+    if len(folders) + len(files) < len(arguments.words):
         parser_of("verify").error(
-            f"verify takes no overrides but paths.cache=FOLDER, got {' '.join(arguments.words)}"
+            "verify takes files of formats (NAME.yaml) and paths.cache=FOLDER alone, got "
+            f"{' '.join(arguments.words)}"
         )
     folder = cache_dir(folders[-1].split("=", 1)[1] if folders else None)
-    outcome = run_verify(arguments.formats, arguments.device, folder, output_console())
+    paths = [user_path(file) for file in files]
+    outcome = run_verify(arguments.formats, arguments.device, folder, output_console(), paths)
     if arguments.json:
         print_json(record(outcome))
     else:

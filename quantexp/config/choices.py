@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 
 #: Groups inside another group; any other folder in a group holds more choices of it (`quant=more/NAME`).
@@ -49,6 +50,16 @@ def comment(file: Path) -> str:
         if "@package" not in line:
             lines.append(line.lstrip("# ").strip())
     return " ".join(lines)
+
+
+def require_folder(config_dir: Path | None) -> None:
+    """Refuse a user's folder that is not there; None passes.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
 
 
 def is_shipped(group: str, choice: str) -> bool:

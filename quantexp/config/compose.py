@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from quantexp.config.cached_loader import cache_files
-from quantexp.config.choices import hidden_files, is_shipped
+from quantexp.config.choices import hidden_files, is_shipped, require_folder
 from quantexp.config.composition_errors import NULL_SECTION, clean_errors
 from quantexp.config.environment import environment_overrides
 from quantexp.config.formats import fill_formats
@@ -53,8 +53,7 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
     """
     extra = []
     if config_dir is not None:
-        if not config_dir.is_dir():
-            raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
+        require_folder(config_dir)
         for file in hidden_files(config_dir):
             raise ConfigError(
                 f"{file} has the name of a shipped file, which would be taken instead; give it another name"

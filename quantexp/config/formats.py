@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from quantexp.config.choices import require_folder
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.formats.declared.definition import canonical
@@ -46,6 +47,19 @@ def fill_formats(quant: QuantConfig, others: list[str | None], folders: list[Pat
             continue
         if (definition := _definition(name, folders)) is not None:
             quant.formats[name] = json.loads(definition)
+
+
+def definitions(names: str | None, config_dir: Path | None) -> dict[str, str]:
+    """The definitions, as JSON by name, of those of some comma-separated names that files of the user declare.
+
+    Raises:
+        ConfigError: a file's definition is wrong, or the folder is not there.
+    """
+    require_folder(config_dir)
+    folders = [] if config_dir is None else [config_dir]
+    wanted = [name for name in (names or "").split(",") if name and name not in BY_ANY_NAME]
+    read = {name: _definition(name, folders) for name in wanted}
+    return {name: definition for name, definition in read.items() if definition is not None}
 
 
 def user_folders(config: DictConfig) -> list[Path]:

@@ -47,21 +47,24 @@ def known_names(declared: Mapping[str, Format] | None = None) -> set[str]:
 def format_of_record(record: Mapping[str, Any]) -> Format:
     """The format of a recorded operand (`quantexp.quant.precision.spec_record`): its own definition, if it has one.
 
-    From then on `get_format` knows it, so that what is said about records may be by name.
-
     Raises:
-        ValueError: no format has that name; or the definition is none of this version, or another than that of a
-            record before.
+        ValueError: no format has that name, or the definition is none of this version.
     """
     name, definition = str(record.get("format")), record.get("definition")
-    if definition is None:
-        return get_format(name)
-    fmt = declared_format(name, json.loads(definition))
-    if _recorded.setdefault(name, fmt) != fmt:
+    return get_format(name) if definition is None else declared_format(name, json.loads(definition))
+
+
+def know_format(record: Mapping[str, Any]) -> None:
+    """Make a recorded format known by its name in this process, for what is said about captures.
+
+    Raises:
+        ValueError: as `format_of_record`; or a record before has another definition of the name.
+    """
+    fmt = format_of_record(record)
+    if fmt.definition and _recorded.setdefault(fmt.name, fmt) != fmt:
         raise ValueError(
-            f"the format {name} is not the same in all of these records; look at runs with one definition at a time"
+            f"the format {fmt.name} is not the same in all of these records; look at runs with one definition at a time"
         )
-    return fmt
 
 
 @cache

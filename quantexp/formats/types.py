@@ -210,6 +210,14 @@ class Format:
     #: The definition of a declared format, as JSON; empty for a format of the table.
     definition: str = ""
 
+    def bits_each(self, block: int | None = None) -> float:
+        """Storage bits of an element with its share of the scale of its block; `block` replaces the format's own."""
+        block = self.block if block is None else block
+        if self.block is None or block is None:
+            return float(self.element.bits)
+        scale_bits = 8 if self.grid_scale is None else self.grid_scale.bits
+        return self.element.bits + scale_bits / (block * self.across)
+
     @property
     def depends_on_axis(self) -> bool:
         """Whether the axis of the blocks changes the values; square blocks lie alike along both."""

@@ -32,6 +32,7 @@ OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS)
 WINDOW = 16
 #: Elements of one Hadamard transform if neither the slot nor its format has a block.
 HADAMARD_BLOCK = 32
+_MOST_HADAMARD = 256
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _transform(options: Mapping[str, Setting], format_: Format) -> tuple[Hadamar
     hadamard = _chosen(options, "hadamard", Hadamard, Hadamard.NONE)
     setting = options.get("hadamard_block")
     if hadamard is not Hadamard.NONE:
-        default = format_.block or HADAMARD_BLOCK
+        default = transform_block(format_)
         return hadamard, _power_of_two(setting, "hadamard_block", default, least=2)
     if setting is not None:
         raise ConfigError(
@@ -126,6 +127,13 @@ def _transform(options: Mapping[str, Setting], format_: Format) -> tuple[Hadamar
             "without one; remove it, or set hadamard=deterministic or hadamard=random"
         )
     return Hadamard.NONE, 1
+
+
+def transform_block(format_: Format) -> int:
+    """Elements of one Hadamard transform that no option sets: those of the format's block, if it can have that size."""
+    block = format_.block or HADAMARD_BLOCK
+    is_possible = 2 <= block <= _MOST_HADAMARD and block & (block - 1) == 0
+    return block if is_possible else HADAMARD_BLOCK
 
 
 def _power_of_two(

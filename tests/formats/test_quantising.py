@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, encode, layout, quantise
+from quantexp.formats.lookup import shipped_formats
 from quantexp.formats.types import Family
 
 from .tensors import as_numpy, assert_same, every_value, sqnr_db
@@ -306,4 +307,5 @@ def test_unscaled_hif8_suffers_where_tensors_are_small_and_scaled_does_not(
 
 
 def test_every_family_has_a_format() -> None:
-    assert {fmt.family for fmt in FORMATS.values()} == set(Family)
+    assert {fmt.family for fmt in FORMATS.values()} == set(Family) - {Family.GRID}
+    assert {fmt.family for fmt in shipped_formats().values()} == {Family.GRID, Family.MX}

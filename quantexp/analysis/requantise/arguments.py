@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantexp.errors import ConfigError
@@ -36,6 +36,8 @@ class Request:
     #: The number of files processed in parallel; None means one for each core.
     jobs: int | None = None
     out: Path | None = None
+    #: The definitions of the formats that files of the user declare, as JSON by name.
+    definitions: dict[str, str] = field(default_factory=dict)
 
     @property
     def output(self) -> Path:
@@ -57,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="files at a time (default: cores)")
 
 
-def request_of(arguments: argparse.Namespace) -> Request:
-    """The request of the parsed arguments.
+def request_of(arguments: argparse.Namespace, definitions: dict[str, str] | None = None) -> Request:
+    """The request of the parsed arguments, with the definitions of the user's own formats.
 
     Raises:
         ConfigError: a number out of range.
@@ -77,4 +79,5 @@ def request_of(arguments: argparse.Namespace) -> Request:
         arguments.elements,
         arguments.jobs,
         arguments.out,
+        definitions or {},
     )

@@ -12,25 +12,24 @@ An element costs its code and its share of its block's scale; one scale a tensor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from quantexp.errors import ConfigError
-from quantexp.formats.lookup import get_format
+from quantexp.formats.lookup import get_format, known_names
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
-from quantexp.quant.choosing import HADAMARD_BLOCK, Setting, scheme_spec
+from quantexp.quant.choosing import Setting, scheme_spec, transform_block
 from quantexp.quant.sites import Operand, Slot
+from quantexp.quant.slots import WORKING
 from quantexp.schema import Slot as SlotConfig
 
 _Choice = TypeVar("_Choice")
 #: Hadamard transforms with their blocks; None without a transform.
 Transform = tuple[Hadamard, int | None]
 
-#: Bits of a block scale: E8M0 in MX, E4M3 in NVFP4.
-_SCALE_BITS = 8
 #: The working precision, which is always available as a fallback.
 WORKING_BITS = 16.0
 
@@ -51,15 +50,14 @@ class Candidate:
     @property
     def bits(self) -> float:
         """Bits per element, including its share of the block scale."""
-        code = self.format.element.bits
-        return float(code) if self.format.block is None else code + _SCALE_BITS / self.format.block
+        return self.format.bits_each()
 
     @property
     def hadamard_block(self) -> int | None:
         """The transform's block size, as the schemes choose it; None without a transform."""
         if self.hadamard is Hadamard.NONE:
             return None
-        return self.format.block or HADAMARD_BLOCK
+        return transform_block(self.format)
 
     @property
     def transform(self) -> Transform:
@@ -83,7 +81,7 @@ class Candidate:
         """The complete keys of a scheme's slot for this candidate."""
         values: dict[str, Any] = {
             "format": self.format.name,
-            "block": self.format.block,
+            "block": self.format.block if "block" in self.format.options else None,
             "scale_rule": self.scale_rule,
             "scaling": self.scaling,
             "rounding": self.rounding,
@@ -109,35 +107,41 @@ def candidates(formats: Sequence[Format]) -> list[Candidate]:
     return [one for fmt in formats for one in _of_format(fmt)]
 
 
-def formats_of(words: Iterable[str] | None) -> list[Format]:
-    """The formats with these names or aliases, without repeats; None means all formats that quantise.
+def formats_of(
+    words: Iterable[str] | None, declared: Mapping[str, Format] | None = None
+) -> list[Format]:
+    """The formats with these names or aliases, without repeats; None means all formats of the table that quantise.
+
+    `declared` are formats of the user's own.
 
     Raises:
         ConfigError: a name that no format has, or the working precision, which quantises nothing.
     """
-    known = [fmt for fmt in FORMATS.values() if fmt.family is not Family.BF16]
     if words is None:
-        return known
+        return [fmt for fmt in FORMATS.values() if fmt.family is not Family.BF16]
     chosen = []
     for word in words:
         try:
-            fmt = get_format(word)
+            fmt = get_format(word, declared)
         except ValueError:
-            fmt = None
-        if fmt not in known:
-            names = ", ".join(sorted(name for fmt in known for name in (fmt.name, *fmt.aliases)))
+            fmt = FORMATS[WORKING]
+        if fmt.family is Family.BF16:
+            names = ", ".join(sorted(known_names(declared) - {WORKING}))
             raise ConfigError(f"--formats must be among {names}, got {word!r}")
-        assert fmt is not None
         chosen.append(fmt)
     return list(dict.fromkeys(chosen))
 
 
 def _of_format(fmt: Format) -> list[Candidate]:
     usual = scheme_spec(fmt, Operand.X)
-    rules = _first(ScaleRule, usual.scale_rule) if "scale_rule" in fmt.options else [None]
+    rules: Sequence[ScaleRule | None] = [None]
+    if "scale_rule" in fmt.options:
+        rules = _first(ScaleRule, usual.scale_rule)
     scalings: list[Scaling | None] = [None]
     if "scaling" in fmt.options:
         scalings = [s for s in _first(Scaling, usual.scaling) if s is not Scaling.DELAYED]
+    if fmt.definition:  # says what its scales are
+        rules, scalings = rules[:1], scalings[:1]
     roundings = _first(Rounding, usual.rounding)
     candidates = []
     for hadamard in Hadamard:

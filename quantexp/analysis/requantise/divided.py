@@ -52,6 +52,7 @@ class Content:
     num_elements: int
     jobs: int | None
     out: str | None
+    definitions: dict[str, str]
 
     def request(self) -> Request:
         """The request."""
@@ -129,6 +130,7 @@ class DividedRequantise:
     def _hash(self) -> str:
         request = self.request
         about = [VERSION, str(self.files.folder.absolute()), request.formats, request.num_elements]
+        about += [request.definitions] if request.definitions else []
         decides = [*about, request.sqnr_db, [identity(entry.metadata) for entry in self.files]]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 

@@ -55,6 +55,8 @@ def study_points(formats: list[Format]) -> list[Point]:
     """All points of these formats."""
     points = []
     for fmt in formats:
+        if fmt.family is Family.GRID:
+            continue  # its scales are no powers of two that one could move
         reach: range = OFFSETS
         if fmt.family is not Family.MX:
             top = math.floor(math.log2(_largest(fmt)))

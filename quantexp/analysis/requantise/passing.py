@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import lcm
 
 import torch
 from torch import Tensor
@@ -26,9 +27,9 @@ from quantexp.capture.statistics.errors import Fidelity
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax
 from quantexp.formats.layout import INPUT_DTYPES
-from quantexp.quant.sites import Slot
+from quantexp.quant.sites import Operand, Slot
 
-#: The largest block of all formats and transforms.
+#: The largest block of all formats and transforms of the table.
 _BLOCK = 32
 
 
@@ -40,6 +41,18 @@ class Work:
     points: Sequence[Point]
     #: The number of sampled elements of each operand; 0 means all.
     num_elements: int
+
+    @property
+    def block(self) -> int:
+        """The least number of elements that holds whole blocks of every candidate."""
+        blocks = [candidate.format.block or 1 for candidate in self.candidates]
+        transforms = [candidate.hadamard_block or 1 for candidate in self.candidates]
+        return lcm(_BLOCK, *blocks, *transforms)
+
+    def num_sampled(self, slot: Slot) -> int:
+        """The number of sampled elements of a slot's operand: all of a weight, where blocks have several rows."""
+        has_rows = any(candidate.format.across > 1 for candidate in self.candidates)
+        return 0 if has_rows and slot.operand is Operand.W else self.num_elements
 
 
 @dataclass(frozen=True)
@@ -116,8 +129,9 @@ def _values(entry: CapturedTensor) -> Tensor:
 
 
 def _score_slot(file_scores: FileScores, x: Tensor, slot: Slot, work: Work) -> None:
-    metadata = file_scores.entry.metadata
-    if not keeps_blocks(metadata, slot.dim, _BLOCK):
+    metadata, block = file_scores.entry.metadata, work.block
+    num_elements = work.num_sampled(slot)
+    if not keeps_blocks(metadata, slot.dim, block):
         file_scores.notes.append(
             f"{file_scores.entry.label} as {slot}: the capture is a sample in which "
             f"blocks along {slot.axis} are not whole"
@@ -128,8 +142,8 @@ def _score_slot(file_scores: FileScores, x: Tensor, slot: Slot, work: Work) -> N
     if rows is not None:
         laid = laid_out(x, rows)
         x = laid.x
-        padding, _ = spread_blocks(laid.padding, 0, _BLOCK, work.num_elements)
-    blocks, dim = spread_blocks(x, slot.dim, _BLOCK, work.num_elements)
+        padding, _ = spread_blocks(laid.padding, 0, block, num_elements)
+    blocks, dim = spread_blocks(x, slot.dim, block, num_elements)
     usable = blocks if blocks.dtype in INPUT_DTYPES else blocks.float()
     sample = OperandSample(usable, dim, amax, padding)
     file_scores.slots.append(

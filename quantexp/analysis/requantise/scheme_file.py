@@ -42,7 +42,7 @@ def scheme_text(choices: Sequence[Choice], sqnr_db: float) -> str:
     """The YAML; without rules if every slot stays in the working precision."""
     why = f"the worst tensor of every slot keeps {sqnr_db:g} dB."
     rules = _rules(choices)
-    text = _HEAD.format(why=why, name=NAME)
+    text = _HEAD.format(why=why, name=NAME) + _formats(choices)
     if not rules:
         return text
     lines = [
@@ -50,6 +50,15 @@ def scheme_text(choices: Sequence[Choice], sqnr_db: float) -> str:
         for rule in rules
     ]
     return text + "rules:\n" + "".join(f"  - {line}" for line in lines)
+
+
+def _formats(choices: Iterable[Choice]) -> str:
+    """The definitions of the declared formats among the choices; empty without any."""
+    formats = [choice.candidate.format for choice in choices if choice.candidate is not None]
+    definitions = {fmt.name: json.loads(fmt.definition) for fmt in formats if fmt.definition}
+    if not definitions:
+        return ""
+    return yaml.safe_dump({"formats": definitions}, default_flow_style=None, sort_keys=False)
 
 
 def _rules(choices: Iterable[Choice]) -> list[dict[str, Any]]:

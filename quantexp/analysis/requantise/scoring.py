@@ -12,6 +12,7 @@ elements, which do not depend on the rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -28,15 +29,19 @@ from quantexp.formats import (
     Rounding,
     finite_amax,
     hadamard,
+    quantise,
     random_signs,
 )
 from quantexp.formats.mx import PRE_SCALE
 from quantexp.formats.philox import random_numbers
 from quantexp.formats.quantising import quantise_dense
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.quant.sites import Slot
+from quantexp.quant.sites import Operand, Slot
+from quantexp.quant.step_state import Draw
 
 _SEED = 0
+#: The fidelity of blocks of several rows, which are for weights, for any other operand.
+NOT_FOR_IT = Fidelity(math.nan, math.nan, math.nan)
 
 
 def scores(
@@ -59,6 +64,8 @@ class _Shared:
 
     def fidelity(self, candidate: Candidate) -> Fidelity:
         """The quantised operand, or its quantised transform."""
+        if candidate.format.across > 1 and self._slot.operand is not Operand.W:
+            return NOT_FOR_IT
         v, amax = self._transformed(candidate)
         spec = candidate.spec(self._slot)
         amax = amax if spec.is_scaled else None
@@ -94,6 +101,9 @@ class _Shared:
         draws = spec.rounding is Rounding.STOCHASTIC
         if draws and self._random is None:
             self._random = random_numbers(v, spec, _SEED)
+        if spec.fmt.across > 1:
+            draw = Draw(seed=_SEED) if draws else Draw()
+            return quantise(v, spec, axis=self._sample.dim, amax=amax, **draw)
         y = torch.empty_like(v)
         scale = tensor_scale(v, spec, amax)
         random = self._random if draws else None

@@ -39,6 +39,7 @@ from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
 from quantexp.folders import short_path
 from quantexp.formats import Format
+from quantexp.formats.declared.definition import declared_format
 from quantexp.processes.cores import allowed_cores
 from quantexp.terminal.facts import Facts
 
@@ -146,7 +147,11 @@ def work_on(request: Request) -> Work:
 
 
 def _formats(request: Request) -> list[Format]:
-    return formats_of(None if request.formats is None else request.formats.split(","))
+    declared = {
+        name: declared_format(name, json.loads(definition))
+        for name, definition in request.definitions.items()
+    }
+    return formats_of(None if request.formats is None else request.formats.split(","), declared)
 
 
 def _operands(capture: Capture, request: Request) -> Capture:

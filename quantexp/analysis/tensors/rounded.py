@@ -6,6 +6,8 @@ at, under delayed scaling the one that was handed over.
 
 from __future__ import annotations
 
+from math import lcm
+
 import torch
 from torch import Tensor
 
@@ -22,13 +24,15 @@ def rounded_part(
 ) -> OperandSample:
     """About `limit` elements of a tensor at most, in complete blocks; `amax` is the whole tensor's.
 
-    Without a limit (0) it is the whole tensor. An expert's rows lie by sequence where blocks are along tokens.
+    Without a limit (0) it is the whole tensor, as where blocks have several rows. Where blocks are along tokens, an
+    expert's rows lie by sequence.
 
     Raises:
         CaptureError: an expert's tensor of other rows than the manifest says.
     """
     spec = declared.spec
-    whole = max(_MX_BLOCK if spec.fmt.block is None else spec.block, spec.hadamard_block)
+    whole = lcm(_MX_BLOCK if spec.fmt.block is None else spec.block, spec.hadamard_block)
+    limit = 0 if spec.fmt.across > 1 else limit
     padding = None
     if declared.rows is not None and declared.dim == 0:
         laid = laid_out(tensor, declared.rows)

@@ -123,7 +123,7 @@ def on_scale_grid(ratio: Tensor, scale: BlockScale, rule: BlockRule) -> Tensor:
         return nearest_scale(ratio.clone(), scale.element)
     grid = scale_grid(scale, ratio.device)
     place = torch.searchsorted(grid, ratio.contiguous(), right=rule is BlockRule.FLOOR)
-    return grid[(place - (rule is BlockRule.FLOOR)).clamp_(0, grid.numel() - 1)]
+    return grid[(place - int(rule is BlockRule.FLOOR)).clamp_(0, grid.numel() - 1)]
 
 
 @lru_cache(maxsize=32)

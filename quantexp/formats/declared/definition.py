@@ -53,10 +53,7 @@ KEYS = (
     "tensor_scale",
     "rounding",
     "amax_target",
-    "source",
 )
-#: Not part of what the format is.
-_SOURCE = "source"
 _MOST_BLOCK = 1 << 20
 _POWERS = ("e8m0", "power_of_two")
 _RULES = {
@@ -74,7 +71,7 @@ _FLOAT32_EMAX = 127
 
 def canonical(content: Mapping[str, Any]) -> str:
     """A definition as JSON with sorted keys: what makes two declarations the same format."""
-    return json.dumps({k: v for k, v in content.items() if k != _SOURCE}, sort_keys=True)
+    return json.dumps(content, sort_keys=True)
 
 
 def declared_format(name: str, content: Mapping[str, Any]) -> Format:
@@ -84,13 +81,13 @@ def declared_format(name: str, content: Mapping[str, Any]) -> Format:
         ValueError: in one line, what is wrong with which key.
     """
     try:
-        return _format_of(name, canonical(content), str(content.get(_SOURCE) or ""))
+        return _format_of(name, canonical(content))
     except TypeError as error:
         raise ValueError(f"the format {name} must be plain YAML: {error}") from error
 
 
 @lru_cache(maxsize=1024)
-def _format_of(name: str, definition: str, source: str) -> Format:
+def _format_of(name: str, definition: str) -> Format:
     content = json.loads(definition)
     for key in content:
         if key not in KEYS:
@@ -102,7 +99,7 @@ def _format_of(name: str, definition: str, source: str) -> Format:
     roundings = {rounding.value: rounding for rounding in Rounding}
     rounding = _choice_of("rounding", content.get("rounding", "even"), roundings)
     make = _of_tensor if extent is None else _of_blocks
-    return make(name, content, element, (rows, extent or 0), rounding, definition, source)
+    return make(name, content, element, (rows, extent or 0), rounding, definition)
 
 
 def _of_tensor(
@@ -112,7 +109,6 @@ def _of_tensor(
     block: tuple[int, int],
     rounding: Rounding,
     definition: str,
-    source: str,
 ) -> Format:
     """A format without blocks: under one scale, or none."""
     for key in ("scale_rule", "tensor_scale"):
@@ -146,7 +142,6 @@ def _of_tensor(
         options=options if is_grid else options | {"saturate"},
         scaling=scaling,
         amax_target=float(default if target is None else target),
-        source=source,
         definition=definition,
     )
 
@@ -158,7 +153,6 @@ def _of_blocks(
     block: tuple[int, int],
     rounding: Rounding,
     definition: str,
-    source: str,
 ) -> Format:
     """A format with blocks, each under a scale."""
     if "amax_target" in content:
@@ -182,7 +176,6 @@ def _of_blocks(
             scale_rule=ScaleRule(scale.rule.value),
             rounding=rounding,
             options=options | {"block", "scale_rule"},
-            source=source,
             definition=definition,
         )
     is_scaled = scaling is not Scaling.NONE
@@ -198,7 +191,6 @@ def _of_blocks(
         amax_target=element.max * scale.element.max if is_scaled and scale.element else None,
         across=rows,
         grid_scale=scale,
-        source=source,
         definition=definition,
     )
 

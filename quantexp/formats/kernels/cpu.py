@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, NAN_BITS
+from quantexp.formats.declared.words import is_compiled
 from quantexp.formats.mx_scale import rule_offset
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Rounding
@@ -31,10 +32,6 @@ SLOWER = "tensors are quantised by torch, many times slower"
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 #: Supported format families, with their numbers in the compiled code.
 FAMILIES = {Family.MX: 0, Family.FP8: 1, Family.HIF8: 2}
-#: The largest block for which the tile of the compiled code fits two vectors' columns.
-_MAX_BLOCK = 256
-#: Mantissa bits of the elements that its blocks may have.
-_MX_MANTISSAS = range(1, 4)
 #: The largest block for which one tile fits both a column and a row.
 _MAX_BLOCK_OF_BOTH = 64
 
@@ -134,18 +131,11 @@ def reads(x: Tensor) -> bool:
 def claims(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise` is exact for such a tensor."""
     return (
-        spec.fmt.family in FAMILIES
-        and spec.rounding is not Rounding.STOCHASTIC
+        spec.rounding is not Rounding.STOCHASTIC
         and not spec.pre_scale
-        and (spec.fmt.family is not Family.MX or _claims_blocks(spec))
+        and is_compiled(spec.fmt, spec.block)
         and reads(x)
     )
-
-
-def _claims_blocks(spec: QuantSpec) -> bool:
-    """Whether the code of MX takes these blocks: it steps in powers of two, and has tables by mantissa bits."""
-    is_power = spec.block & (spec.block - 1) == 0
-    return is_power and spec.block <= _MAX_BLOCK and spec.fmt.element.mantissa_bits in _MX_MANTISSAS
 
 
 def claims_both(x: Tensor, spec: QuantSpec) -> bool:

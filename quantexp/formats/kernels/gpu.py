@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.formats.declared.words import MX_MANTISSAS
 from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
 from quantexp.formats.mx_scale import can_saturate, rule_offset
 from quantexp.formats.spec import QuantSpec, resolve
@@ -30,8 +31,6 @@ from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 
 #: Format families with kernels.
 FAMILIES = (Family.MX, Family.HIF8)
-#: Mantissa bits of the elements in MX's blocks.
-_MX_MANTISSAS = range(1, 4)
 #: The first compute capability whose maximum instructions propagate NaN.
 _LEAST_CAPABILITY = (8, 0)
 #: The first Triton version whose `div_rn` keeps subnormals.
@@ -61,7 +60,7 @@ def claims_spec(spec: QuantSpec) -> bool:
     if spec.rounding is Rounding.STOCHASTIC or spec.pre_scale:
         return False
     if spec.fmt.family is Family.MX:
-        return spec.block == MX_BLOCK and spec.fmt.element.mantissa_bits in _MX_MANTISSAS
+        return spec.block == MX_BLOCK and spec.fmt.element.mantissa_bits in MX_MANTISSAS
     return spec.fmt.family in FAMILIES
 
 

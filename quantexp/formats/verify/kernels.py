@@ -35,6 +35,19 @@ class Kernel:
     is_available: Callable[[], bool] = lambda: True
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A kernel on a device."""
+
+    kernel: Kernel
+    device: str
+
+    @property
+    def label(self) -> str:
+        """The name in the table."""
+        return f"{self.kernel.name} ({self.device})"
+
+
 def _by_torch(x: Tensor, fmt: str | Format, **options: Any) -> Tensor:
     with torch_alone():
         return quantise(x, fmt, **options)

@@ -7,20 +7,21 @@ arithmetic on a part of the cases, and has its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quantexp.formats import Format
 from quantexp.formats.verify import walsh
 from quantexp.formats.verify.asking import Reply, ask, packed, to_numpy, to_torch
 from quantexp.formats.verify.codes import decode_every_code, encode_every_code
+from quantexp.formats.verify.declared import verify_declared
 from quantexp.formats.verify.exact import KINDS, Answer, Case, answer
 from quantexp.formats.verify.gold_check import GOLD, check_gold
-from quantexp.formats.verify.kernels import KERNELS, Kernel
+from quantexp.formats.verify.kernels import KERNELS, Kernel, Placed
 from quantexp.formats.verify.oracles.oracle import Oracle
 from quantexp.formats.verify.questions import SEVERAL_CHUNKS, cases_of
 from quantexp.formats.verify.tally import Tally
@@ -31,19 +32,6 @@ Array = NDArray[Any]
 #: Verified in addition to the formats.
 TRANSFORM = "hadamard"
 SUBJECTS = (*KINDS, TRANSFORM)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A kernel on a device."""
-
-    kernel: Kernel
-    device: str
-
-    @property
-    def label(self) -> str:
-        """The name in the table."""
-        return f"{self.kernel.name} ({self.device})"
 
 
 def devices() -> tuple[str, ...]:
@@ -62,11 +50,18 @@ def verify(
     placed: list[Placed],
     oracles: list[Oracle],
     tell: Callable[[str, Tally], None],
+    declared: Mapping[str, Format] | None = None,
 ) -> Tally:
-    """Compare everything; `tell` receives the current subject and the tally."""
+    """Compare everything; `tell` receives the current subject and the tally.
+
+    `declared` are the declared formats among the subjects, by name.
+    """
     tally = Tally()
     for subject in subjects:
         tell(subject, tally)
+        if declared and subject in declared:
+            verify_declared(declared[subject], placed, tally, tell)
+            continue
         if subject == TRANSFORM:
             _check_transform(placed, tally)
             continue

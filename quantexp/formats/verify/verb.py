@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from quantexp.errors import VerifyError
-from quantexp.formats import get_format
+from quantexp.errors import UnreadableError, VerifyError
+from quantexp.formats import Format, get_format
+from quantexp.formats.lookup import read_format, shipped_formats
+from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.verify import kernels
 from quantexp.formats.verify.certificate import Certificate, certify, save
 from quantexp.formats.verify.gold_check import GOLD
@@ -48,21 +50,43 @@ class Outcome:
         return sum(row.mismatches for row in self.rows)
 
 
-def chosen_subjects(names: str | None) -> list[str]:
-    """The subjects of `--formats a,b`; all without it.
+def chosen_subjects(names: str | None, files: Sequence[Path] = ()) -> list[str]:
+    """The subjects of `--formats a,b` and of files; all without either.
 
     Raises:
         VerifyError: an unknown name.
     """
     if names is None:
-        return list(SUBJECTS)
-    chosen = set()
+        return [file.stem for file in files] or [*SUBJECTS, *shipped_formats()]
+    chosen = {file.stem for file in files}
     for name in names.split(","):
         try:
             chosen.add(name if name == TRANSFORM else get_format(name).name)
         except ValueError as error:
             raise VerifyError(f"--formats: {error}, or {TRANSFORM}") from error
-    return [subject for subject in SUBJECTS if subject in chosen]
+    every = [*SUBJECTS, *shipped_formats(), *(file.stem for file in files)]
+    return [subject for subject in dict.fromkeys(every) if subject in chosen]
+
+
+def declared_in(files: Sequence[Path]) -> dict[str, Format]:
+    """The shipped declared formats, and those of the files, by name.
+
+    Raises:
+        VerifyError: a file declares no format, or has the name of one of quantexp.
+    """
+    declared = dict(shipped_formats())
+    for file in files:
+        try:
+            fmt = read_format(file)
+        except FileNotFoundError as error:
+            raise VerifyError(f"there is no file {file}") from error
+        except (OSError, ValueError, UnreadableError) as error:
+            raise VerifyError(str(error)) from error
+        if fmt.name in BY_ANY_NAME or declared.setdefault(fmt.name, fmt) != fmt:
+            raise VerifyError(
+                f"{file} has the name of a format of quantexp; give the file another name"
+            )
+    return declared
 
 
 def chosen_devices(name: str | None) -> tuple[str, ...]:
@@ -76,32 +100,39 @@ def chosen_devices(name: str | None) -> tuple[str, ...]:
     return devices() if name is None else (name,)
 
 
-def run_verify(names: str | None, device: str | None, cache: Path, console: Console) -> Outcome:
-    """Verify, with a live line on a terminal, and store a certificate for each device.
+def run_verify(
+    names: str | None,
+    device: str | None,
+    cache: Path,
+    console: Console,
+    files: Sequence[Path] = (),
+) -> Outcome:
+    """Verify, with a live line on a terminal, and store a certificate for each device; `files` declare formats.
 
-    Verifying a part of the formats stores no certificate unless a value differed.
+    Verifying a part of the formats stores no certificate unless a value differed, and verifying files never does.
 
     Raises:
         VerifyError: an unknown format or device, or a certificate that cannot be written.
     """
-    subjects, on = chosen_subjects(names), chosen_devices(device)
+    declared = declared_in(files)
+    subjects, on = chosen_subjects(names, files), chosen_devices(device)
     placed = place(on, kernels.KERNELS)
     oracles, absent = find_oracles()
     versions = {oracle.name: oracle.version for oracle in oracles}
     start = time.monotonic()
     with _live_line(subjects, console) as tell:
-        rows = verify(subjects, placed, oracles, tell).rows
+        rows = verify(subjects, placed, oracles, tell, declared).rows
     seconds = time.monotonic() - start
-    files = []
+    certificates = []
     for device_type in on:
         labels = [p.label for p in placed if p.device == device_type]
         about = [asdict(row) for row in rows if row.kernel in (*labels, GOLD)]
         certificate: Certificate = certify(
             device_type, about, labels, subjects, versions, absent, seconds
         )
-        if subjects == list(SUBJECTS) or not certificate.passed:
-            files.append(save(certificate, cache))
-    return Outcome(rows, subjects, versions, absent, seconds, files)
+        if subjects == chosen_subjects(None) or not (certificate.passed or files):
+            certificates.append(save(certificate, cache))
+    return Outcome(rows, subjects, versions, absent, seconds, certificates)
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from quantexp.formats import decode, encode, hadamard, quantise
 from quantexp.formats.encoding import TwoLevelScales
 from quantexp.formats.verify import suite
 from quantexp.formats.verify.exact import Case
-from quantexp.formats.verify.kernels import KERNELS, Kernel
+from quantexp.formats.verify.kernels import KERNELS, Kernel, Placed
 from quantexp.formats.verify.oracles import find_oracles
-from quantexp.formats.verify.suite import TRANSFORM, Placed, check_case, place, verify
+from quantexp.formats.verify.suite import TRANSFORM, check_case, place, verify
 from quantexp.formats.verify.tally import Row, Tally
 
 GOOD = KERNELS[0]

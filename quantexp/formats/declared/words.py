@@ -1,0 +1,90 @@
+"""Describes a number format in words, for tables and plans. Needs no torch."""
+
+from __future__ import annotations
+
+from quantexp.formats.types import WHOLE_ROW, BlockRule, BlockScaleKind, Family, Format, Scaling
+
+#: The scale of a tensor in words, by scaling.
+_TENSOR_SCALE = {
+    Scaling.NONE: "",
+    Scaling.EXACT: "float32 a tensor",
+    Scaling.CURRENT: "2^k a tensor",
+    Scaling.DELAYED: "2^k a tensor",
+}
+_KINDS = {
+    BlockScaleKind.E8M0: "E8M0",
+    BlockScaleKind.BF16: "bf16",
+    BlockScaleKind.FP32: "float32",
+}
+
+
+def block_words(fmt: Format, block: int | None = None) -> str:
+    """`24`, `128 x 128` or `row`; empty without blocks. `block` replaces the format's own number."""
+    extent = fmt.block if block is None else block
+    if fmt.block is None or extent is None:
+        return ""
+    if extent >= WHOLE_ROW:
+        return "row"
+    return f"{extent}" if fmt.across == 1 else f"{fmt.across} x {extent}"
+
+
+def block_scale_words(fmt: Format) -> str:
+    """`UE5M3 a block`, with the rule where it is not `exact`; empty without blocks."""
+    if fmt.family is Family.MX:
+        return f"E8M0 a block, {fmt.scale_rule}" if fmt.definition else "E8M0 a block"
+    if fmt.grid_scale is None:
+        return "E4M3 a block" if fmt.block is not None else ""
+    scale = fmt.grid_scale
+    name = scale.element.name.upper() if scale.element else _KINDS[scale.kind]
+    rule = "" if scale.rule is BlockRule.EXACT else f", {scale.rule}"
+    return f"{name} a {'row' if block_words(fmt) == 'row' else 'block'}{rule}"
+
+
+def scale_words(fmt: Format) -> str:
+    """`UE5M3 a block, float32 a tensor`."""
+    if fmt.family is Family.HIF8 and not fmt.definition:
+        return "none, or 2^k a tensor"
+    return ", ".join(filter(None, (block_scale_words(fmt), _TENSOR_SCALE[fmt.scaling]))) or "none"
+
+
+def smallest_value(fmt: Format) -> float:
+    """The smallest positive value of the element; for HiF8, `emin` is already its exponent."""
+    element = fmt.element
+    if element.values:
+        return min(value for value in map(abs, element.values) if value)
+    subnormal_bits = 0 if element.name == "hif8" else element.mantissa_bits
+    return float(2.0 ** (element.emin - subnormal_bits))
+
+
+def num_values(fmt: Format) -> int:
+    """Finite values of the element, with one zero."""
+    element = fmt.element
+    if element.values:
+        return len(element.values)
+    special = len(element.inf_codes) + len(element.nan_codes)
+    magnitudes = element.sign_bit - special
+    return 2 * magnitudes - 1 + (element.lowest is not None)
+
+
+def code_words(fmt: Format, block: int | None = None) -> str:
+    """Which code quantises on a CPU: compiled, or that of torch."""
+    return "compiled code" if is_compiled(fmt, block) else "torch code"
+
+
+def is_compiled(fmt: Format, block: int | None = None) -> bool:
+    """Whether the compiled kernels may take the format; stochastic rounding aside, which torch does for all.
+
+    The code of MX steps in powers of two up to 256 elements, and has tables for elements of 1 to 3 mantissa bits.
+    """
+    if fmt.family is not Family.MX:
+        return fmt.family in (Family.FP8, Family.HIF8)
+    extent = fmt.block if block is None else block
+    assert extent is not None
+    is_power = extent & (extent - 1) == 0
+    return is_power and extent <= MOST_BLOCK and fmt.element.mantissa_bits in MX_MANTISSAS
+
+
+#: The largest block of MX for which the tile of the compiled code fits two vectors' columns.
+MOST_BLOCK = 256
+#: Mantissa bits of the elements that MX's blocks may have in compiled code.
+MX_MANTISSAS = range(1, 4)
