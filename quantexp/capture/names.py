@@ -79,7 +79,7 @@ def quant_type(precision: ModulePrecision) -> str:
 
 def short_name(fmt: Format) -> str:
     """`mxfp8` for mxfp8_e4m3; in a name without a short form a hyphen replaces the underscore."""
-    return (fmt.aliases[0] if fmt.aliases else fmt.name).replace("_", "-")
+    return (fmt.aliases[0] if fmt.aliases else fmt.label).replace("_", "-")
 
 
 def formats_record(

@@ -10,8 +10,10 @@ from rich.text import Text
 
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
+from quantexp.formats.declared.python import python_name, says_what_it_contains, source_file
 from quantexp.formats.declared.words import block_scale_words, block_words, code_words
 from quantexp.formats.lookup import format_of_record
+from quantexp.formats.types import Family, Format
 from quantexp.launch.duration import in_words
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import is_routed
@@ -192,14 +194,22 @@ def _own_formats(plan: Plan) -> list[str]:
     entries = [entry for entry in plan.precision_map if entry.get("definition")]
     formats = {fmt.name: fmt for fmt in map(format_of_record, entries)}
     return [
-        f"{name}: {fmt.element.name}, {fmt.bits_each():.4g} bits an element, quantised by {code_words(fmt)}"
-        for name, fmt in formats.items()
+        f"{name}: {_about(fmt)}, quantised by {code_words(fmt)}" for name, fmt in formats.items()
     ]
+
+
+def _about(fmt: Format) -> str:
+    if fmt.family is Family.PYTHON:
+        return str(source_file(python_name(fmt)))
+    return f"{fmt.element.name}, {fmt.bits_each():.4g} bits an element"
 
 
 def _declared_words(entry: dict[str, object]) -> list[str]:
     """Element, block and scale of a declared format."""
     fmt = format_of_record(entry)
+    if fmt.family is Family.PYTHON:
+        is_said = says_what_it_contains(python_name(fmt))
+        return ["a class of yours", *([] if is_said else ["declared, cannot be proved"])]
     block = entry["block"] if isinstance(entry["block"], int) else None
     words = block_words(fmt, block)
     along = f"along {entry['axis']}"

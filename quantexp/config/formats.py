@@ -18,6 +18,7 @@ from quantexp.config.choices import require_folder
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.formats.declared.definition import canonical
+from quantexp.formats.declared.python import PYTHON, is_python, python_definition
 from quantexp.formats.lookup import FOLDER, read_format, shipped_formats
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.schema import QuantConfig
@@ -47,6 +48,9 @@ def fill_formats(quant: QuantConfig, others: list[str | None], folders: list[Pat
             continue
         if (definition := _definition(name, folders)) is not None:
             quant.formats[name] = json.loads(definition)
+    for name, content in quant.formats.items():
+        if isinstance(content, dict) and PYTHON in content:
+            quant.formats[name] = _with_digest(name, content)
 
 
 def definitions(names: str | None, config_dir: Path | None) -> dict[str, str]:
@@ -59,7 +63,12 @@ def definitions(names: str | None, config_dir: Path | None) -> dict[str, str]:
     folders = [] if config_dir is None else [config_dir]
     wanted = [name for name in (names or "").split(",") if name and name not in BY_ANY_NAME]
     read = {name: _definition(name, folders) for name in wanted}
-    return {name: definition for name, definition in read.items() if definition is not None}
+    known = {name: json.loads(text) for name, text in read.items() if text is not None}
+    complete = {
+        name: _with_digest(name, content) if PYTHON in content else content
+        for name, content in known.items()
+    }
+    return {name: canonical(content) for name, content in complete.items()}
 
 
 def user_folders(config: DictConfig) -> list[Path]:
@@ -68,7 +77,20 @@ def user_folders(config: DictConfig) -> list[Path]:
     return [Path(w.removeprefix(_PROVIDER)) for w in words if w.startswith(_PROVIDER)]
 
 
+def _with_digest(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The definition of a Python format with the digest of its source as it is now."""
+    word = content[PYTHON]
+    if not isinstance(word, str) or not is_python(word):
+        return content  # refused where it is read
+    try:
+        return content | python_definition(word)
+    except ValueError as error:
+        raise ConfigError(f"quant.formats.{name}: {error}") from error
+
+
 def _definition(name: str, folders: list[Path]) -> str | None:
+    if is_python(name):
+        return json.dumps({PYTHON: name})
     for folder in (*folders, conf_dir()):
         file = folder / FOLDER / f"{name}.yaml"
         if "/" in name or not file.is_file():

@@ -203,7 +203,7 @@ def check_has_codes(fmt: Format) -> None:
     """
     if fmt.element is BF16:
         raise ValueError("bf16 has no 8-bit code: convert with torch's x.to(torch.bfloat16)")
-    if fmt.family is Family.GRID or fmt.element.bits > _MOST_CODE_BITS:
+    if fmt.family in (Family.GRID, Family.PYTHON) or fmt.element.bits > _MOST_CODE_BITS:
         raise ValueError(
             f"{fmt.name} has no codes here: take quantise, whose values lie on its grid"
         )

@@ -89,7 +89,7 @@ def grid_and_step(
 @exact_in_pool
 def _lies_on_grid(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
     match spec.fmt.family:
-        case Family.GRID:
+        case Family.GRID | Family.PYTHON:
             raise _needs_source(spec)
         case Family.HIF8 | Family.FP8:
             return fit_flat(x, spec, amax).on_grid
@@ -102,7 +102,7 @@ def _lies_on_grid(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) ->
 @exact_in_pool
 def _local_step(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
     match spec.fmt.family:
-        case Family.GRID:
+        case Family.GRID | Family.PYTHON:
             raise _needs_source(spec)
         case Family.MX:
             x32 = _float32_copy(x)
@@ -122,7 +122,7 @@ def _grid_and_step(
     x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     match spec.fmt.family:
-        case Family.GRID:
+        case Family.GRID | Family.PYTHON:
             raise _needs_source(spec)
         case Family.MX | Family.BF16:
             return _lies_on_grid(x, spec, axis, amax), _local_step(x, spec, axis, amax)

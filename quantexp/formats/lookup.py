@@ -10,6 +10,7 @@ from typing import Any
 
 from quantexp.folders import conf_dir
 from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.declared.python import is_python, python_definition
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format
 from quantexp.reading.yaml_files import read_yaml
@@ -24,7 +25,7 @@ def get_format(name: str | Format, declared: Mapping[str, Format] | None = None)
     """The format with that name or alias; a `Format` is returned unchanged.
 
     Args:
-        name: of the table, of `declared`, or of a shipped file.
+        name: of the table, of `declared`, or of a shipped file; or package.module:Class.
         declared: formats of a configuration, by name; they take precedence over shipped files.
 
     Raises:
@@ -35,6 +36,8 @@ def get_format(name: str | Format, declared: Mapping[str, Format] | None = None)
     for formats in (BY_ANY_NAME, declared or {}, shipped_formats(), _recorded):
         if name in formats:
             return formats[name]
+    if is_python(name):
+        return declared_format(name, python_definition(name))
     allowed = ", ".join(sorted(known_names(declared)))
     raise ValueError(f"unknown number format {name!r}: must be one of {allowed}")
 

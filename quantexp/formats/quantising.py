@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.declared.arithmetic import quantise_grid
+from quantexp.formats.declared.by_python import quantise_python
 from quantexp.formats.declared.tiles import from_tiles, to_tiles
 from quantexp.formats.exact_mode import exact, exact_in_pool
 from quantexp.formats.kernels.choice import kernel_for
@@ -46,7 +47,7 @@ from quantexp.formats.plain import (
     constant,
     is_plain,
 )
-from quantexp.formats.spec import AnySpec, QuantSpec, resolve
+from quantexp.formats.spec import AnySpec, QuantSpec, check_draw, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Rounding, ScaleRule, Scaling
 
@@ -153,6 +154,10 @@ def _quantised(
     place: Place | None,
     out: Tensor | None,
 ) -> Tensor:
+    if spec.fmt.family is Family.PYTHON:
+        check_draw(spec, seed, offset)
+        y = quantise_python(x, spec.fmt, axis, seed, offset)
+        return y if out is None else out.copy_(y)
     scale = tensor_scale(x, spec, amax)
     if spec.fmt.across > 1:
         return _quantised_tiles(
@@ -260,5 +265,7 @@ def quantise_by_torch(
         case Family.HIF8 | Family.FP8:
             random = None if random is None else random.view(-1)
             quantise_flat(x.view(-1), y.view(-1), spec, scale, random)
+        case Family.PYTHON:
+            raise AssertionError("quantised before, with its axis as the caller counts it")
         case Family.BF16:
             y.copy_(x.to(torch.bfloat16))

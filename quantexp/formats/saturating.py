@@ -3,7 +3,7 @@
 That is |x| > max 2^s for a block of MX, |x| > max b t for one of NVFP4, and |x s| > max without blocks; with
 `pre_scale`, 3/4 |x| replaces |x|. An element between the largest value and half a step beyond it counts, although
 unlimited rounding would give the same value. In a block with NaN or Inf nothing counts; without blocks Inf counts and
-NaN does not.
+NaN does not. Of a format in Python nothing counts, as its largest value is not known.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def saturated(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
 
 @exact_in_pool
 def _saturated(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
+    if spec.fmt.family is Family.PYTHON:
+        return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
     scale = tensor_scale(x, spec, amax)
     if spec.fmt.family is Family.GRID:
         return _in_grid(x, axis, spec, scale)

@@ -39,7 +39,7 @@ def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
     """The scales that `encode` returns: uint8 for MX, `TwoLevelScales` for NVFP4, else 0-dim float32.
 
     Of a declared format of the family `grid`, which has no codes, the factor of each block, float32; [blocks across,
-    blocks along] for blocks of several rows.
+    blocks along] for blocks of several rows. 1 for a format in Python.
 
     Block scales have x's shape with the extent n of `axis` replaced by ceil(n / block); for a block with NaN or Inf the
     byte is 0xFF, for NVFP4 0x7F.
@@ -55,6 +55,8 @@ def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
 
 @exact_in_pool
 def _scales(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Scales:
+    if spec.fmt.family is Family.PYTHON:
+        return or_one(None, x)
     if spec.fmt.family is Family.GRID:
         return _of_grid(x, axis, spec, tensor_scale(x, spec, amax))
     check_has_codes(spec.fmt)

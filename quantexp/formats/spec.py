@@ -79,14 +79,15 @@ class QuantSpec:
         """Whether a Hadamard transform precedes the quantisation."""
         return self.hadamard is not Hadamard.NONE
 
+    @property
+    def draws(self) -> bool:
+        """Whether its values may depend on random numbers."""
+        return self.rounding is Rounding.STOCHASTIC or self.fmt.family is Family.PYTHON
+
     @cached_property
     def needs_step_state(self) -> bool:
         """Whether it needs random numbers, an amax history or a transform."""
-        return (
-            self.rounding is Rounding.STOCHASTIC
-            or self.scaling is Scaling.DELAYED
-            or self.is_transformed
-        )
+        return self.draws or self.scaling is Scaling.DELAYED or self.is_transformed
 
     @property
     def once_per_step(self) -> bool:
@@ -198,7 +199,7 @@ def check_draw(spec: QuantSpec, seed: int | None, offset: int | None) -> None:
         if value is None:
             continue
         _refuse_foreign(spec.fmt, name)
-        if spec.rounding is not Rounding.STOCHASTIC:
+        if not spec.draws:
             raise ValueError(
                 f"{name} has no meaning with rounding {spec.rounding.value!r}: leave it out, or round stochastically"
             )

@@ -82,6 +82,8 @@ class Family(StrEnum):
     HIF8 = "hif8"
     #: Any element and block under any scale: a declared format that is none of the others (see `declared`).
     GRID = "grid"
+    #: A Python class of the user (see `declared.python`).
+    PYTHON = "python"
     #: A plain 16-bit float.
     BF16 = "bf16"
 
@@ -221,4 +223,11 @@ class Format:
     @property
     def depends_on_axis(self) -> bool:
         """Whether the axis of the blocks changes the values; square blocks lie alike along both."""
+        if self.family is Family.PYTHON:
+            return True
         return self.block is not None and self.block != self.across
+
+    @property
+    def label(self) -> str:
+        """The name in names of schemes and files: of a Python class, without its module."""
+        return self.name.rpartition(":")[2]

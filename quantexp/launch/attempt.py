@@ -34,6 +34,7 @@ from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.recorded import recorded
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import require_room
+from quantexp.quant.slots import python_sources
 from quantexp.runs.claim import Claim, take_claim
 from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
 from quantexp.runs.paths import RunDir
@@ -226,6 +227,8 @@ def _prepared(
             f"{run.root.name} cannot take another layout: {why}; start it anew with quantexp"
         )
     started_with = provenance(content, command, folder.snapshot, source)
+    if sources := python_sources(experiment.quant):
+        started_with["formats"] = sources
     try:
         if point is not None:
             go_on(point, experiment, run, started_with)

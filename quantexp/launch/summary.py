@@ -146,6 +146,8 @@ def proof_line(proof: Mapping[str, Any] | None, precision: Precision) -> str:
     ]
     if inconclusive:
         parts.append(f"{inconclusive} inconclusive")
+    if unproved := sum(e.get("status") == "declared" for e in entries):
+        parts.append(f"{unproved} declared, cannot be proved")
     return "; ".join(parts)
 
 

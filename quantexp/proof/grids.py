@@ -44,6 +44,8 @@ class Status(Enum):
 
     ENGAGED = "engaged"
     INCONCLUSIVE = "inconclusive"
+    #: A format in Python that does not say which values are its own.
+    DECLARED = "declared"
     MISMATCH = "mismatch"
     NOT_REACHED = "not_reached"
 
@@ -150,7 +152,7 @@ def _grids_of(fmt: Format) -> list[Grid]:
                 for target in (FORWARD_AMAX, GRADIENT_AMAX)
             ]
             return [Grid(resolve(fmt)), *scaled]
-        case Family.BF16 | Family.GRID:
+        case Family.BF16 | Family.GRID | Family.PYTHON:
             return []
 
 

@@ -24,11 +24,13 @@ from quantexp.quant.whole_amax import transformed
 #: The largest relative distance of an operand from the transform of its source, in the root mean square. Four bits
 #: rounded stochastically stay within 0.3; unrelated tensors are sqrt(2) apart.
 FAR = 0.6
+#: The families whose operands are compared with their sources.
+BY_SOURCE = (Family.GRID, Family.PYTHON)
 
 
 def needs_origin(spec: QuantSpec) -> bool:
     """Whether an operand cannot be judged without its source."""
-    return spec.is_transformed or _hides_scale(spec) or spec.fmt.family is Family.GRID
+    return spec.is_transformed or _hides_scale(spec) or spec.fmt.family in BY_SOURCE
 
 
 def _hides_scale(spec: QuantSpec) -> bool:

@@ -15,18 +15,22 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.formats import Family, QuantSpec
+from quantexp.formats.declared.by_python import contained
 from quantexp.processes.threads import threads
 from quantexp.proof.grids import Finding, Grid, Status, which_grid
 from quantexp.proof.origin import FAR, distance, needs_origin, off_grid, scale_amax
 from quantexp.proof.windows import windows_of
 from quantexp.quant.precision import ModuleId, PrecisionMap, entry_record
 from quantexp.quant.sites import Slot
+from quantexp.quant.whole_amax import transformed
 
 #: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
 NOT_FINITE = "not finite"
 #: Why a slot was not reached: its product never ran, which fails the run, or it had nothing to multiply.
 NOT_CALLED = "no such product was called"
 NO_TOKENS = "no token was routed to this expert"
+#: Why an operand in a Python format is not judged.
+UNPROVED = "declared, cannot be proved: its class has no contains"
 #: Why a slot has no calls in a run of several ranks: none of them holds its module.
 NOT_BUILT = "no rank holds its module"
 _COUNTS = ("calls", "recomputed_calls", "quantised_calls")
@@ -63,6 +67,9 @@ def judge(
     if spec.fmt.family is Family.GRID:
         assert source is not None
         return _by_source(x, spec, axis, source, whole_amax)
+    if spec.fmt.family is Family.PYTHON:
+        assert source is not None
+        return _by_its_word(x, spec, axis, source)
     if not spec.quantised and source is not None and not torch.equal(x, source.to(x.dtype)):
         differ = int((x != source.to(x.dtype)).sum())
         return Finding(
@@ -107,6 +114,23 @@ def _by_source(
         return Finding(
             Status.MISMATCH,
             f"{off} of {x.numel()} elements are not its source on the grid of {spec.fmt.name}",
+            quantised=differ > 0,
+        )
+    if not differ:
+        return Finding(Status.INCONCLUSIVE, "on the grid anyway")
+    return Finding(Status.ENGAGED, quantised=True)
+
+
+def _by_its_word(x: Tensor, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
+    """Judge an operand in a format in Python, whose class says which values are its own, if it says so."""
+    contains = contained(x, spec.fmt, axis)
+    differ = int((x != transformed(source, spec, axis)).sum())
+    if contains is None:
+        return Finding(Status.DECLARED, UNPROVED, quantised=differ > 0)
+    if off := int((~contains).sum()):
+        return Finding(
+            Status.MISMATCH,
+            f"{off} of {x.numel()} elements are none of {spec.fmt.name}, by its contains",
             quantised=differ > 0,
         )
     if not differ:
@@ -174,7 +198,7 @@ class SlotCalls:
 
 def worst(findings: Sequence[Finding]) -> Finding:
     """The result for an operand of several tensors, none of which may be a mismatch: one that engaged suffices."""
-    order = (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE)
+    order = (Status.MISMATCH, Status.ENGAGED, Status.DECLARED, Status.INCONCLUSIVE)
     return min(findings, key=lambda finding: order.index(finding.status))
 
 
@@ -184,7 +208,7 @@ def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
         return Status.NOT_REACHED, NOT_CALLED
     if slot.parts.is_open:
         return CUT_SHORT.status, CUT_SHORT.reason
-    for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
+    for status in (Status.MISMATCH, Status.ENGAGED, Status.DECLARED, Status.INCONCLUSIVE):
         for finding in slot.findings:
             if finding.status is status:
                 return status, finding.reason
@@ -312,7 +336,13 @@ def _failures(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 #: The run's status of a slot is the first of these that any rank has.
-_WORST_FIRST = (Status.MISMATCH, Status.NOT_REACHED, Status.ENGAGED, Status.INCONCLUSIVE)
+_WORST_FIRST = (
+    Status.MISMATCH,
+    Status.NOT_REACHED,
+    Status.ENGAGED,
+    Status.DECLARED,
+    Status.INCONCLUSIVE,
+)
 
 
 def _merged_entry(by_rank: Mapping[int, dict[str, object]]) -> dict[str, object]:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quantexp.formats import Axis, Family, QuantSpec, resolve
+from quantexp.formats import Axis, QuantSpec, resolve
 from quantexp.formats.torch_internals import in_backward
 from quantexp.model.decoder import is_routed
 from quantexp.proof.grids import Finding, Status
-from quantexp.proof.origin import needs_origin
+from quantexp.proof.origin import BY_SOURCE, needs_origin
 from quantexp.proof.owners import Owners
 from quantexp.proof.verdict import CUT_SHORT, Observed, Parts, SlotCalls, judge, worst
 from quantexp.quant.precision import Entry, PrecisionMap
@@ -92,7 +92,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._owners = Owners({**decoder, **(routers or {})})
         #: Whether operands in the working precision are compared with their sources, too.
         self._compares_all = any(
-            entry.spec.fmt.family is Family.GRID
+            entry.spec.fmt.family in BY_SOURCE
             for module in declared.values()
             for entry in module.entries()
         )

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.types import Axis, Rounding
+from quantexp.formats.types import WHOLE_ROW, Axis, Family
 from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import PrecisionMap, Slots, declared_maps, forward_only
@@ -51,8 +51,15 @@ class Misalignment:
         if self.block == 0:
             return f"{slots} of {in_words(self.modules)} (stochastic rounding by position)"
         scale = "one scale a tensor" if self.block is None else f"blocks of {self.block}"
+        scale = "whole rows" if self.block is not None and self.block >= WHOLE_ROW else scale
         return f"{slots} of {in_words(self.modules)} ({scale}, {shard} to a rank)"
 
+
+#: The axis of a weight's rows, by that of its blocks.
+_OTHER_AXIS: dict[Axis | None, Axis] = {
+    Axis.INPUT_WIDTH: Axis.OUTPUT_WIDTH,
+    Axis.OUTPUT_WIDTH: Axis.INPUT_WIDTH,
+}
 
 #: A module's name, the shape of its weight, and slots that it has in some layer at some iteration.
 Kind = tuple[str, LinearShape | None, Slots]
@@ -81,12 +88,14 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
     modules: dict[tuple[int | None, int | None, Slot], dict[str, None]] = {}
     for name, shape, slots in kinds:
         for slot, spec in slots.items():
-            extent = _extent(name, shape, spec, num_tokens, layout)
             reasons: list[tuple[int | None, int | None]] = [
-                (block, extent) for block in _blocks(spec) if extent is None or extent % block
+                (block, extent)
+                for block, axis in _blocks(spec)
+                for extent in (_extent(name, shape, axis, num_tokens, layout),)
+                if extent is None or extent % block
             ]
             if slot.operand is not Operand.W and _is_parted(name, layout):
-                reasons += [(0, None)] if spec.rounding is Rounding.STOCHASTIC else []
+                reasons += [(0, None)] if spec.draws else []
                 reasons += [(None, None)] if spec.is_scaled else []
             for reason in reasons:
                 modules.setdefault((*reason, slot), {})[name] = None
@@ -150,11 +159,17 @@ def _first_layers(model: ModelConfig) -> tuple[int, int]:
     return 0, 0 if moe is None else min(moe.num_dense_layers, model.num_layers - 1)
 
 
-def _blocks(spec: QuantSpec) -> Iterator[int]:
+def _blocks(spec: QuantSpec) -> Iterator[tuple[int, Axis | None]]:
+    """The extents that a shard must be a multiple of, each with its axis."""
     if spec.fmt.block is not None:
-        yield spec.block
+        yield spec.block, spec.axis
+    if spec.fmt.across > 1:
+        yield spec.fmt.across, _OTHER_AXIS.get(spec.axis)
+    if spec.fmt.family is Family.PYTHON:
+        yield WHOLE_ROW, spec.axis
+        yield WHOLE_ROW, _OTHER_AXIS.get(spec.axis)
     if spec.is_transformed and spec.hadamard_block != spec.block:
-        yield spec.hadamard_block
+        yield spec.hadamard_block, spec.axis
 
 
 def _is_parted(name: str, layout: Layout) -> bool:
@@ -164,11 +179,11 @@ def _is_parted(name: str, layout: Layout) -> bool:
 
 
 def _extent(
-    name: str, shape: LinearShape | None, spec: QuantSpec, tokens: int, layout: Layout
+    name: str, shape: LinearShape | None, axis: Axis | None, tokens: int, layout: Layout
 ) -> int | None:
     """Elements of a rank's shard along the axis of the blocks; 0 where it has the whole axis, None where it varies."""
     ranks = layout.expert_tensor if is_routed(name) else layout.tensor
-    match spec.axis:
+    match axis:
         case Axis.INPUT_WIDTH if shape is not None and is_column_wise(name) and ranks > 1:
             return shape.input_width // ranks
         case Axis.OUTPUT_WIDTH if shape is not None and not is_column_wise(name) and ranks > 1:

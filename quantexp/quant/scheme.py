@@ -119,7 +119,7 @@ def _own_format(site: Site, config: SiteConfig, declared: Mapping[str, Format]) 
     slots = resolve_site(site, config, declared=declared).values()
     formats = {spec.fmt for spec in slots if spec.quantised}
     own = next(iter(formats)) if len(formats) == 1 else None
-    return own.name if own is not None and own.definition else None
+    return own.label if own is not None and own.definition else None
 
 
 def _choice(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> str | None:

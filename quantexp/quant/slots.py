@@ -9,12 +9,14 @@ slot that it repeats. An option that the format does not have is an error; it is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from quantexp.errors import ConfigError
 from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.declared.python import PYTHON, is_python, source_file
 from quantexp.formats.lookup import get_format, known_names
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import BY_ANY_NAME
@@ -29,6 +31,7 @@ SiteConfig = LinearSite | QkSite | PvSite
 WORKING = "bf16"
 #: A slot that multiplies the forward copy.
 REUSE = "reuse"
+_FORMAT_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
 @lru_cache(maxsize=256)
@@ -45,6 +48,10 @@ def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
     """
     for name, content in quant.formats.items():
         key = f"quant.formats.{name}"
+        if not (_FORMAT_NAME.fullmatch(name) or is_python(name)):
+            raise ConfigError(
+                f"{key} must have a name of letters, digits and underscores, which file names may hold"
+            )
         if name in BY_ANY_NAME or name == REUSE:
             raise ConfigError(f"{key} has the name of a format of quantexp; give it another name")
         if not isinstance(content, dict):
@@ -54,6 +61,15 @@ def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
     return _declared(json.dumps(quant.formats, sort_keys=True))
+
+
+def python_sources(quant: QuantConfig) -> dict[str, str]:
+    """The source of the module of each format in Python that a scheme declares, by the format's name."""
+    return {
+        name: source_file(content[PYTHON]).read_text(encoding="utf-8", errors="replace")
+        for name, content in quant.formats.items()
+        if PYTHON in content
+    }
 
 
 def format_choices(declared: Mapping[str, Format] | None = None) -> str:

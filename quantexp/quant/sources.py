@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantexp.formats import QuantSpec, Rounding
+from quantexp.formats import QuantSpec
 from quantexp.quant.multiply import (
     Factor,
     clipped,
@@ -37,8 +37,7 @@ def differs_by_source(rows: Rows | None, spec: QuantSpec) -> bool:
     """Whether an operand of these rows currently has scales, random numbers or transforms for each source."""
     if rows is None or rows.num_sources == 1:
         return False
-    is_drawn = spec.rounding is Rounding.STOCHASTIC
-    return is_drawn or spec.is_transformed or follows_own_amax(spec)
+    return spec.draws or spec.is_transformed or follows_own_amax(spec)
 
 
 def as_source(rows: Rows, source: int) -> contextlib.AbstractContextManager[None]:

@@ -149,15 +149,15 @@ class StepState:
         return random_signs(spec.hadamard_block, seed_of(self.seed, product), self.offset, device)
 
     def draw(self, spec: QuantSpec) -> Draw:
-        """Seed and offset for `quantise`; empty unless rounding is stochastic."""
-        if spec.rounding is not Rounding.STOCHASTIC:
+        """Seed and offset for `quantise`; empty unless its values depend on random numbers."""
+        if not spec.draws:
             return {}
         offset = self.offset if self.draws_again(spec) else self.iteration << 32
         return {"seed": seed_of(self.seed, spec.stream), "offset": offset}
 
     def draws_again(self, spec: QuantSpec) -> bool:
         """Whether every micro-batch draws random numbers or signs of its own for an operand."""
-        if spec.rounding is not Rounding.STOCHASTIC and spec.hadamard is not Hadamard.RANDOM:
+        if not spec.draws and spec.hadamard is not Hadamard.RANDOM:
             return False
         return not (self.weights_once and spec.once_per_step)
 

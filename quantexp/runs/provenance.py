@@ -57,6 +57,8 @@ class Provenance(TypedDict):
     created: str
     #: The content that the run's hash covers.
     identity: dict[str, Any]
+    #: The source of formats in Python, by their names.
+    formats: NotRequired[dict[str, str]]
     ran: NotRequired[Ran]
     #: The verdict of `quantexp verify` on the numerics of the device.
     verified: NotRequired[dict[str, Any]]

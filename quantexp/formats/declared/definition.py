@@ -15,6 +15,8 @@ A declaration whose arithmetic is that of a family of the table belongs to that 
     hif8    HiFloat8 under at most one scale a tensor
     grid    all others
 
+The key `python` alone declares a class (see `python`).
+
 The default scale rule is floor for e8m0, as OCP MX v1.0 says, and exact for all others.
 """
 
@@ -26,6 +28,7 @@ from functools import lru_cache
 from typing import Any
 
 from quantexp.formats.declared.elements import element_of, scale_element_of
+from quantexp.formats.declared.python import PYTHON, python_format
 from quantexp.formats.table import (
     HIF8,
     HIF8_AMAX_TARGET,
@@ -89,6 +92,8 @@ def declared_format(name: str, content: Mapping[str, Any]) -> Format:
 @lru_cache(maxsize=1024)
 def _format_of(name: str, definition: str) -> Format:
     content = json.loads(definition)
+    if PYTHON in content:
+        return python_format(name, content, definition)
     for key in content:
         if key not in KEYS:
             raise ValueError(f"unknown key {key}; a format has {', '.join(KEYS)}")

@@ -67,7 +67,9 @@ def num_values(fmt: Format) -> int:
 
 
 def code_words(fmt: Format, block: int | None = None) -> str:
-    """Which code quantises on a CPU: compiled, or that of torch."""
+    """Which code quantises on a CPU: compiled, that of torch, or a class of the user."""
+    if fmt.family is Family.PYTHON:
+        return "your class"
     return "compiled code" if is_compiled(fmt, block) else "torch code"
 
 

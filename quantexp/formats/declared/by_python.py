@@ -1,0 +1,73 @@
+"""Calls formats in Python (see `python`), and refuses what they return if it is no result of quantisation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.declared.python import (
+    DIGEST,
+    PYTHON,
+    PythonFormat,
+    can_be_proved,
+    contains_of,
+    instance_of,
+)
+from quantexp.formats.types import Format
+
+
+def python_instance(fmt: Format) -> PythonFormat:
+    """The object of a format of the family `python`.
+
+    Raises:
+        ValueError: as `instance_of`.
+    """
+    content = json.loads(fmt.definition)
+    return instance_of(content[PYTHON], content.get(DIGEST))
+
+
+def quantise_python(
+    x: Tensor, fmt: Format, axis: int, seed: int | None, offset: int | None
+) -> Tensor:
+    """The result of the format's `quantise`, under a generator that seed and offset determine.
+
+    Raises:
+        TypeError: it is no tensor of x's shape, dtype and device.
+        ValueError: as `instance_of`.
+    """
+    words = hashlib.sha256(f"{seed or 0} {offset or 0}".encode()).digest()
+    generator = torch.Generator(device=x.device)
+    generator.manual_seed(int.from_bytes(words[:8], "big") >> 1)
+    with torch.no_grad():
+        y = python_instance(fmt).quantise(x.detach(), axis=axis, generator=generator)
+    is_like = isinstance(y, Tensor) and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+    if not is_like:
+        got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise TypeError(
+            f"quantise of the format {fmt.name} must return a tensor like x, {x.dtype} {tuple(x.shape)} on {x.device}, "
+            f"got {got}"
+        )
+    return y
+
+
+def contained(x: Tensor, fmt: Format, axis: int) -> Tensor | None:
+    """Whether each element is a value of the format, by its own word; None if its class does not say.
+
+    Raises:
+        TypeError: it returns anything but bool of x's shape.
+        ValueError: as `instance_of`.
+    """
+    made = python_instance(fmt)
+    if not can_be_proved(made):
+        return None
+    with torch.no_grad():
+        contains = contains_of(made)(x.detach(), axis)
+    is_mask = isinstance(contains, Tensor) and contains.dtype is torch.bool
+    if not is_mask or contains.shape != x.shape:
+        raise TypeError(
+            f"contains of the format {fmt.name} must return bool of x's shape {tuple(x.shape)}, got {contains!r:.80}"
+        )
+    return contains

@@ -1,0 +1,167 @@
+"""Formats that are Python classes of the user: `my_package.my_module:MyFormat`.
+
+    class MyFormat:
+        def quantise(self, x: Tensor, *, axis: int, generator: torch.Generator) -> Tensor: ...
+        def contains(self, x: Tensor, axis: int) -> Tensor: ...        # optional
+
+`quantise` returns values in x's shape and dtype; `generator` lies on x's device and is seeded from the run's seed, the
+slot, the iteration and the micro-batch, so that a run repeats its numbers. `contains` says for each element, as bool of
+x's shape, whether it is a value of the format; the proof of engagement asks it. Without it nobody can prove what ran.
+
+Only a module that a configuration names is imported, and only by what quantises. A run records the digest of its source
+and its text, and stops if the module that it imports is another.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quantexp.formats.types import Element, Family, Format, Rounding
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+#: The keys of a definition.
+PYTHON, DIGEST = "python", "source_sha256"
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+#: What is known of its values: nothing, so that a plan counts those of the working precision.
+_UNKNOWN = Element("python", 16, emin=-126, emax=127, mantissa_bits=7, max=float("inf"))
+
+
+class PythonFormat(Protocol):
+    """What a class must have; `contains` may be missing."""
+
+    def quantise(self, x: Tensor, *, axis: int, generator: torch.Generator) -> Tensor:
+        """The values of x in the format, in x's shape and dtype."""
+
+
+def is_python(name: str) -> bool:
+    """Whether a name is one of a Python class."""
+    return _NAME.fullmatch(name) is not None
+
+
+def python_definition(name: str) -> dict[str, str]:
+    """The definition of a Python format: its name, and the digest of its module's source.
+
+    Raises:
+        ValueError: there is no such module, or it has no source.
+    """
+    return {PYTHON: name, DIGEST: hashlib.sha256(source_file(name).read_bytes()).hexdigest()}
+
+
+def source_file(name: str) -> Path:
+    """The file of a format's module, which is not imported; the packages it lies in are.
+
+    Raises:
+        ValueError: there is no such module, or it has no source.
+    """
+    module = name.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"the module of the format {name} cannot be found: {error}") from error
+    if spec is None:
+        raise ValueError(
+            f"there is no module {module} for the format {name}; install it, or put its folder in PYTHONPATH"
+        )
+    if not spec.origin or not spec.origin.endswith(".py"):
+        raise ValueError(f"the module {module} of the format {name} has no source file")
+    return Path(spec.origin)
+
+
+def python_name(fmt: Format) -> str:
+    """`package.module:Class` of a format of the family `python`."""
+    return str(json.loads(fmt.definition)[PYTHON])
+
+
+def python_format(name: str, content: dict[str, Any], definition: str) -> Format:
+    """The format of a definition with the key `python`; nothing is imported.
+
+    Raises:
+        ValueError: keys that are none of such a definition.
+    """
+    unknown = [key for key in content if key not in (PYTHON, DIGEST)]
+    if unknown:
+        raise ValueError(
+            f"unknown key {unknown[0]}; a format in Python has {PYTHON} alone, its class decides all else"
+        )
+    if not isinstance(content[PYTHON], str) or not is_python(content[PYTHON]):
+        raise ValueError(f"{PYTHON} must be package.module:Class, got {content[PYTHON]!r}")
+    return Format(
+        name,
+        Family.PYTHON,
+        _UNKNOWN,
+        block=None,
+        scale_rule=None,
+        rounding=Rounding.EVEN,
+        options=frozenset({"seed", "offset"}),
+        definition=definition,
+    )
+
+
+@cache
+def instance_of(name: str, digest: str | None) -> PythonFormat:
+    """The format's object, one in a process; its module is imported.
+
+    Raises:
+        ValueError: the module cannot be imported, has no such class, or another source than the digest's; or the class
+            has no `quantise`.
+    """
+    actual = python_definition(name)[DIGEST]
+    if digest is not None and actual != digest:
+        raise ValueError(
+            f"the source of the format {name} has changed since the run was composed ({digest[:8]}, now {actual[:8]}); "
+            "start a new run, or put the file back"
+        )
+    module, _, kind = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), kind)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"the format {name} cannot be made: {error}") from error
+    if not callable(getattr(made, "quantise", None)):
+        raise ValueError(
+            f"the format {name} must have quantise(x, *, axis, generator), see docs/formats/your_own.md"
+        )
+    result: PythonFormat = made
+    return result
+
+
+def says_what_it_contains(name: str) -> bool:
+    """Whether the class, or a base of it in its module, defines `contains`, by the source; nothing is imported.
+
+    Raises:
+        ValueError: as `source_file`.
+    """
+    tree = ast.parse(source_file(name).read_text(encoding="utf-8", errors="replace"))
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    left, seen = [name.partition(":")[2]], set[str]()
+    while left:
+        kind = classes.get(left.pop())
+        if kind is None or kind.name in seen:
+            continue
+        seen.add(kind.name)
+        if any(isinstance(node, ast.FunctionDef) and node.name == "contains" for node in kind.body):
+            return True
+        left += [base.id for base in kind.bases if isinstance(base, ast.Name)]
+    return False
+
+
+def can_be_proved(fmt: PythonFormat) -> bool:
+    """Whether its class has `contains`."""
+    return callable(getattr(fmt, "contains", None))
+
+
+def contains_of(fmt: PythonFormat) -> Callable[[Tensor, int], Tensor]:
+    """Its method `contains`."""
+    method: Callable[[Tensor, int], Tensor] = getattr(fmt, "contains")  # noqa: B009 (it may be missing)
+    return method
