@@ -167,7 +167,7 @@ def show(content: dict[str, object], console: Console) -> None:
 
 def _print_formats(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title="formats", title_justify="left", box=None, pad_edge=True)
-    table.add_column("format", style="bold", overflow="fold")
+    table.add_column("format", style="bold", no_wrap=True)
     for name in ("bits", "values", "block", "largest", "smallest"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("scale", overflow="fold")

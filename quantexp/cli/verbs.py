@@ -17,7 +17,7 @@ KINDS: dict[str, str | None] = {
     "models": "model",
     "datasets": "dataset",
     "schemes": "quant",
-    "formats": None,
+    "formats": "format",
     "presets": "training",
     "captures": "capture",
     "launchers": "launcher",

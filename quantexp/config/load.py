@@ -41,7 +41,7 @@ from quantexp.schema import (
     Rule,
     SweepConfig,
 )
-from quantexp.schema.keys import keys, section_of
+from quantexp.schema.keys import is_mapping, keys, section_of
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: OmegaConf's message for a value of the wrong type, and the names of the types in messages.
@@ -198,6 +198,8 @@ def unknown_key(full_key: str, owner: Any = None) -> str:
         return _no_such_key(_RULES[owner], name, owner)
     node: Any = Experiment if owner is Experiment else Composition
     for part in filter(None, parent.split(".")):
+        if is_mapping(node, part):
+            return f"unknown key {full_key}; write +{full_key}=... to add it"
         node = section_of(node, part)
         if node is None:
             return f"unknown key {full_key}"

@@ -34,7 +34,16 @@ HIF8 = Element(
     inf_codes=(0x6F,),
     has_negative_zero=False,
 )
-BF16 = Element("bf16", 16, emin=-126, emax=127, mantissa_bits=7, max=(2 - 2**-7) * 2.0**127)
+BF16 = Element(
+    "bf16",
+    16,
+    emin=-126,
+    emax=127,
+    mantissa_bits=7,
+    max=(2 - 2**-7) * 2.0**127,
+    inf_codes=(0x7F80,),
+    nan_codes=tuple(range(0x7F81, 0x8000)),
+)
 
 MX_BLOCK = 32
 NV_BLOCK = 16

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
+from quantexp.formats.types import WHOLE_ROW, Family
 from quantexp.model.decoder import ATTENTION, alike_layers, in_words, layer_modules
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Operand, Product, Site, Slot, slots_of
@@ -284,7 +285,7 @@ def spec_record(spec: QuantSpec) -> dict[str, object]:
         "saturate": spec.saturate,
         "amax_target": spec.amax_target if spec.is_scaled else None,
     }
-    known = spec.fmt.options
+    known = spec.fmt.options | ({"block"} if _has_plain_blocks(spec) else set())
     return {
         "format": spec.fmt.name,
         "axis": None if spec.axis is None else spec.axis.value,
@@ -292,6 +293,14 @@ def spec_record(spec: QuantSpec) -> dict[str, object]:
         "reuse": spec.reuse,
         **_later_options(spec),
     }
+
+
+def _has_plain_blocks(spec: QuantSpec) -> bool:
+    """Whether a declared format has blocks of a number of elements, and of one row."""
+    fmt = spec.fmt
+    return (
+        fmt.family is Family.GRID and fmt.across == 1 and spec.block < WHOLE_ROW and bool(fmt.block)
+    )
 
 
 def _later_options(spec: QuantSpec) -> dict[str, object]:

@@ -17,6 +17,11 @@ def section_of(owner: Any, name: str) -> Any:
     return kinds[0] if kinds and get_origin(hint) is not list else None
 
 
+def is_mapping(owner: Any, name: str) -> bool:
+    """Whether a field of a dataclass is a mapping whose keys the user chooses."""
+    return get_origin(_hint(owner, name)) is dict
+
+
 def keys(owner: Any = Composition, parent: str = "") -> list[str]:
     """The full keys of a section and its subsections; keys within lists are not included."""
     result = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from quantexp.cli.main import main
 from quantexp.cli.verbs import KINDS
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
-from quantexp.formats import decode
+from quantexp.formats import Family, decode, get_format
+from quantexp.formats.codes import code_values
+from quantexp.formats.lookup import shipped_formats
 from quantexp.formats.table import FORMATS
 from quantexp.quant.scheme import SCHEMES
 from quantexp.runs.paths import RunDir
@@ -40,6 +43,7 @@ def names(kind: str, config_dir: Path | None = None) -> list[str]:
         ("layouts", "parallel"),
         ("sizes", "size"),
         ("experiments", "experiment"),
+        ("formats", "format"),
     ],
 )
 def test_kind_lists_every_file_of_its_group(kind: str, group: str) -> None:
@@ -65,20 +69,49 @@ def test_every_group_is_listed() -> None:
 
 def test_formats_have_bits_block_scale_and_range() -> None:
     rows = {row["name"]: row for row in format_rows()}
-    assert list(rows) == list(FORMATS)
+    assert list(rows) == [*FORMATS, *shipped_formats()]
     assert rows["mxfp8_e4m3"] == {
         "name": "mxfp8_e4m3",
         "about": "OCP Microscaling Formats (MX) v1.0",
         "aliases": ["mxfp8"],
         "element": "e4m3",
         "element_bits": 8,
+        "values": 253,
+        "bits": 8.25,
         "block": 32,
-        "scale": "a power of two (E8M0) a block",
+        "scale": "E8M0 a block",
         "largest": 448.0,
         "smallest": 2.0**-9,
+        "code": "compiled code",
     }
     assert rows["nvfp4_e2m1"]["scale"] == "E4M3 a block, float32 a tensor"
     assert rows["bf16"]["smallest"] == 2.0**-133
+    assert rows["fp8_128x128"]["block"] == [128, 128]
+    assert "arXiv 2412.19437" in str(rows["fp8_128x128"]["about"])
+    assert (rows["mxint8"]["values"], rows["mxint8"]["code"]) == (255, "torch code")
+
+
+def test_every_format_has_as_many_values_as_its_codes_mean() -> None:
+    for row in format_rows():
+        fmt = get_format(str(row["name"]))
+        if fmt.family is not Family.BF16:
+            values = {v for v in code_values(fmt.element) if math.isfinite(v)}
+            assert row["values"] == len(values), fmt.name
+    bf16 = next(row for row in format_rows() if row["name"] == "bf16")
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
+    assert bf16["values"] == len(set(every[every.isfinite()].tolist()))
+
+
+def test_formats_of_a_folder_of_ones_own_come_last(tmp_path: Path) -> None:
+    (tmp_path / "format").mkdir()
+    file = tmp_path / "format" / "mine.yaml"
+    file.write_text("# What it is for.\nelement: e3m3\nblock: row\nscale: ue5m3\n")
+    row = format_rows(tmp_path)[-1]
+    keys = ("name", "about", "block", "scale")
+    assert [row[key] for key in keys] == ["mine", "What it is for.", "row", "UE5M3 a row"]
+    file.write_text("element: e3m3\nblok: 3\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: unknown key blok; a format has element"):
+        format_rows(tmp_path)
 
 
 #: Formats whose codes mean values by themselves.
@@ -98,8 +131,9 @@ def test_formats_fit_80_columns_a_line_each() -> None:
     out = io.StringIO()
     show({"formats": format_rows()}, Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    assert len(lines) == 2 + len(FORMATS)
-    assert "mxfp8_e4m3" in lines[2]
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines[2:] if line[1] != " "]
+    assert names == [*FORMATS, *shipped_formats()]
 
 
 def test_list_of_a_mistyped_kind_suggests_one() -> None:

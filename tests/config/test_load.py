@@ -164,6 +164,8 @@ def test_interpolation_that_leads_nowhere_names_the_key() -> None:
 def test_key_below_a_value_is_unknown_without_a_hint() -> None:
     assert unknown_key("training.lr.more") == "unknown key training.lr.more"
     assert unknown_key("nope.more") == "unknown key nope.more"
+    of_mapping = "unknown key quant.formats.x; write +quant.formats.x=... to add it"
+    assert unknown_key("quant.formats.x") == of_mapping
 
 
 def test_sample_brings_label_tokenizer_and_vocabulary() -> None:
@@ -185,7 +187,7 @@ def test_path_takes_precedence_over_the_sample() -> None:
 
 
 def test_config_yaml_reads_back_as_the_same_experiment(tmp_path: Path) -> None:
-    rules = "quant.rules=[{layers:[0,-1],iterations:[1,null],format:bf16}]"
+    rules = "quant.rules=[{layers:[-1],iterations:[1,null],format:bf16}]"
     experiment = compose(["quant=FA_linear_hifp8", "training=fast", rules], None, {})
     save(experiment, tmp_path / "config.yaml")
     assert read(tmp_path / "config.yaml") == experiment

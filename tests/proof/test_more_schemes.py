@@ -34,7 +34,8 @@ def losses(run: RunDir) -> list[Any]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, scheme: str) -> None:
-    run = run_tiny(f"quant=more/{scheme}", "training.iterations=3", "capture=off")
+    layers = ["model.num_layers=3"] if scheme == "linear_nvfp4_recipe" else []
+    run = run_tiny(f"quant=more/{scheme}", *layers, "training.iterations=3", "capture=off")
     record = precision(run)
     assert record["scheme"] == scheme
     assert record["proved"]
@@ -47,13 +48,18 @@ def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, schem
 
 @pytest.mark.parametrize("precision_", ["fp16", "fp32"])
 @pytest.mark.parametrize(
-    "scheme", ["linear_nvfp4_recipe", "linear_mxfp4_sr_rht", "linear_fp8", "FA_linear_nvfp4"]
+    "scheme",
+    [
+        *("linear_nvfp4_recipe", "linear_mxfp4_sr_rht", "linear_fp8", "FA_linear_nvfp4"),
+        *("linear_fp8_block", "linear_fp4_ue5m3"),
+    ],
 )
 def test_other_working_precisions_are_proved_too(
     run_tiny: RunTiny, scheme: str, precision_: str
 ) -> None:
     run = run_tiny(
         f"quant=more/{scheme}",
+        "quant.rules=[]",
         f"training.precision={precision_}",
         "training.initial_loss_scale=1024",
         *ONE_STEP,
@@ -180,6 +186,7 @@ def test_a_bf16_baseline_in_a_later_format_fails(
 def test_a_run_repeats_and_recomputation_changes_nothing(run_tiny: RunTiny, scheme: str) -> None:
     words = [
         f"quant=more/{scheme}",
+        "quant.rules=[]",
         "training.iterations=3",
         "training.global_batch_size=4",
         "capture=off",

@@ -6,6 +6,8 @@
     fp8    one scale for the tensor, `amax_target` / amax in float32, or a power of two
     hifp8  one power of two for the tensor, the largest that keeps amax within `amax_target`
 
+A declared format is computed from its definition, as `quantexp verify` does.
+
 The slot contains all that determines its random numbers and signs: `transform` has the Hadamard transform and the
 generator. float64 holds every scaled and every quantised value exactly where float32 is not named. An option that no
 shipped scheme declares is a KeyError or an AssertionError here, never a guess.
@@ -13,11 +15,14 @@ shipped scheme declares is a KeyError or an AssertionError here, never a guess.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 from en_dtypes import hifloat8
+
+from quantexp.formats.verify.declared_gold import gold_of, quantised
 
 from .captured import Array, Slot
 from .transform import hadamard, random_integers
@@ -65,6 +70,8 @@ def quantise(
         return rounded(_fp8(x, slot, random), dtype)
     moved = np.moveaxis(x, axis, -1)
     random = None if random is None else np.moveaxis(random, axis, -1)
+    if "definition" in slot:
+        return rounded(np.moveaxis(_declared(moved, slot, random), -1, axis), dtype)
     on_grid = (_nvfp4 if slot["format"] == "nvfp4_e2m1" else _mx)(moved, slot, random)
     return rounded(np.moveaxis(on_grid, -1, axis), dtype)
 
@@ -132,6 +139,17 @@ def _nvfp4(moved: Array, slot: Slot, random: Array | None) -> Array:
     v = _pre_scaled(blocks.astype(np.float32) / d, slot)
     q = _to_element(v.astype(np.float64), slot, random_blocks).astype(np.float32)
     return _whole((q * d).astype(np.float64), moved)
+
+
+def _declared(moved: Array, slot: Slot, random: Array | None) -> Array:
+    """A declared format, by exact arithmetic from its definition."""
+    rows = np.ascontiguousarray(moved, np.float32).reshape(-1, moved.shape[-1])
+    draws = None if random is None else random.reshape(rows.shape)
+    gold = gold_of(json.loads(slot["definition"]))
+    y: Array = (
+        quantised(gold, rows, slot["rounding"], draws).reshape(moved.shape).astype(np.float64)
+    )
+    return y
 
 
 def _pre_scaled(v: Array, slot: Slot) -> Array:

@@ -30,6 +30,16 @@ Run = Callable[..., RunDir]
 
 MXFP4 = {"format": "mxfp4_e2m1", "block": 32, "scale_rule": "floor"}
 NVFP4 = {"format": "nvfp4_e2m1", "block": 16, "scaling": "exact"}
+TILES = {
+    "format": "nvfp4_16x16",
+    "definition": '{"block": [16, 16], "element": "e2m1", "scale": "e4m3", "tensor_scale": "fp32"}',
+    "scaling": "exact",
+}
+UE5M3 = {
+    "format": "fp4_ue5m3",
+    "definition": '{"block": 16, "element": "e2m1", "scale": "ue5m3"}',
+    "block": 16,
+}
 FP8 = {"scaling": "exact", "saturate": True, "rounding": "even"}
 E4M3 = {"format": "fp8_e4m3", "amax_target": 448.0, **FP8}
 E5M2 = {"format": "fp8_e5m2", "amax_target": 57344.0, **FP8}
@@ -76,12 +86,16 @@ SCHEMES: dict[str, dict[str, Slot]] = {
     "linear_mxfp4_sr_rht": linear(BF16, BF16, *[{**MXFP4, **SR_RHT}] * 4),
     "linear_nvfp4_recipe": linear(
         {**NVFP4, **EVEN},
-        {**NVFP4, **EVEN},
+        {**TILES, **EVEN},
         {**NVFP4, "rounding": "stochastic"},
-        {**NVFP4, **EVEN},
+        {**TILES, **EVEN},
         {**NVFP4, "rounding": "stochastic", **RANDOM16},
         {**NVFP4, **EVEN, **RANDOM16},
     ),
+    "linear_fp4_ue5m3": {
+        slot: {**UE5M3, "rounding": "stochastic" if slot.endswith("g") else "even"}
+        for slot in LINEAR_SLOTS
+    },
 }
 #: Schemes whose scales come from earlier iterations, which the third has.
 DELAYED: dict[str, dict[str, Slot]] = {
@@ -101,7 +115,8 @@ IRRELEVANT = {"axis", "reuse"}
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_linear_results_follow_from_the_captured_operands(run_tiny: Run, scheme: str) -> None:
-    modules = read_capture(run_tiny(f"quant=more/{scheme}", *MODEL).tensors)
+    words = [f"quant=more/{scheme}", "quant.rules=[]", *MODEL]
+    modules = read_capture(run_tiny(*words).tensors)
     _linear_results_follow(modules, SCHEMES[scheme])
 
 

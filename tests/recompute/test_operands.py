@@ -62,7 +62,8 @@ def own_slots(module: Module) -> Iterator[tuple[str, Slot]]:
     [
         ("quant=FA_linear_mxfp8",),
         ("quant=FA_linear_hifp8", "quant/pv=mxfp4"),
-        ("quant=more/linear_nvfp4_recipe", "training.recompute=full"),
+        ("quant=more/linear_nvfp4_recipe", "quant.rules=[]", "training.recompute=full"),
+        ("quant=more/linear_fp4_ue5m3",),
         ("quant=more/linear_mxfp4_sr_rht", *FP4_DGRAD_P),
     ],
     ids=lambda words: words[0].partition("=")[2],
@@ -99,6 +100,12 @@ def _scales_are_right(module: Module, slot: str, declared: Slot) -> None:
         assert line["tensor_scale"] == 2.0 ** _power_of_two_scale(np.abs(x).max(), declared)
         return
     codes = module.tensors[key[0], f"{key[1]}_scale"]
+    if "definition" in declared:
+        values = np.moveaxis(module.tensors[key], line["dim"], -1)
+        each = np.repeat(np.moveaxis(codes, line["dim"], -1), declared["block"], axis=-1)
+        codes_of = np.abs(values / each[..., : values.shape[-1]])
+        assert np.isin(codes_of, [0, 0.5, 1, 1.5, 2, 3, 4, 6]).all()
+        return
     blocks = _blocks(np.moveaxis(x, line["dim"], -1), declared["block"])
     assert blocks is not None
     amax = np.moveaxis(np.abs(blocks).max(axis=-1), -1, line["dim"])

@@ -27,6 +27,8 @@ def to_tiles(x: Tensor, fmt: Format, axis: int) -> Tensor:
 
 def from_tiles(tiles: Tensor, shape: tuple[int, ...], fmt: Format, axis: int) -> Tensor:
     """The inverse of `to_tiles`, of this shape."""
+    if not shape or 0 in shape:
+        return tiles[:1, :1].reshape(shape) if not shape else tiles.new_empty(shape)
     order = [dim for dim in range(len(shape)) if dim != axis % len(shape)]
     outer, extent = [shape[dim] for dim in order], shape[axis]
     num_rows = math.prod(outer)
@@ -37,14 +39,19 @@ def from_tiles(tiles: Tensor, shape: tuple[int, ...], fmt: Format, axis: int) ->
 
 
 def num_tiles(shape: tuple[int, ...], fmt: Format, axis: int) -> tuple[int, int]:
-    """The number of blocks across and along the axis."""
+    """The number of blocks across and along the axis; a 0-dim tensor has one, an empty one none."""
+    if 0 in shape:
+        return 0, 1
+    shape, axis = (shape, axis) if shape else ((1,), 0)
     extent = shape[axis]
     num_rows = math.prod(shape) // extent if extent else 0
     return _counts((num_rows, extent), *_extents(extent, fmt))
 
 
 def _rows(x: Tensor, axis: int) -> Tensor:
-    return x.movedim(axis, -1).reshape(-1, x.shape[axis]) if x.numel() else x.reshape(0, 1)
+    if not x.ndim or not x.numel():
+        return x.reshape(-1, 1)
+    return x.movedim(axis, -1).reshape(-1, x.shape[axis])
 
 
 def _extents(extent: int, fmt: Format) -> tuple[int, int]:

@@ -1,0 +1,167 @@
+"""A declaration becomes the family whose arithmetic it has; what makes no sense is refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.lookup import (
+    format_of_record,
+    formats_in,
+    get_format,
+    know_format,
+    read_format,
+    shipped_formats,
+)
+from quantexp.formats.types import WHOLE_ROW, Family, Format, Scaling
+
+Keys = dict[str, Any]
+
+
+def declared(**keys: Any) -> Format:
+    return declared_format("own", keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "family", "block"),
+    [
+        ({"element": "e3m3", "block": 24}, Family.MX, 24),
+        (
+            {"element": "int8", "block": 32, "scale": "power_of_two", "scale_rule": "rceil"},
+            Family.MX,
+            32,
+        ),
+        ({"element": "e3m3", "block": 24, "scale": "ue5m3"}, Family.GRID, 24),
+        ({"element": "e3m3", "block": 24, "scale_rule": "search"}, Family.GRID, 24),
+        ({"element": "e3m3", "block": [4, 8]}, Family.GRID, 8),
+        ({"element": "e3m3", "block": "row"}, Family.GRID, WHOLE_ROW),
+        ({"element": "hif8", "block": 32}, Family.GRID, 32),
+        ({"element": {"integer_bits": 4, "symmetric": False}, "block": 32}, Family.GRID, 32),
+        ({"element": "e3m3"}, Family.FP8, None),
+        ({"element": "hif8", "scale": "none"}, Family.HIF8, None),
+        ({"element": {"values": [-1, 0, 1]}}, Family.GRID, None),
+    ],
+)
+def test_arithmetic_decides_the_family(keys: Keys, family: Family, block: int | None) -> None:
+    fmt = declared(**keys)
+    assert (fmt.family, fmt.block) == (family, block)
+
+
+def test_scales_of_the_tensor() -> None:
+    assert declared(element="e3m3").scaling is Scaling.EXACT
+    assert declared(element="e3m3", scale="power_of_two").scaling is Scaling.CURRENT
+    assert declared(element="hif8").amax_target == 15
+    assert declared(element="e3m3", amax_target=3).amax_target == 3
+    two = declared(element="e2m1", block=16, scale="e4m3", tensor_scale="fp32")
+    assert (two.scaling, two.amax_target) == (Scaling.EXACT, 6 * 448)
+
+
+def test_square_blocks_do_not_depend_on_the_axis() -> None:
+    assert not declared(element="e4m3", block=[16, 16], scale="fp32").depends_on_axis
+    assert declared(element="e4m3", block=[8, 16], scale="fp32").depends_on_axis
+
+
+def test_bits_count_the_share_of_the_scale() -> None:
+    assert declared(element="e3m3", block=24, scale="ue5m3").bits_each() == 7 + 8 / 24
+    assert declared(element="e4m3", block=[128, 128], scale="fp32").bits_each() == 8 + 32 / 128**2
+    assert declared(element="int4", block=16, scale="bf16").bits_each() == 5
+    assert declared(element="e2m1", block=16, scale="e4m7").bits_each() == 5
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"block": 32}, "element is missing; a format has element, block"),
+        ({"element": "e3m3", "blocks": 3}, "unknown key blocks; a format has element, block"),
+        (
+            {"element": "e3m3", "block": 0},
+            "block must be a number of elements, [rows, elements], row",
+        ),
+        ({"element": "e3m3", "block": [1, 2, 3]}, "with numbers from 1 to 1048576, got [1, 2, 3]"),
+        ({"element": "e3m3", "block": 8, "scale": "q8"}, "scale must be one of e8m0, power_of_two"),
+        ({"element": "e3m3", "block": 8, "scale": "none"}, "scale must not be none with blocks"),
+        ({"element": "e3m3", "scale": "ue5m3"}, "scale of a whole tensor must be one of fp32"),
+        (
+            {"element": "e3m3", "block": 8, "scale_rule": "exact"},
+            "scale_rule must be one of floor, rceil, ceil, even, search for scale e8m0, got 'exact'",
+        ),
+        (
+            {"element": {"values": [-1, 0, 1]}, "block": 8, "scale_rule": "even"},
+            "scale_rule even rounds an amax to the element's mantissa, which 3 values does not have",
+        ),
+        ({"element": "e3m3", "scale_rule": "floor"}, "scale_rule is for a format with blocks"),
+        ({"element": "e3m3", "tensor_scale": "fp32"}, "tensor_scale is for a format with blocks"),
+        (
+            {"element": "e3m3", "block": 8, "tensor_scale": "fp32"},
+            "tensor_scale is for block scales that are small floats such as e4m3",
+        ),
+        (
+            {"element": "e3m3", "block": 8, "scale": "e4m3", "tensor_scale": "yes"},
+            "tensor_scale must be one of fp32, power_of_two, none, got 'yes'",
+        ),
+        (
+            {"element": "e3m3", "block": 8, "amax_target": 3},
+            "amax_target is for a format without blocks",
+        ),
+        ({"element": "e3m3", "amax_target": True}, "amax_target must be a number, got True"),
+        (
+            {"element": "e3m3", "amax_target": 99},
+            "amax_target must be above 0 and at most the element's largest value 30, got 99",
+        ),
+        (
+            {"element": "e3m3", "rounding": "up"},
+            "rounding must be one of even, away, stochastic, got 'up'",
+        ),
+        (
+            {"element": {"integer_bits": 8, "step": 2.0**20}, "block": 8, "scale": "e2m1"},
+            "scale ue2m1 cannot reach 1 with element int8*2^20",
+        ),
+        (
+            {"element": "e3m3", "python": "a:B"},
+            "unknown key element; a format in Python has python alone",
+        ),
+        ({"python": "nothing"}, "python must be package.module:Class, got 'nothing'"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(keys: Keys, words: str) -> None:
+    with pytest.raises(ValueError, match=r".+") as caught:
+        declared(**keys)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_plain_yaml_is_refused() -> None:
+    with pytest.raises(ValueError, match="the format own must be plain YAML"):
+        declared(element={"values": {1, 2}})
+
+
+def test_names_are_looked_up_in_the_table_the_scheme_and_the_shipped_files() -> None:
+    own = declared(element="e3m3")
+    assert get_format("mxfp8", {"mxfp8": own}).name == "mxfp8_e4m3"
+    assert get_format("mxint8", {"mxint8": own}) is own
+    assert get_format("mxint8") is shipped_formats()["mxint8"]
+    with pytest.raises(ValueError, match=r"unknown number format 'e3'.*mxint8"):
+        get_format("e3")
+
+
+def test_files_name_their_formats(tmp_path: Any) -> None:
+    (tmp_path / "tiny.yaml").write_text("element: e2m1\nblock: 8\n")
+    assert formats_in(tmp_path)["tiny"] == declared_format("tiny", {"element": "e2m1", "block": 8})
+    (tmp_path / "bad.yaml").write_text("element: e99m1\n")
+    with pytest.raises(
+        ValueError, match=r"bad\.yaml: exponent_bits must be between 0 and 8, got 99"
+    ):
+        read_format(tmp_path / "bad.yaml")
+
+
+def test_records_bring_their_own_definitions() -> None:
+    record = {"format": "mine_once", "definition": '{"element": "e3m3"}'}
+    assert format_of_record(record).element.name == "e3m3"
+    with pytest.raises(ValueError, match="unknown number format 'mine_once'"):
+        get_format("mine_once")
+    know_format(record)
+    assert get_format("mine_once").element.name == "e3m3"
+    with pytest.raises(ValueError, match="the format mine_once is not the same in all of these"):
+        know_format(record | {"definition": '{"element": "e3m2"}'})

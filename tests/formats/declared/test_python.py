@@ -1,0 +1,123 @@
+"""Formats in Python: what their classes must do, how they are found, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quantexp.formats import get_format, quantise, resolve, saturated, scales_of
+from quantexp.formats.declared.by_python import contained
+from quantexp.formats.declared.python import (
+    instance_of,
+    python_definition,
+    says_what_it_contains,
+)
+from quantexp.formats.types import Family
+
+SOURCE = """
+import torch
+
+class Sign:
+    def quantise(self, x, *, axis, generator):
+        return x.sign() * x.abs().mean(dim=axis, keepdim=True)
+
+    def contains(self, x, axis):
+        return x.abs() == x.abs().amax(dim=axis, keepdim=True)
+
+class Heir(Sign):
+    pass
+
+class Silent:
+    def quantise(self, x, *, axis, generator):
+        return x + torch.rand(x.shape, generator=generator)
+
+class Wider:
+    def quantise(self, x, *, axis, generator):
+        return x.double()
+
+class Nothing:
+    pass
+
+class Odd(Sign):
+    def contains(self, x, axis):
+        return 1.0
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """The name of a module with formats, of its own for each test."""
+    name = f"formats_of_{abs(hash(request.node.nodeid))}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_class_quantises_by_its_name(module: str) -> None:
+    x = torch.tensor([[1.0, -3.0], [2.0, 2.0]])
+    fmt = get_format(f"{module}:Sign")
+    assert (fmt.family, fmt.label) == (Family.PYTHON, "Sign")
+    assert quantise(x, fmt).tolist() == [[2, -2], [2, 2]]
+    assert quantise(x, f"{module}:Sign", axis=0).tolist() == [[1.5, -2.5], [1.5, 2.5]]
+    out = torch.empty_like(x)
+    assert quantise(x, fmt, out=out) is out
+    assert resolve(fmt).has_blocks
+    assert not bool(saturated(x, fmt).any())
+    assert float(scales_of(x, fmt)) == 1  # type: ignore[arg-type]
+
+
+def test_the_generator_follows_from_seed_and_offset(module: str) -> None:
+    x, fmt = torch.zeros(4), f"{module}:Silent"
+    first = quantise(x, fmt, seed=1, offset=2)
+    assert torch.equal(first, quantise(x, fmt, seed=1, offset=2))
+    assert not torch.equal(first, quantise(x, fmt, seed=1, offset=3))
+
+
+def test_what_a_class_contains_is_its_own_word(module: str) -> None:
+    x = torch.tensor([[2.0, -2.0], [1.0, 2.0]])
+    mask = contained(x, get_format(f"{module}:Sign"), -1)
+    assert mask is not None
+    assert mask.tolist() == [[True, True], [False, True]]
+    assert contained(x, get_format(f"{module}:Silent"), -1) is None
+    names = ("Sign", "Heir", "Silent")
+    assert [says_what_it_contains(f"{module}:{name}") for name in names] == [True, True, False]
+
+
+def test_naming_a_class_imports_nothing(module: str) -> None:
+    get_format(f"{module}:Sign")
+    says_what_it_contains(f"{module}:Sign")
+    assert module not in sys.modules
+
+
+def test_results_that_are_none_are_refused(module: str) -> None:
+    x = torch.zeros(2, 3)
+    words = r"quantise of the format .*:Wider must return a tensor like x, torch.float32 \(2, 3\) on cpu, got"
+    with pytest.raises(TypeError, match=words):
+        quantise(x, f"{module}:Wider")
+    with pytest.raises(
+        TypeError, match=r"contains of the format .*:Odd must return bool of x's shape"
+    ):
+        contained(x, get_format(f"{module}:Odd"), -1)
+    with pytest.raises(ValueError, match=r":Nothing must have quantise\(x, \*, axis, generator\)"):
+        quantise(x, f"{module}:Nothing")
+    with pytest.raises(ValueError, match=r"the format .*:Missing cannot be made: module"):
+        quantise(x, f"{module}:Missing")
+
+
+def test_modules_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="there is no module no_such_module for the format"):
+        get_format("no_such_module:Sign")
+    with pytest.raises(ValueError, match="cannot be found"):
+        get_format("no.such:Sign")
+    with pytest.raises(ValueError, match="has no source file"):
+        get_format("itertools:count")
+
+
+def test_another_source_than_the_recorded_one_is_refused(module: str, tmp_path: Path) -> None:
+    digest = python_definition(f"{module}:Sign")["source_sha256"]
+    (tmp_path / f"{module}.py").write_text(SOURCE + "\n")
+    with pytest.raises(ValueError, match="has changed since the run was composed"):
+        instance_of(f"{module}:Sign", digest)
