@@ -24,8 +24,14 @@ _LAUNCHER = re.compile(r"[+~]*launcher[=.@]")
 FEW = 12
 
 
-def cluster_of(arguments: argparse.Namespace) -> Experiment | None:
+def cluster_of(
+    arguments: argparse.Namespace, *, uses_config_dir: bool = False
+) -> Experiment | None:
     """The experiment with the launcher that the words choose, which it removes from them; None for this machine.
+
+    Args:
+        arguments: the parsed command line.
+        uses_config_dir: whether the verb itself reads the user's folder, which otherwise chooses a launcher.
 
     Raises:
         ConfigError: an invalid launcher, or keys of one for this machine.
@@ -41,7 +47,7 @@ def cluster_of(arguments: argparse.Namespace) -> Experiment | None:
     if not experiment.launcher.is_local:
         return experiment
     rest = [word for word in chosen if word != "launcher=local"]
-    if arguments.config_dir is not None:
+    if arguments.config_dir is not None and not uses_config_dir:
         rest.append("--config-dir")
     if rest:
         raise ConfigError(

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: an unknown format, a number out of range, or an invalid launcher.
         RunError: the jobs cannot be submitted.
     """
-    experiment = cluster_of(arguments)
+    experiment = cluster_of(arguments, uses_config_dir=arguments.formats is not None)
     name_folder(arguments)
     request = request_of(arguments, definitions(arguments.formats, arguments.config_dir))
     if experiment is not None:

@@ -83,7 +83,8 @@ def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
         assert (line["iteration"], line["micro_batch"]) == (iteration, 0)
         layer_type, dtype, formats = _shared(line)
         assert (layer_type, formats) == (module.layer_type, module.formats)
-        assert dtype == ("uint8" if line["values"] == "scale" else module.dtype)
+        kinds = ("uint8", "float32") if line["values"] == "scale" else (module.dtype,)
+        assert dtype in kinds
         rows = line.get("row_sequences")
         if rows is not None:
             assert len(rows) == line["shape"][0]

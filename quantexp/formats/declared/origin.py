@@ -67,7 +67,7 @@ def _in_blocks(
     for chunk in grid_chunks(x_ONI, spec):
         source = chunk.elements(source_ONI).to(torch.float32)
         d = block_factors(source, spec, scale)
-        v = (source / d).double()
+        v = (source / d).double().contiguous()
         high = torch.searchsorted(values, v).clamp_(1, values.numel() - 1)
         low_value, high_value = values[high - 1], values[high]
         got = chunk.elements(x_ONI).to(dtype).float()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quantexp.cli.main import main
 from quantexp.formats import quantise
+from quantexp.formats.lookup import shipped_formats
 from quantexp.formats.verify import kernels, suite, verb
 from quantexp.formats.verify.certificate import State, folder_in, standing
 from quantexp.formats.verify.exact import KINDS
@@ -34,6 +35,7 @@ def cache(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def only_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verified subject is bf16 only, which takes half a second."""
     monkeypatch.setattr(verb, "SUBJECTS", ("bf16",))
+    monkeypatch.setattr(verb, "shipped_formats", dict)
 
 
 @pytest.fixture
@@ -153,14 +155,17 @@ def test_overrides_and_other_devices_are_misuse(capsys: Captured, words: list[st
     assert caught.value.code == 2
     err = capsys.readouterr().err
     assert (
-        "verify takes no overrides but paths.cache=FOLDER" in err
+        "verify takes files of formats (NAME.yaml) and paths.cache=FOLDER alone" in err
         or "--device must be one of cpu, cuda, got" in err
     )
 
 
 def test_short_names_and_any_order_choose_formats() -> None:
     assert verb.chosen_subjects("hadamard,mxfp4,mxfp8") == ["mxfp8_e4m3", "mxfp4_e2m1", "hadamard"]
-    assert verb.chosen_subjects(None) == [*KINDS, "hadamard"]
+    assert verb.chosen_subjects(None) == [*KINDS, "hadamard", *shipped_formats()]
+    own = [Path("mine/own.yaml")]
+    assert verb.chosen_subjects(None, own) == ["own"]
+    assert verb.chosen_subjects("mxint8,mxfp8", own) == ["mxfp8_e4m3", "mxint8", "own"]
 
 
 def test_a_terminal_has_a_line_while_it_works(cache: Path) -> None:
