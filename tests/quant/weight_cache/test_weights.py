@@ -13,10 +13,18 @@ from quantexp.formats import quantise
 from quantexp.quant import multiply
 from quantexp.quant.hooks import hook_operands
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
+from quantexp.quant.sites import FPROP_W
 from quantexp.quant.step_state import StepState, seed_of, use_step_state
 from quantexp.quant.weight_cache import weights
 from quantexp.quant.weight_cache.weights import WeightCopies
-from quantexp.schema import LinearDgrad, LinearSite, ModelConfig, QuantConfig, Slot
+from quantexp.schema import (
+    LinearDgrad,
+    LinearFprop,
+    LinearSite,
+    ModelConfig,
+    QuantConfig,
+    Slot,
+)
 
 MODEL = ModelConfig(
     num_layers=1,
@@ -90,6 +98,23 @@ def test_a_format_without_blocks_has_one_copy_for_both_products(
             assert copies.num_bytes() == (w.nbytes if several else 0)
     assert torch.equal(forward, quantise(w, "hifp8", scaling="current"))
     assert len(creations) == 2, "once a step"
+
+
+def test_square_blocks_have_one_copy_for_both_products(w: Tensor, creations: list[int]) -> None:
+    square = {
+        "tile": {"element": "e2m1", "block": [16, 16], "scale": "e4m3", "tensor_scale": "fp32"}
+    }
+    slot = Slot(format="tile")
+    linear = LinearSite(fprop=LinearFprop(w=slot), dgrad=LinearDgrad(w=slot))
+    quant = QuantConfig(linear=linear, formats=square)
+    precision = precision_map(MODEL, quant)[ModuleId(0, "fc1")]
+    copies = WeightCopies()
+    for several in (True, False):
+        with copies.step(several):
+            forward = copies.for_fprop(precision, w, dgrad_follows=True)
+            assert copies.for_dgrad(precision, w) is forward
+    assert len(creations) == 2, "once a step"
+    assert torch.equal(forward, quantise(w, precision.spec(FPROP_W)))
 
 
 def test_one_micro_batch_keeps_the_copy_that_comes_with_the_forwards_until_dgrad(
