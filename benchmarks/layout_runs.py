@@ -239,6 +239,9 @@ class _Observer:
         if iteration == 1:
             self.gradients_of = self._parts(lambda p: p.main_grad)
 
+    def tokens(self, iteration: int, index: int, tokens: object) -> None:
+        pass
+
     def evaluation(self) -> None:
         pass
 

@@ -145,6 +145,9 @@ class _Observer:
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         pass
 
+    def tokens(self, iteration: int, index: int, tokens: object) -> None:
+        pass
+
     def evaluation(self) -> None:
         pass
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine, lines_of
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS, TOKENS, ManifestLine, lines_of
 from quantexp.errors import UnreadableError
 from quantexp.reading import json_files
 from quantexp.reading.files import open_file
@@ -35,7 +35,7 @@ def lists_of(folder: Path, *names: str) -> list[Path]:
     """The lists of a folder by name, all of them without a name: rank 0's and, during a run, those of other ranks."""
     files = (
         file
-        for name in names or (MANIFEST, STATISTICS)
+        for name in names or (MANIFEST, STATISTICS, TOKENS)
         for file in (folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl")))
     )
     return [file for file in files if os.path.lexists(file)]

@@ -36,7 +36,9 @@ from quantexp.config.values import check_number
 from quantexp.config.words import check_meaning, check_text
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
+from quantexp.quant.precision import declared_maps
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
+from quantexp.quant.slots import WORKING
 from quantexp.runs.redaction import refuse_secrets
 from quantexp.schema import Composition, Experiment, QuantConfig
 
@@ -140,7 +142,21 @@ def finished(config: DictConfig) -> Experiment:
     check_installed(experiment.tracking)
     check_launcher(experiment.launcher)
     experiment.quant.name = scheme_name(experiment.quant, config.hydra)
+    _refuse_a_name_without_a_scheme(experiment)
     return experiment
+
+
+def _refuse_a_name_without_a_scheme(experiment: Experiment) -> None:
+    """Refuse a scheme that a file names and whose rules keep every slot of this model in the working precision."""
+    name, rules = str(experiment.quant.name), experiment.quant.rules
+    if "~" in name or not any(rule.format == WORKING for rule in rules):
+        return
+    maps = declared_maps(experiment.model, experiment.quant)
+    if not any(module.is_quantised for each in maps for module in each.values()):
+        raise ConfigError(
+            f"quant.rules of {name} leave nothing quantised in the {experiment.model.num_layers} layers of "
+            f"{experiment.model.name}; take more layers (model.num_layers=), or other rules"
+        )
 
 
 def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]) -> None:

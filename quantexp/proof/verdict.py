@@ -15,22 +15,19 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.formats import Family, QuantSpec
-from quantexp.formats.declared.by_python import contained
 from quantexp.processes.threads import threads
+from quantexp.proof.by_source import by_its_word, by_source
 from quantexp.proof.grids import Finding, Grid, Status, which_grid
-from quantexp.proof.origin import FAR, distance, needs_origin, off_grid, scale_amax
+from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.proof.windows import windows_of
 from quantexp.quant.precision import ModuleId, PrecisionMap, entry_record
 from quantexp.quant.sites import Slot
-from quantexp.quant.whole_amax import transformed
 
 #: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
 NOT_FINITE = "not finite"
 #: Why a slot was not reached: its product never ran, which fails the run, or it had nothing to multiply.
 NOT_CALLED = "no such product was called"
 NO_TOKENS = "no token was routed to this expert"
-#: Why an operand in a Python format is not judged.
-UNPROVED = "declared, cannot be proved: its class has no contains"
 #: Why a slot has no calls in a run of several ranks: none of them holds its module.
 NOT_BUILT = "no rank holds its module"
 _COUNTS = ("calls", "recomputed_calls", "quantised_calls")
@@ -66,10 +63,10 @@ def judge(
         )
     if spec.fmt.family is Family.GRID:
         assert source is not None
-        return _by_source(x, spec, axis, source, whole_amax)
+        return by_source(x, spec, axis, source, whole_amax)
     if spec.fmt.family is Family.PYTHON:
         assert source is not None
-        return _by_its_word(x, spec, axis, source)
+        return by_its_word(x, spec, axis, source)
     if not spec.quantised and source is not None and not torch.equal(x, source.to(x.dtype)):
         differ = int((x != source.to(x.dtype)).sum())
         return Finding(
@@ -102,40 +99,6 @@ def judge(
     windows = windows_of(x, axis, spec.block)
     with threads(1):
         return which_grid(windows, amax, spec.fmt.name, declared, declared_amax)
-
-
-def _by_source(
-    x: Tensor, spec: QuantSpec, axis: int, source: Tensor, whole_amax: Tensor | None
-) -> Finding:
-    """Judge an operand in the family `grid`, whose scales follow from its source."""
-    known = scale_amax(spec, source, axis) if whole_amax is None else whole_amax
-    off, differ = off_grid(x, spec, source, axis, known)
-    if off:
-        return Finding(
-            Status.MISMATCH,
-            f"{off} of {x.numel()} elements are not its source on the grid of {spec.fmt.name}",
-            quantised=differ > 0,
-        )
-    if not differ:
-        return Finding(Status.INCONCLUSIVE, "on the grid anyway")
-    return Finding(Status.ENGAGED, quantised=True)
-
-
-def _by_its_word(x: Tensor, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
-    """Judge an operand in a format in Python, whose class says which values are its own, if it says so."""
-    contains = contained(x, spec.fmt, axis)
-    differ = int((x != transformed(source, spec, axis)).sum())
-    if contains is None:
-        return Finding(Status.DECLARED, UNPROVED, quantised=differ > 0)
-    if off := int((~contains).sum()):
-        return Finding(
-            Status.MISMATCH,
-            f"{off} of {x.numel()} elements are none of {spec.fmt.name}, by its contains",
-            quantised=differ > 0,
-        )
-    if not differ:
-        return Finding(Status.INCONCLUSIVE, "on the grid anyway")
-    return Finding(Status.ENGAGED, quantised=True)
 
 
 def _amax(x: Tensor) -> Tensor:

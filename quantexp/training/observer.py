@@ -27,10 +27,12 @@ from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 from quantexp.training.requests import Request
 from quantexp.training.tensor_metadata import metadata_of
+from quantexp.training.token_recorder import TokenRecorder
 
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from torch import Tensor
 
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
@@ -46,7 +48,10 @@ MAX_PROOFS = 64
 class RunObserver:
     """The observer of one rank (see `quantexp.training.megatron.callbacks.Observer`)."""
 
-    def __init__(self, context: RunContext, device: torch.device) -> None:
+    def __init__(
+        self, context: RunContext, device: torch.device, text_of: Callable[[int], str] = str
+    ) -> None:
+        """`text_of` gives the text of a token's id."""
         from quantexp.capture.division import Holder
         from quantexp.capture.record.recorder import Recorder, start_timestamp
         from quantexp.capture.select.choice import last_captured
@@ -58,6 +63,7 @@ class RunObserver:
         self.context, self.run, self.experiment = context, context.run, context.experiment
         capture = self.experiment.capture
         self.recorder = None
+        self.token_recorder: TokenRecorder | None = None
         if capture.level is not CaptureLevel.off:
             folder = self.run.captured(capture.dir)
             own = context.rank
@@ -68,6 +74,7 @@ class RunObserver:
                 int(capture.queue_gb * 1e9),
                 capture.store,
             )
+            self.token_recorder = TokenRecorder(self.experiment, folder, own.rank, text_of)
             self.recorder = Recorder(
                 capture,
                 store,
@@ -203,6 +210,11 @@ class RunObserver:
             if self.recorder.is_capturing:
                 phase = Phase.CAPTURING
         self.context.set_micro_batch(phase, iteration, index + 1)
+
+    def tokens(self, iteration: int, index: int, tokens: Tensor) -> None:
+        """List the tokens of a captured micro-batch."""
+        if self.token_recorder is not None:
+            self.token_recorder.add(iteration, index, tokens)
 
     def needs_gradients(self, iteration: int) -> bool:
         """Whether this iteration's main gradients are captured."""

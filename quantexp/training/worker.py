@@ -282,7 +282,7 @@ class Worker:
             from quantexp.training.megatron.trainer import train
             from quantexp.training.saver import make_saver
 
-            self._observer = observer = RunObserver(context, device)
+            self._observer = observer = RunObserver(context, device, batches.text_of)
             saver = make_saver(context)
             saver.settle = observer.settle
             observer.last_save_s = lambda: saver.last_s

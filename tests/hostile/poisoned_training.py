@@ -99,6 +99,9 @@ class Poisoner:
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         pass
 
+    def tokens(self, iteration: int, index: int, tokens: Tensor) -> None:
+        pass
+
     def evaluation(self) -> None:
         self.active = []
 

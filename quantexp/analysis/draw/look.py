@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.analysis.tensors.largest import largest_tokens
 from quantexp.capture.operands import SCALE
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.histogram import QUANTILES, Histogram
@@ -82,6 +83,8 @@ def look_at(entry: CapturedTensor) -> CountedTensor:
             zip(map(str, QUANTILES), exact_quantiles(usable, counted, QUANTILES), strict=True)
         )
     about = {"shape": list(raw.shape), "dtype": str(raw.dtype).removeprefix("torch.")}
+    if largest := largest_tokens(entry.folder, entry.metadata, usable):
+        record["largest"] = list(largest)
     return CountedTensor(entry, usable, counted, about | record)
 
 

@@ -23,6 +23,7 @@ from typing import Any, TextIO, cast
 
 from quantexp.analysis.draw.work import Done
 from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.analysis.tensors.largest import largest_words
 from quantexp.analysis.tree import STATISTICS
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.histogram import QUANTILES
@@ -204,6 +205,8 @@ def _write_text(stream: TextIO, rows: Sequence[Row]) -> None:
         words = [f"{float(share):7.2%}: {_number(value):>10}" for share, value in quantiles.items()]
         for start in range(0, len(words), _PER_LINE):
             stream.write("  " + "   ".join(words[start : start + _PER_LINE]) + "\n")
+        if record.get("largest"):
+            stream.write(f"  largest: {largest_words(record['largest'])}\n")
         stream.write("\n")
 
 

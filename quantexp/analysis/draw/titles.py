@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from quantexp.analysis.draw.look import CountedTensor
 from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.style import INK
+from quantexp.analysis.tensors.largest import largest_words
 from quantexp.quant.label import describe_format
 
 
@@ -30,4 +31,8 @@ def write_titles(
         words.append(counted_tensor.finding)
     height = figure.get_figheight()
     figure.text(0.02, 1 - 0.25 / height, label, fontsize=13, weight="bold", color=INK, va="center")
+    if largest := record.get("largest"):
+        about = f"largest: {largest_words(largest[:1])}"
+        y = 1 - 0.25 / height
+        figure.text(0.985, y, about, fontsize=8, color=INK, ha="right", va="center")
     figure.text(0.02, 1 - 0.47 / height, "    ".join(words), fontsize=8, color=INK, va="center")

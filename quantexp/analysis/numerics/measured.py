@@ -19,6 +19,7 @@ from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_forma
 from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
 from quantexp.analysis.requantise.blocks import keeps_blocks
 from quantexp.analysis.requantise.slots import check_layout, slots_of
+from quantexp.analysis.tensors.largest import largest_tokens
 from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
@@ -75,6 +76,8 @@ class Measured:
     operands: tuple[UnderFormat, ...] = ()
     #: Anomalies: empty, all zero, constant, NaN or Inf, not judged and why.
     notes: tuple[str, ...] = ()
+    #: The tokens at the largest values (`quantexp.analysis.tensors.largest`).
+    largest: tuple[dict[str, Any], ...] = ()
 
 
 def measure(entry: CapturedTensor, request: Request) -> Measured:
@@ -106,7 +109,12 @@ def measure(entry: CapturedTensor, request: Request) -> Measured:
     )
     operands, notes = _operands(x, metadata, whole, request)
     return replace(
-        whole, channels=channels, heads=heads, operands=operands, notes=whole.notes + notes
+        whole,
+        channels=channels,
+        heads=heads,
+        operands=operands,
+        notes=whole.notes + notes,
+        largest=largest_tokens(entry.folder, metadata, x),
     )
 
 

@@ -93,6 +93,7 @@ def tensor_json(one: Measured) -> dict[str, Any]:
         "heads": _outliers_json(one.heads),
         "operands": [_operand_json(operand) for operand in one.operands],
         "notes": list(one.notes),
+        **({"largest": list(one.largest)} if one.largest else {}),
     }
 
 
@@ -113,6 +114,7 @@ def measured_of_json(content: Mapping[str, Any]) -> Measured:
         heads=_outliers_of_json(content["heads"]),
         operands=tuple(map(_operand_of_json, content["operands"])),
         notes=tuple(content["notes"]),
+        largest=tuple(content.get("largest") or ()),
     )
 
 

@@ -158,6 +158,10 @@ def draw_shares(ax: Axes, kinds: Sequence[OfKind]) -> None:
     ax.legend(handletextpad=0.1, columnspacing=0.8, **_ABOVE)
 
 
+#: Letters of a name for which there is room beside the panel.
+_LONGEST_NAME = 18
+
+
 def draw_loss(
     ax: Axes, curve: LossCurve, scheme: str, letter: str, baseline: LossCurve | None = None
 ) -> None:
@@ -183,7 +187,8 @@ def draw_loss(
             ms=3.5,
             zorder=2 if name == BASELINE else 3,
         )
-        ends.append((one.iterations[-1], one.losses[-1], name, style))
+        shown = name if len(name) <= _LONGEST_NAME else "this scheme"  # which the title names
+        ends.append((one.iterations[-1], one.losses[-1], shown, style))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(x=0.03, y=0.1)
     if len(ends) > 1:

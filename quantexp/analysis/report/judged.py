@@ -17,6 +17,7 @@ from quantexp.analysis.numerics.measured import Measured, Request, measure, of_s
 from quantexp.analysis.quick.first_look import ASSUMED, kept_look
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.slots import SlotCell, State, number, slots_of_tensor
+from quantexp.analysis.tensors.largest import largest_words
 from quantexp.analysis.tree import QUICK
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.counts import from_json
@@ -74,6 +75,8 @@ class Judge:
             "shape": " x ".join(map(str, entry.metadata.get("shape") or ())),
             "bins": [exponents.first, list(exponents.counts), *outside],
         }
+        if not isinstance(measured, State) and measured.largest:
+            content["tokens"] = largest_words(measured.largest)
         return content if shown else {**content, "state": _state(measured)}
 
     def slots(self, entry: CapturedTensor) -> Iterator[SlotCell]:

@@ -10,13 +10,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quantexp.capture.store.manifest import (
     HASHES,
     INDEX,
     MANIFEST,
     STATISTICS,
+    TOKENS,
     ManifestLine,
+    TokenLine,
     join_parts,
     lines_of,
 )
@@ -84,8 +87,8 @@ def cut_back(folder: Path, iteration: int) -> int:
     join_parts(folder)
     for name in (INDEX, HASHES):  # written again at the end of the run
         (folder / name).unlink(missing_ok=True)
-    for name in (MANIFEST, STATISTICS):
-        _cut_list(folder / name, iteration)
+    for name, kind in ((MANIFEST, ManifestLine), (STATISTICS, ManifestLine), (TOKENS, TokenLine)):
+        _cut_list(folder / name, iteration, kind)
     listed = {str(line["file"]) for line in lines_of(folder / MANIFEST) if line.get("file")}
     for path in _values_in(folder):
         if str(path.relative_to(folder)) not in listed:
@@ -93,7 +96,7 @@ def cut_back(folder: Path, iteration: int) -> int:
     return sum(not (folder / file).is_file() for file in listed)
 
 
-def _cut_list(listing: Path, iteration: int) -> None:
+def _cut_list(listing: Path, iteration: int, kind: Any) -> None:
     """Drop the lines of later iterations, and an incomplete last one."""
     if not listing.is_file():
         return
@@ -101,7 +104,7 @@ def _cut_list(listing: Path, iteration: int) -> None:
         line.text
         for line in json_files.lines_of(listing, _refuse)
         if line.is_ended
-        and (value := value_of(line, listing, ManifestLine, _refuse)) is not None
+        and (value := value_of(line, listing, kind, _refuse)) is not None
         and value.get("iteration", 0) <= iteration
     ]
     with written_beside(listing) as part:

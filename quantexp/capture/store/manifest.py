@@ -1,8 +1,8 @@
 """The lists of a capture folder: their lines, the merge of the ranks' lists, and the shards' index.
 
-Rank 0 appends to `manifest.jsonl` and `statistics.jsonl`, rank N to `manifest.rankN.jsonl` and so on, so the ranks need
-no lock. The lists are joined after any end of the run. It needs no torch, because the end of a SLURM job has only
-seconds.
+Rank 0 appends to `manifest.jsonl`, `statistics.jsonl` and `tokens.jsonl`, rank N to `manifest.rankN.jsonl` and so on,
+so the ranks need no lock. The lists are joined after any end of the run. It needs no torch, because the end of a SLURM
+job has only seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from quantexp.runs.status import write_json
 
 MANIFEST = "manifest.jsonl"
 STATISTICS = "statistics.jsonl"
+#: See `token_list`.
+TOKENS = "tokens.jsonl"
 #: The shards' index, in the usual form of safetensors.
 INDEX = "capture.safetensors.index.json"
 #: The hash of each list, when the run ended.
@@ -127,6 +129,21 @@ class ManifestLine(TypedDict, total=False):
     left_out: str
 
 
+class TokenLine(TypedDict, total=False):
+    """A line of the list of tokens."""
+
+    iteration: Count
+    #: Among those of its rank, from 0.
+    micro_batch: Count
+    data_rank: Count
+    #: The indices of the samples in the run's order, from 0.
+    samples: list[Count]
+    #: Their ids, [B, T].
+    tokens: list[list[Count]]
+    #: Id, as text, -> the token's text.
+    texts: dict[str, str]
+
+
 def finish_capture(folder: Path) -> None:
     """Join the ranks' lists, and write the shards' index and the hashes of the lists.
 
@@ -152,7 +169,7 @@ def join_parts(folder: Path) -> None:
     An incomplete line of a killed rank is dropped. After an interruption at any moment, the next call completes the
     work without duplicating lines.
     """
-    for name in (MANIFEST, STATISTICS):
+    for name in (MANIFEST, STATISTICS, TOKENS):
         listing = folder / name
         parts = sorted(folder.glob(f"{listing.stem}.rank*.jsonl"), key=_rank_of)
         if not parts:
@@ -205,7 +222,7 @@ def _write_index(folder: Path) -> None:
 
 
 def _write_hashes(folder: Path) -> None:
-    lists = [folder / name for name in (MANIFEST, STATISTICS)]
+    lists = [folder / name for name in (MANIFEST, STATISTICS, TOKENS)]
     hashes = {file.name: digest_of(file) for file in lists if file.is_file()}
     if hashes:
         write_json(folder / HASHES, hashes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.select.rules import check_capture_rules, check_schedule, ends_by_itself
 from quantexp.config.evaluation import check_evaluation
@@ -17,7 +15,6 @@ from quantexp.model.checkpoints import check_checkpoint, check_start
 from quantexp.quant.alignment import check_alignment
 from quantexp.quant.attention.fusable import require_fused_attention
 from quantexp.quant.precision import (
-    PrecisionMap,
     changes,
     check_rules,
     decoder_modules,
@@ -144,22 +141,6 @@ def _fits(experiment: Experiment) -> None:
         )
 
 
-def _refuse_rules_that_end_the_scheme(experiment: Experiment, maps: Sequence[PrecisionMap]) -> None:
-    """Refuse a scheme whose rules keep every slot of this model in the working precision: its name would be a lie."""
-    declared = declared_formats(experiment.quant)
-    slots = [
-        spec
-        for site, config in site_configs(experiment.quant).items()
-        for spec in resolve_site(site, config, declared=declared).values()
-    ]
-    is_left = any(module.is_quantised for each in maps for module in each.values())
-    if any(spec.quantised for spec in slots) and not is_left:
-        raise ConfigError(
-            f"quant.rules leave nothing quantised in the {experiment.model.num_layers} layers of "
-            f"{experiment.model.name}; take more layers (model.num_layers=), or other rules"
-        )
-
-
 def _scheme(experiment: Experiment) -> None:
     quant = experiment.quant
     declared = declared_formats(quant)
@@ -168,7 +149,7 @@ def _scheme(experiment: Experiment) -> None:
             site, config, declared=declared
         )  # checks the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
-    maps = [precision_map(experiment.model, quant, iteration) for iteration in changes(quant)]
-    _refuse_rules_that_end_the_scheme(experiment, maps)
+    for iteration in changes(quant):
+        precision_map(experiment.model, quant, iteration)
     if experiment.training.attention is AttentionPath.fused:
         require_fused_attention(experiment.model, quant)

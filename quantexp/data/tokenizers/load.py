@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures
+from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures, shown
 from quantexp.data.tokenizers.words import Words, words_of
 from quantexp.errors import DataError, UnreadableError
 from quantexp.folders import user_path
@@ -42,6 +42,10 @@ class ByteTokenizer(Tokenizer):
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the UTF-8 bytes of each text, as bytes."""
         return [text.encode("utf-8") for text in texts]
+
+    def text_of(self, token: int) -> str:
+        """Returns the byte as text."""
+        return "<end of document>" if token == self.eod else shown(bytes([token]))
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -93,6 +97,14 @@ class HuggingFaceTokenizer(Tokenizer):
             others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
             rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
             return [next(rest).ids if ids is None else ids for ids in cached]
+
+    def text_of(self, token: int) -> str:
+        """Returns the text of one id; of a part of a character that of the vocabulary."""
+        with failures(self.files[0], FAILS):
+            text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+            if text and "\ufffd" not in text:
+                return text
+            return str(self._tokenizer.id_to_token(token) or "")
 
 
 def load_tokenizer(

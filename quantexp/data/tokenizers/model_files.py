@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures
+from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures, shown
 from quantexp.errors import DataError
 
 #: How cl100k_base and Llama 3 split text (tiktoken's openai_public, Meta's llama3).
@@ -101,6 +101,14 @@ class TiktokenTokenizer(Tokenizer):
         with failures(self.files[0], FAILS):
             return [self._encoding.encode_ordinary(text) for text in texts]
 
+    def text_of(self, token: int) -> str:
+        """Returns the text of one id; empty for an id that the file does not have."""
+        with failures(self.files[0], FAILS):
+            try:
+                return shown(self._encoding.decode_single_token_bytes(token))
+            except KeyError:
+                return ""
+
 
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, run by the `sentencepiece` library.
@@ -145,6 +153,11 @@ class SentencePieceTokenizer(Tokenizer):
         """Returns the ids of each text."""
         with failures(self.files[0], FAILS):
             return [self._model.encode(text) for text in texts]
+
+    def text_of(self, token: int) -> str:
+        """Returns the piece, with a space for its mark of one."""
+        with failures(self.files[0], FAILS):
+            return str(self._model.id_to_piece(token)).replace("\u2581", " ")
 
 
 def _library(name: str, kind: str) -> Any:

@@ -43,6 +43,10 @@ class Tokenizer(ABC):
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the ids of each text as `tokenize` does, in one call, which is faster."""
 
+    @abstractmethod
+    def text_of(self, token: int) -> str:
+        """Returns the text of one id, for people; bytes that are no character of their own are escaped."""
+
 
 def check_ids(path: Path, vocab_size: int) -> None:
     """Requires a vocabulary of a size that a model can have.
@@ -79,3 +83,8 @@ def failures(path: Path, problem: str) -> Iterator[None]:
 def id_bytes(vocab_size: int) -> int:
     """Returns the bytes of an id in a `.bin`, by Megatron's rule."""
     return 2 if vocab_size < 65_500 else 4
+
+
+def shown(content: bytes) -> str:
+    """Bytes as text; those that are no character as escapes."""
+    return content.decode("utf-8", errors="backslashreplace")

@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantexp.formats.verify.rational import floor_log2, hif8_magnitudes
+from quantexp.formats.verify.declared_values import (
+    Values,
+    bias_of,
+    element_values,
+    magnitudes_of,
+)
+from quantexp.formats.verify.rational import floor_log2
 
 Array = NDArray[Any]
 
@@ -27,21 +33,6 @@ _SMALLEST_FLOAT32_SCALE = np.float32(2.0**-126)
 #: Errors of two scales that differ by less are a tie of `search`, whose sums are float64.
 _TIE = Fraction(1, 1 << 44)
 _PARTS = 32
-
-
-@dataclass(frozen=True)
-class Values:
-    """The finite values of an element, ascending."""
-
-    values: tuple[Fraction, ...]
-    #: What a block's amax is brought to: the largest magnitude that both signs reach.
-    largest: Fraction
-    #: For the rule `even`.
-    mantissa_bits: int
-    #: Whether a negative number that rounds to zero becomes -0.
-    has_negative_zero: bool = True
-    #: Of a list, the place of each value for ties to even; without it the even multiple of the step wins.
-    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,12 +58,12 @@ class Gold:
         match = re.fullmatch(r"u?e(\d+)m(\d+)", self.scale)
         assert match is not None
         e, m = int(match[1]), int(match[2])
-        return _magnitudes(e, m, _bias(e), reserved=1)[1:]
+        return magnitudes_of(e, m, bias_of(e), reserved=1)[1:]
 
 
 def gold_of(content: Mapping[str, Any]) -> Gold:
     """The format of a definition that `declared_format` accepts."""
-    element, is_plain = _element(content["element"])
+    element, is_plain = element_values(content["element"])
     block = content.get("block")
     extents: tuple[int, int | None] | None
     if block in (None, "tensor"):
@@ -289,74 +280,6 @@ def _beside(element: Values, v: Fraction, above: int, rounding: str, random: int
         is_high = element.places[above] % 2 == 0 or element.places[above - 1] % 2 == 1
         return high if is_high else low
     return inner if inner / (high - low) % 2 == 0 else outer
-
-
-def _element(content: object) -> tuple[Values, bool]:
-    """The values of an element, and whether it is a float or an integer of which both signs are alike."""
-    if content == "hif8":
-        return _signed(list(hif8_magnitudes()), 3, has_negative_zero=False), False
-    if isinstance(content, str) and (match := re.fullmatch(r"e(\d+)m(\d+)", content)):
-        e, m = int(match[1]), int(match[2])
-        reserved = {"e4m3": 1, "e5m2": 1 << m}.get(content, 0)
-        return _signed(_magnitudes(e, m, _bias(e), reserved), m), True
-    if isinstance(content, str):
-        bits = int(content.removeprefix("int"))
-        return _signed([Fraction(i) for i in range(1 << (bits - 1))], bits - 1), True
-    assert isinstance(content, Mapping)
-    if "values" in content:
-        return _list(content["values"]), False
-    if "integer_bits" in content:
-        bits, step = content["integer_bits"], Fraction(content.get("step", 1))
-        magnitudes = [i * step for i in range(1 << (bits - 1))]
-        if content.get("symmetric", True):
-            return _signed(magnitudes, bits - 1), True
-        element = _signed(magnitudes, bits - 1)
-        lowest = -step * (1 << (bits - 1))
-        return Values((lowest, *element.values), element.largest, bits - 1), False
-    e, m = content["exponent_bits"], content["mantissa_bits"]
-    bias = content.get("bias")
-    has_negative_zero = content.get("negative_zero", True)
-    reserved = 0
-    if content.get("infinity"):
-        reserved = 1 << m
-    elif content.get("nan") and has_negative_zero:
-        reserved = 1
-    magnitudes = _magnitudes(e, m, _bias(e) if bias is None else bias, reserved)
-    element = _signed(magnitudes, m, has_negative_zero=has_negative_zero)
-    is_plain = has_negative_zero and floor_log2(element.largest) + 24 - m <= 127
-    return element, is_plain
-
-
-def _bias(exponent_bits: int) -> int:
-    return 2 ** (exponent_bits - 1) - 1 if exponent_bits else 0
-
-
-def _magnitudes(e: int, m: int, bias: int, reserved: int) -> list[Fraction]:
-    """The value of each code without its sign; the last codes are reserved."""
-    values = []
-    for code in range((1 << (e + m)) - reserved):
-        field, mantissa = divmod(code, 1 << m)
-        significand = Fraction(mantissa, 1 << m) + (field > 0)
-        values.append(significand * Fraction(2) ** (max(field, 1) - bias))
-    return values
-
-
-def _signed(
-    magnitudes: list[Fraction], mantissa_bits: int, *, has_negative_zero: bool = True
-) -> Values:
-    negative = [-value for value in reversed(magnitudes[1:])]
-    values = (*negative, *magnitudes)
-    return Values(values, magnitudes[-1], mantissa_bits, has_negative_zero)
-
-
-def _list(content: Sequence[float]) -> Values:
-    values = sorted(Fraction(float(np.float32(value))) for value in content)
-    negative, rest = [v for v in values if v < 0], [v for v in values if v >= 0]
-    start = 0 if rest and rest[0] == 0 else 1
-    places = (*range(len(negative), 0, -1), *range(start, start + len(rest)))
-    has_both_signs = values[0] < 0 < values[-1]
-    largest = (min if has_both_signs else max)(abs(values[0]), abs(values[-1]))
-    return Values(tuple(values), largest, 0, has_negative_zero=False, places=places)
 
 
 def _float32(value: Fraction) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor
 
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
@@ -63,6 +64,9 @@ class Observer(Protocol):
 
         In a pipeline its backward pass begins with the same call.
         """
+
+    def tokens(self, iteration: int, index: int, tokens: Tensor) -> None:
+        """This rank's micro-batch `index` has these ids, [B, T]; before its forward pass begins."""
 
     def needs_gradients(self, iteration: int) -> bool:
         """Whether `gradients` reads the main gradients of this iteration; the same on all ranks."""

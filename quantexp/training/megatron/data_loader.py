@@ -225,6 +225,7 @@ class RankBatches:
     train: Iterator[dict[str, Tensor]]
     #: Returns a new iterator over the held-out micro-batches.
     held_out: Callable[[], Iterator[dict[str, Tensor]]]
+    text_of: Callable[[int], str]
 
 
 def rank_batches(
@@ -273,7 +274,8 @@ def rank_batches(
         assert datasets.valid is not None, "built if the run evaluates"
         return itertools.islice(batches(datasets.valid, **share), num_held_out)
 
-    return RankBatches(batches(datasets.train, **share, start_sample=start_sample), held_out)
+    train = batches(datasets.train, **share, start_sample=start_sample)
+    return RankBatches(train, held_out, tokenizer.text_of)
 
 
 def _require_once(held_out: Any, number: int) -> None:

@@ -176,7 +176,9 @@ class Stepper:
         self.optimizer.zero_grad()
         with proof, self._keep_weight_copies(several=self.num_micro_batches > 1):
             own_losses = self.passes.train(
-                batches, self.num_micro_batches, lambda index: self._begin(iteration, index, scale)
+                self._shown(batches, iteration),
+                self.num_micro_batches,
+                lambda index: self._begin(iteration, index, scale),
             )
         balancing = self._balancing_loss()
         if self.is_distributed and self.observer.needs_gradients(iteration):
@@ -208,6 +210,12 @@ class Stepper:
             aux_loss=balancing,
             mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
         )
+
+    def _shown(self, batches: Iterator[Batch], iteration: int) -> Iterator[Batch]:
+        """The micro-batches of an iteration; the observer receives the tokens of each."""
+        for index, batch in enumerate(batches):
+            self.observer.tokens(iteration, index, batch["tokens"])
+            yield batch
 
     def _begin(self, iteration: int, index: int, scale: float | None) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""

@@ -31,6 +31,8 @@ def test_the_byte_tokenizer_gives_utf8() -> None:
     ids = tokenizer.tokenize(text)
     assert ids == list(text.encode())
     assert tokenizer.tokenize("") == []
+    texts = [tokenizer.text_of(token) for token in (ord("B"), 0xC3, tokenizer.eod)]
+    assert texts == ["B", "\\xc3", "<end of document>"]
 
 
 def test_every_byte_is_an_id_and_the_end_of_a_document_is_the_last_one() -> None:
@@ -85,6 +87,7 @@ class TestHuggingFace:
         tokenizer = load_tokenizer("huggingface", str(tmp_path))
         assert tokenizer.tokenize("an owl") == [2, 1]
         assert (tokenizer.eod, tokenizer.vocab_size) == (3, 4)
+        assert [tokenizer.text_of(token) for token in (1, 3)] == ["owl", "<|endoftext|>"]
         other = load_tokenizer("huggingface", str(file))
         assert other.unique_identifiers == tokenizer.unique_identifiers
 

@@ -51,6 +51,8 @@ def test_ranks_give_the_ids_of_the_library_and_special_tokens_are_text(tmp_path:
     assert max(ids) < tokenizer.eod == 276 == tokenizer.vocab_size - 1
     assert tokenizer.tokenize("abc") == [256 + 1, ord("c")]
     assert [list(i) for i in tokenizer.tokenize_all([TEXT, ""])] == [ids, []]
+    assert [tokenizer.text_of(i) for i in tokenizer.tokenize("abc")] == ["ab", "c"]
+    assert (tokenizer.text_of(0xE2), tokenizer.text_of(10_000)) == ("\\xe2", "")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,7 @@ def test_a_model_gives_its_pieces_and_ends_a_document(model: Path) -> None:
     assert max(ids) < tokenizer.vocab_size <= 40
     assert tokenizer.tokenize_all(["an owl hunts", ""]) == [ids, []]
     assert load_tokenizer("sentencepiece", str(model), eod="<s>").eod == 1
+    assert "".join(map(tokenizer.text_of, ids)).strip() == "an owl hunts"
 
 
 def test_fingerprints_follow_content_and_end(tmp_path: Path, model: Path) -> None:

@@ -52,6 +52,9 @@ class RecordingObserver:
         named = self.model.named_parameters()
         self.gradients_by_name.append({name: p.main_grad.clone() for name, p in named})
 
+    def tokens(self, iteration: int, index: int, tokens: Tensor) -> None:
+        pass
+
     def evaluation(self) -> None:
         pass
 

@@ -39,6 +39,7 @@ function tensorNumbers(tensor, add) {
   for (const [key, name] of [["count", "elements"], ["abs_max", "amax"], ["crest", "crest factor"], ["mean", "mean"], ["std", "standard deviation"], ["min", "min"], ["max", "max"], ["skew", "skew"], ["kurtosis", "kurtosis"], ["nonfinite", "NaN and Inf"]])
     if (tensor[key] !== undefined) add(name, short(tensor[key]));
   if (tensor.zero_share !== undefined) add("zeros", `${percent(tensor.zero_share)} %`);
+  if (tensor.tokens) add("largest at", tensor.tokens);
   if (tensor.state) add("numbers", (STATES[tensor.state] ?? ["", ""])[1]);
 }
 
