@@ -10,6 +10,7 @@ from typing import Any
 from quantexp.cli.arguments import require_overrides
 from quantexp.cli.output import complain, print_json, print_line
 from quantexp.cli.train import points_of, submit
+from quantexp.config.tasks import check_task_names, tasks_of
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment
 from quantexp.terminal.console import error_console, output_console
@@ -34,10 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     require_overrides(words)
     _refuse_unused(words)
     is_chosen = any(word.startswith("capture=") for word in words)
-    words = [*words, "evaluate.only=true", *([] if is_chosen else ["capture=off"])]
+    words = [*tasks_of(words), "evaluate.only=true", *([] if is_chosen else ["capture=off"])]
     arguments = argparse.Namespace(**{**vars(arguments), "words": words})
     points = points_of(arguments)
     experiments = [point.experiment for point in points]
+    for experiment in experiments:
+        if experiment.evaluate.tasks:
+            check_task_names(experiment.evaluate)
     is_dry = experiments[0].dry_run
     console = error_console() if arguments.json and not is_dry else output_console()
     code = submit(points, arguments, console)

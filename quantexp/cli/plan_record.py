@@ -52,6 +52,8 @@ class Plan:
     scheme: str
     #: Whether it evaluates given weights without training.
     evaluates: bool
+    #: What it runs besides; no part of work and time.
+    tasks: list[str]
     #: What was changed in the model, and its size; and the working precision.
     model_label: str
     precision: str
@@ -134,6 +136,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         dataset=str(experiment.dataset.label),
         scheme=str(experiment.quant.name),
         evaluates=evaluates,
+        tasks=list(experiment.evaluate.tasks),
         model_label=describe_model(model),
         precision=training.precision.value,
         attention=training.attention.value,

@@ -77,6 +77,9 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.tokens:,} tokens",
     )
     table.add_row("time", time_in_words(plan))
+    if plan.tasks:
+        words = "in bf16 and under the scheme, which work and time above leave out"
+        table.add_row("tasks", f"{', '.join(plan.tasks)}: {words}")
     if not plan.evaluates:
         table.add_row("capture", _captured(plan))
     if plan.checkpoints:

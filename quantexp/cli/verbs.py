@@ -301,10 +301,12 @@ VERBS = {
             "evaluate model=tiny training.start_from=tiny@600 quant=linear_mxfp4",
             "evaluate -m model.init_from=llama dataset.path=text 'quant=glob(*)'",
             "evaluate model.init_from=llama evaluate.each_layer=true quant=mine",
+            "evaluate model.init_from=llama tasks=arc_easy quant=linear_mxfp4",
         ),
         "Loss, perplexity and top token under a scheme, and the difference to the same\n"
         "weights in bf16 on the same evaluation.samples x training.seq_length tokens.\n"
-        "evaluate.each_layer=true and evaluate.each_module=true: one alone, in turn.",
+        "evaluate.each_layer=true and evaluate.each_module=true: one alone, in turn.\n"
+        "tasks=A,B: also tasks of lm-evaluation-harness (quantexp[lm_eval]).",
     ),
     "export": Verb(
         "write a run's saved model as published models are",

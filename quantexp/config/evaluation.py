@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from quantexp.config.tasks import check_tasks
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import named
 from quantexp.model.layout import Layout
@@ -41,8 +42,10 @@ def _check_evaluate(experiment: Experiment) -> None:
         experiment.training,
         experiment.checkpoint,
     )
+    check_limits("evaluate", evaluate)
+    check_tasks(experiment)
     if not evaluate.only:
-        for key in ("each_layer", "each_module"):
+        for key in ("each_layer", "each_module", "tasks"):
             if getattr(evaluate, key):
                 raise ConfigError(
                     f"evaluate.{key} belongs to quantexp evaluate, and this run trains"

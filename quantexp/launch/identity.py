@@ -13,10 +13,12 @@ import dataclasses
 import hashlib
 import json
 from enum import Enum
+from importlib.metadata import version
 from typing import Any
 
 from quantexp.config.evaluation import maps_of
 from quantexp.config.start_point import recorded_data, start_point
+from quantexp.config.tasks import PACKAGE, task_files
 from quantexp.errors import DataError
 from quantexp.folders import user_path
 from quantexp.formats.types import Rounding, Scaling
@@ -29,7 +31,7 @@ from quantexp.model.layout import Layout
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
-from quantexp.schema import Experiment, ModelConfig, Nonfinite
+from quantexp.schema import EvaluateConfig, Experiment, ModelConfig, Nonfinite
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
 NUMERICS_VERSION = 2
@@ -106,6 +108,7 @@ def _evaluation(experiment: Experiment, device_class: str) -> dict[str, Any]:
             "samples": experiment.evaluation.samples,
             "each_layer": experiment.evaluate.each_layer,
             "each_module": experiment.evaluate.each_module,
+            **_tasks(experiment.evaluate),
         },
         "attention_path": training.attention.value,
         "device_class": device_class,
@@ -113,6 +116,23 @@ def _evaluation(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "data_parallel": Layout.of(experiment).data,
         **_layout(experiment),
         "numerics": NUMERICS_VERSION,
+    }
+
+
+def _tasks(evaluate: EvaluateConfig) -> dict[str, Any]:
+    """The tasks of an evaluation, the version of the harness and the user's own files; empty without tasks."""
+    if not evaluate.tasks:
+        return {}
+    folder = user_path(evaluate.task_folder or "")
+    return {
+        "tasks": list(evaluate.tasks),
+        "limit": evaluate.limit,
+        "fewshot": evaluate.fewshot,
+        "harness": version(PACKAGE),
+        "files": {
+            str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in task_files(evaluate)
+        },
     }
 
 

@@ -16,6 +16,7 @@ from quantexp.analysis.evaluate.table import (
     evaluated_words,
     print_each,
     print_results,
+    print_tasks,
 )
 from quantexp.folders import short_path
 from quantexp.launch.label import differences, names
@@ -83,7 +84,9 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     table.print()
     if experiment.evaluate.only:
         scheme, evaluation = str(experiment.quant.name), read_evaluation(outcome.run)
-        print_each([Result(scheme, "", "", evaluation)], console)
+        result = [Result(scheme, "", "", evaluation)]
+        print_tasks(result, console)
+        print_each(result, console)
 
 
 def _add_evaluated(table: Facts, run: RunDir) -> None:

@@ -2,13 +2,14 @@
 
 evaluation.json     the numbers under the scheme, and of each layer or module that was evaluated by itself
 documents.jsonl     the sums over the tokens of each held-out document, under the scheme and in bf16
+tasks.jsonl         with tasks: what each document of each task counts, under the scheme and in bf16
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Required, TypedDict
+from typing import Any, NotRequired, Required, TypedDict
 
 from quantexp.errors import UnreadableError
 from quantexp.reading.json_files import require_json
@@ -54,11 +55,30 @@ class Evaluated(TypedDict, total=False):
     divergence: float | None
 
 
+class TaskResult(TypedDict):
+    """A metric of a task, or of a group of tasks; null where a number is not finite."""
+
+    task: str
+    metric: str
+    #: How the harness takes the answer from the output; `none` for most tasks.
+    filter: str
+    #: 0 for a group.
+    documents: Count
+    value: float | None
+    bf16_value: float | None
+    difference: float | None
+    #: Of the difference: 95%, over resampled documents; None with too few, or if the metric is not their mean.
+    interval: list[float] | None
+    #: Documents that count differently.
+    changed: Count
+
+
 class Evaluation(TypedDict):
     """The content of evaluation.json."""
 
     scheme: Evaluated
     each: list[Evaluated]
+    tasks: NotRequired[list[TaskResult]]
 
 
 #: In the folder's name, after the scheme.
@@ -81,11 +101,19 @@ def write_evaluation(
     scheme: Mapping[str, Any],
     each: Sequence[Mapping[str, Any]],
     documents: Iterable[Mapping[str, Any]],
+    tasks: Sequence[TaskResult] = (),
+    task_documents: Iterable[Mapping[str, Any]] = (),
 ) -> None:
-    """Write both files; evaluation.json comes last, so it stands for complete results."""
-    lines = "".join(json.dumps(line) + "\n" for line in documents)
-    write_whole(run.documents, lines)
-    write_json(run.evaluation, {"scheme": dict(scheme), "each": [dict(one) for one in each]})
+    """Write the files; evaluation.json comes last, so it stands for complete results."""
+    write_whole(run.documents, _lines(documents))
+    if tasks:
+        write_whole(run.task_documents, _lines(task_documents))
+    content = {"scheme": dict(scheme), "each": [dict(one) for one in each]}
+    write_json(run.evaluation, {**content, **({"tasks": list(tasks)} if tasks else {})})
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in records)
 
 
 def read_evaluation(run: RunDir) -> Evaluation | None:

@@ -125,6 +125,11 @@ class RunDir:
         return self.root / "documents.jsonl"
 
     @property
+    def task_documents(self) -> Path:
+        """What each document of its tasks counts."""
+        return self.root / "tasks.jsonl"
+
+    @property
     def precision(self) -> Path:
         """The precision map and the proof of its engagement."""
         return self.root / "precision.json"

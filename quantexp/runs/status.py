@@ -53,6 +53,7 @@ class Phase(StrEnum):
     PROVING = "proving the precision map"
     CAPTURING = "capturing"
     EVALUATING = "evaluating"
+    TASKS = "running tasks"
     SAVING = "saving the model"
     #: Training is over; captured tensors are still being written.
     WRITING = "writing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_most, between, limited
@@ -145,6 +145,14 @@ class EvaluateConfig:
     each_layer: bool = False
     #: Also with the scheme in one module of one layer at a time.
     each_module: bool = False
+    #: Also tasks of lm-evaluation-harness, by their names; `quantexp evaluate tasks=a,b` sets it.
+    tasks: list[str] = field(default_factory=list)
+    #: A folder of task files, besides those of the harness.
+    task_folder: str | None = None
+    #: The first N documents of each task; null means all.
+    limit: int | None = limited(None, *_SEQUENCES)
+    #: Examples before each question; null means what each task says.
+    fewshot: int | None = limited(None, *between(0, 1000))
 
 
 @dataclass

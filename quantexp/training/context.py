@@ -26,6 +26,7 @@ _LOGGED = (
     Phase.IMPORTING,
     Phase.READING_DATA,
     Phase.BUILDING,
+    Phase.TASKS,
     Phase.SAVING,
     Phase.WRITING,
     Phase.DRAWING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantexp.analysis.evaluate.summary import summary_of
@@ -18,6 +19,7 @@ from quantexp.training.rank_session import rank_session
 
 if TYPE_CHECKING:
     from quantexp.training.megatron.evaluation import Evaluator, Group
+    from quantexp.training.tasks.harness import TaskResults
 
 
 def evaluate_run(context: RunContext) -> None:
@@ -29,6 +31,7 @@ def evaluate_run(context: RunContext) -> None:
     """
     experiment = context.experiment
     with rank_session(context) as (device, batches):
+        from quantexp.training.megatron.data_loader import data_of
         from quantexp.training.megatron.evaluation import Evaluator
         from quantexp.training.megatron.numerics_state import use_numerics
 
@@ -40,7 +43,14 @@ def evaluate_run(context: RunContext) -> None:
             for index, group in enumerate(evaluator.groups(batches.held_out()), 1):
                 so_far = so_far[0] + group.loss * group.tokens, so_far[1] + group.tokens
                 _record(context, index, group, so_far[0] / max(1, so_far[1]), evaluator)
-            _write(context, evaluator)
+            results = None
+            if experiment.evaluate.tasks:
+                from quantexp.training.tasks.harness import TaskRun
+
+                context.set_phase(Phase.TASKS)
+                going = partial(_require_going, context)
+                results = TaskRun(evaluator, experiment, data_of(experiment)[1], going).results()
+            _write(context, evaluator, results)
     context.status.trained = now()
     context.write_status()
 
@@ -54,8 +64,7 @@ def _record(
     """
     from quantexp.training.megatron.device import memory_gb
 
-    if context.interrupted or context.requests.ends:
-        raise KeyboardInterrupt
+    _require_going(context)
     run, status = context.run, context.status
     if context.rank.leads:
         require_ours(run)
@@ -85,7 +94,12 @@ def _record(
     context.set_phase(Phase.EVALUATING)
 
 
-def _write(context: RunContext, evaluator: Evaluator) -> None:
+def _require_going(context: RunContext) -> None:
+    if context.interrupted or context.requests.ends:
+        raise KeyboardInterrupt
+
+
+def _write(context: RunContext, evaluator: Evaluator, tasks: TaskResults | None) -> None:
     """Write the results of all ranks; every rank calls this."""
     documents, table = evaluator.table()
     if not context.rank.leads:
@@ -94,7 +108,9 @@ def _write(context: RunContext, evaluator: Evaluator) -> None:
         {"layer": part.layer, "module": part.module, **summary_of(table[:, index].numpy())}
         for index, part in enumerate(evaluator.parts)
     ]
-    write_evaluation(context.run, parts[0], parts[1:], _lines(documents, table[:, 0].tolist()))
+    lines = _lines(documents, table[:, 0].tolist())
+    of_tasks = () if tasks is None else (tasks.results, tasks.documents)
+    write_evaluation(context.run, parts[0], parts[1:], lines, *of_tasks)
 
 
 def _lines(documents: Iterable[int], sums: Iterable[list[float]]) -> list[dict[str, Any]]:

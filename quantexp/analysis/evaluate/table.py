@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
-from quantexp.runs.evaluation import Evaluated, Evaluation
+from quantexp.runs.evaluation import Evaluated, Evaluation, TaskResult
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 #: Layers or modules that are listed of each evaluation; the figure has all.
 _MOST_LISTED = 8
+#: From here on a metric has four digits instead of four decimals.
+_LARGE = 10_000
 _COLUMNS = (
     Column("scheme", shrink=Shrink.CUT_START),
     Column("differs in", shrink=Shrink.WRAP),
@@ -31,6 +33,17 @@ _EACH = (
     Column("to bf16", is_number=True),
     Column("95% interval", is_number=True),
     Column("KL to bf16", is_number=True),
+)
+_TASKS = (
+    Column("scheme", shrink=Shrink.CUT_START),
+    Column("task"),
+    Column("metric"),
+    Column("value", is_number=True),
+    Column("in bf16", is_number=True),
+    Column("to bf16", is_number=True),
+    Column("95% interval", is_number=True),
+    Column("changed", is_number=True, worth=3),
+    Column("documents", is_number=True, worth=4),
 )
 
 
@@ -73,6 +86,7 @@ def print_results(results: Sequence[Result], console: Console) -> None:
         notes.append("no interval: it takes 8 documents or more, and finite losses")
     for line in notes:
         console.print(line, style="dim italic")
+    print_tasks(results, console)
     print_each(results, console)
 
 
@@ -89,6 +103,63 @@ def _cells(result: Result) -> list[str]:
         _number(one.get("same_top"), ".2%"),
         _number(one.get("divergence"), ".2e"),
     ]
+
+
+def print_tasks(results: Sequence[Result], console: Console) -> None:
+    """Print the metrics of tasks, those of one task together; nothing without any."""
+    found = [
+        (result, one)
+        for result in results
+        if result.evaluation is not None
+        for one in result.evaluation.get("tasks", [])
+    ]
+    if not found:
+        return
+    order = list(dict.fromkeys((one["task"], one["metric"], one["filter"]) for _, one in found))
+    found.sort(
+        key=lambda each: order.index((each[1]["task"], each[1]["metric"], each[1]["filter"]))
+    )
+    rows = [
+        [
+            escape(result.name),
+            escape(one["task"]),
+            escape(_metric(one)),
+            _of_task(one["value"]),
+            _of_task(one["bf16_value"]),
+            _of_task(one["difference"], "+"),
+            interval_words(one),
+            f"{one['changed']:,}" if one["documents"] else "-",
+            f"{one['documents']:,}" if one["documents"] else "-",
+        ]
+        for result, one in found
+    ]
+    console.print()
+    console.print(fitted_table(_TASKS, rows, console.width, "tasks").table)
+    note = "changed: documents that count differently than in bf16; interval over documents"
+    console.print(note, style="dim italic")
+
+
+def _of_task(value: float | None, sign: str = "") -> str:
+    """A metric may be a share, or a perplexity of any size."""
+    return _number(value, f"{sign}.4{'f' if value is None or abs(value) < _LARGE else 'g'}")
+
+
+def _metric(one: TaskResult) -> str:
+    return one["metric"] if one["filter"] == "none" else f"{one['metric']} ({one['filter']})"
+
+
+def task_words(evaluation: Evaluation) -> dict[str, str]:
+    """Heading -> a metric of a task in words."""
+    words = {}
+    for one in evaluation.get("tasks", []):
+        low_high = interval_words(one)
+        interval = "" if low_high == "-" else f", 95% interval {low_high} over documents"
+        changed = f"; {one['changed']:,} of {one['documents']:,} documents count differently"
+        words[f"{one['task']} {_metric(one)}"] = (
+            f"{_of_task(one['value'])}, in bf16 {_of_task(one['bf16_value'])}, "
+            f"difference {_of_task(one['difference'], '+')}{interval}{changed if one['documents'] else ''}"
+        )
+    return words
 
 
 def print_each(results: Sequence[Result], console: Console) -> None:
@@ -137,7 +208,7 @@ def evaluated_words(one: Evaluated) -> dict[str, str]:
     }
 
 
-def interval_words(one: Evaluated) -> str:
+def interval_words(one: Evaluated | TaskResult) -> str:
     """`-0.0001 to +0.0020`, or `-`."""
     interval = one.get("interval")
     return "-" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.side import Side
-from quantexp.analysis.evaluate.table import evaluated_words
+from quantexp.analysis.evaluate.table import evaluated_words, task_words
 from quantexp.analysis.report.origin import Origin
 from quantexp.analysis.report.proof import Proof
 from quantexp.errors import UnreadableError
@@ -61,7 +61,7 @@ def _evaluated(side: Side) -> dict[str, str]:
         return {}
     one = evaluation["scheme"]
     on = {"evaluated": f"{one['tokens']:,} held-out tokens of {one['documents']:,} documents"}
-    return on | evaluated_words(one)
+    return on | evaluated_words(one) | task_words(evaluation)
 
 
 def shared(of_each: Sequence[Facts]) -> Facts:

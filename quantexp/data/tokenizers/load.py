@@ -47,6 +47,10 @@ class ByteTokenizer(Tokenizer):
         """Returns the byte as text."""
         return "<end of document>" if token == self.eod else shown(bytes([token]))
 
+    def detokenize(self, ids: list[int]) -> str:
+        """Returns the bytes as text, without ends of documents."""
+        return bytes(each for each in ids if each != self.eod).decode("utf-8", errors="replace")
+
 
 class HuggingFaceTokenizer(Tokenizer):
     """A `tokenizer.json`, run by the `tokenizers` library.
@@ -105,6 +109,18 @@ class HuggingFaceTokenizer(Tokenizer):
             if text and "\ufffd" not in text:
                 return text
             return str(self._tokenizer.id_to_token(token) or "")
+
+    def detokenize(self, ids: list[int]) -> str:
+        """Returns the text of the ids, special tokens included."""
+        with failures(self.files[0], FAILS):
+            return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What the post-processor of `tokenizer.json` puts before a text, such as `<|begin_of_text|>` of Llama 3."""
+        with failures(self.files[0], FAILS):
+            whole = self._tokenizer.encode("a", add_special_tokens=True)
+        return tuple(whole.ids[: [*whole.special_tokens_mask, 0].index(0)])
 
 
 def load_tokenizer(

@@ -104,10 +104,18 @@ class TiktokenTokenizer(Tokenizer):
     def text_of(self, token: int) -> str:
         """Returns the text of one id; empty for an id that the file does not have."""
         with failures(self.files[0], FAILS):
-            try:
-                return shown(self._encoding.decode_single_token_bytes(token))
-            except KeyError:
-                return ""
+            return shown(self._bytes(token))
+
+    def detokenize(self, ids: list[int]) -> str:
+        """Returns the text of the ids, nothing for those that the file does not have."""
+        with failures(self.files[0], FAILS):
+            return b"".join(map(self._bytes, ids)).decode("utf-8", errors="replace")
+
+    def _bytes(self, token: int) -> bytes:
+        try:
+            return bytes(self._encoding.decode_single_token_bytes(token))
+        except KeyError:
+            return b""
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -158,6 +166,11 @@ class SentencePieceTokenizer(Tokenizer):
         """Returns the piece, with a space for its mark of one."""
         with failures(self.files[0], FAILS):
             return str(self._model.id_to_piece(token)).replace("\u2581", " ")
+
+    def detokenize(self, ids: list[int]) -> str:
+        """Returns the text of the ids."""
+        with failures(self.files[0], FAILS):
+            return str(self._model.decode(ids))
 
 
 def _library(name: str, kind: str) -> Any:

@@ -47,6 +47,15 @@ class Tokenizer(ABC):
     def text_of(self, token: int) -> str:
         """Returns the text of one id, for people; bytes that are no character of their own are escaped."""
 
+    @abstractmethod
+    def detokenize(self, ids: list[int]) -> str:
+        """Returns the text of some ids; of bytes that are no character U+FFFD."""
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's own template puts before a text; `tokenize` leaves them out."""
+        return ()
+
 
 def check_ids(path: Path, vocab_size: int) -> None:
     """Requires a vocabulary of a size that a model can have.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +146,23 @@ class Evaluator:
         tokens = round(mean_count * self.layout.data)
         loss = total / mean_count if mean_count else 0.0
         return Group(loss, tokens, time.perf_counter() - begin, verdict)
+
+    @torch.no_grad()
+    def logits_of(self, index: int, tokens: Sequence[int], declared: PrecisionMap) -> torch.Tensor:
+        """The logits of one sequence in one process, [T, V] in the working dtype; pass 0 is proved.
+
+        Raises:
+            EngagementError: pass 0 did not quantise exactly what the map declares.
+        """
+        tokens_BT = torch.tensor([list(tokens)])
+        batch = {
+            "tokens": tokens_BT,
+            "labels": tokens_BT,
+            "loss_mask": torch.ones(tokens_BT.shape),
+            "position_ids": torch.arange(tokens_BT.shape[1]).unsqueeze(0),
+        }
+        ((_, logits_BTV),), _ = self._logits(index, [batch], declared)
+        return logits_BTV[0]
 
     def _logits(
         self, index: int, group: list[Batch], declared: PrecisionMap

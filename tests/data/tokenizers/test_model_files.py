@@ -53,6 +53,7 @@ def test_ranks_give_the_ids_of_the_library_and_special_tokens_are_text(tmp_path:
     assert [list(i) for i in tokenizer.tokenize_all([TEXT, ""])] == [ids, []]
     assert [tokenizer.text_of(i) for i in tokenizer.tokenize("abc")] == ["ab", "c"]
     assert (tokenizer.text_of(0xE2), tokenizer.text_of(10_000)) == ("\\xe2", "")
+    assert tokenizer.detokenize([*ids, 10_000]) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ def test_a_model_gives_its_pieces_and_ends_a_document(model: Path) -> None:
     assert tokenizer.tokenize_all(["an owl hunts", ""]) == [ids, []]
     assert load_tokenizer("sentencepiece", str(model), eod="<s>").eod == 1
     assert "".join(map(tokenizer.text_of, ids)).strip() == "an owl hunts"
+    assert tokenizer.detokenize(ids) == "an owl hunts"
 
 
 def test_fingerprints_follow_content_and_end(tmp_path: Path, model: Path) -> None:

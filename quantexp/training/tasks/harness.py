@@ -1,0 +1,188 @@
+"""Runs tasks of lm-evaluation-harness under a scheme and in bf16, and pairs the results document by document."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lm_eval import simple_evaluate
+
+from quantexp.analysis.evaluate.summary import interval
+from quantexp.config.tasks import task_manager
+from quantexp.errors import DataError, QuantexpError
+from quantexp.runs.evaluation import TaskResult
+from quantexp.training.log import LOG
+from quantexp.training.tasks.model import SchemeModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quantexp.data.tokenizers.protocol import Tokenizer
+    from quantexp.quant.precision import PrecisionMap
+    from quantexp.schema import Experiment
+    from quantexp.training.megatron.evaluation import Evaluator
+
+#: Requests between two lines of the log.
+_REPORTED = 50
+#: How far the mean of the documents' values may be from the task's number, relative, and still be it.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """What `evaluate.tasks` gives."""
+
+    results: list[TaskResult]
+    #: A line for each document of each task.
+    documents: list[dict[str, Any]]
+
+
+class TaskRun:
+    """The tasks of a run, under one precision map after the other."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        experiment: Experiment,
+        tokenizer: Tokenizer,
+        require_going: Callable[[], None],
+    ) -> None:
+        """Take a run.
+
+        Args:
+            evaluator: of the run.
+            experiment: of the run.
+            tokenizer: of the run's data.
+            require_going: raises when the run must end.
+        """
+        logging.getLogger("lm_eval").setLevel(logging.WARNING)
+        self._evaluator, self._evaluate = evaluator, experiment.evaluate
+        self._tokenizer, self._max_length = tokenizer, experiment.training.seq_length
+        self._require_going = require_going
+        self._vocab_size = experiment.model.vocab_size
+
+    def results(self) -> TaskResults:
+        """Run the tasks with nothing quantised, and under the scheme.
+
+        Raises:
+            EngagementError: the first pass of either did not quantise exactly what is declared.
+            ConfigError: a task whose answers are drawn at random, or do not fit training.seq_length.
+            DataError: the harness cannot run a task.
+        """
+        bf16 = self._run("in bf16", self._evaluator.reference)
+        scheme = self._run("under the scheme", self._evaluator.maps[0])
+        return TaskResults(list(_results(scheme, bf16)), list(_documents(scheme, bf16)))
+
+    def _run(self, words: str, declared: PrecisionMap) -> dict[str, Any]:
+        passes, requests = itertools.count(), itertools.count(1)
+
+        def advance() -> None:
+            self._require_going()
+            if (done := next(requests)) % _REPORTED == 0:
+                LOG.info(f"tasks {words}: {done:,} requests done")
+
+        def logits(tokens: Sequence[int]) -> Tensor:
+            # The rows that pad the vocabulary are no tokens, and a published model has none.
+            return self._evaluator.logits_of(next(passes), tokens, declared)[:, : self._vocab_size]
+
+        model = SchemeModel(
+            logits,
+            self._tokenizer,
+            self._max_length,
+            advance,
+        )
+        evaluate = self._evaluate
+        try:
+            results: dict[str, Any] = simple_evaluate(
+                model,
+                tasks=list(evaluate.tasks),
+                num_fewshot=evaluate.fewshot,
+                limit=evaluate.limit,
+                bootstrap_iters=0,
+                task_manager=task_manager(evaluate),
+            )
+        except QuantexpError:
+            raise
+        except Exception as error:
+            tasks = ", ".join(evaluate.tasks)
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"lm_eval fails on evaluate.tasks={tasks}: {first}") from error
+        LOG.info(f"tasks {words}: all {next(requests) - 1:,} requests done")
+        if model.cut:
+            LOG.warning(
+                f"{model.cut:,} requests are longer than training.seq_length={self._max_length} and lost their "
+                "beginning"
+            )
+        return results
+
+
+def _results(scheme: dict[str, Any], bf16: dict[str, Any]) -> Iterator[TaskResult]:
+    """A result for each metric of each task and group."""
+    for task, numbers in scheme["results"].items():
+        for key in numbers:
+            metric, comma, chosen = key.partition(",")
+            value, reference = numbers[key], bf16["results"][task][key]
+            if (
+                not comma
+                or metric.endswith("_stderr")
+                or not (_is_number(value) and _is_number(reference))
+            ):
+                continue
+            ours, theirs = (_values(each, task, metric, chosen) for each in (scheme, bf16))
+            is_mean = _is_mean(value, ours) and _is_mean(reference, theirs)
+            differences = np.subtract(ours, theirs) if is_mean else np.empty(0)
+            yield {
+                "task": task,
+                "metric": metric,
+                "filter": chosen,
+                "documents": len(ours),
+                "value": _finite(value),
+                "bf16_value": _finite(reference),
+                "difference": _finite(value - reference),
+                "interval": interval(differences, np.ones(len(differences))),
+                "changed": int(sum(a != b for a, b in zip(ours, theirs, strict=True))),
+            }
+
+
+def _values(results: dict[str, Any], task: str, metric: str, chosen: str) -> list[Any]:
+    """The metric's value of each document: a number, or what the task makes its number of; none for a group."""
+    samples = [each for each in results["samples"].get(task, ()) if each["filter"] == chosen]
+    return [each.get(metric) for each in samples]
+
+
+def _is_mean(value: float, values: Sequence[Any]) -> bool:
+    """Whether the task's number is the mean of the documents' numbers."""
+    if not values or not all(map(_is_number, values)):
+        return False
+    return math.isclose(value, np.mean(values), rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+
+
+def _documents(scheme: dict[str, Any], bf16: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for task, samples in scheme["samples"].items():
+        for ours, theirs in zip(samples, bf16["samples"][task], strict=True):
+            yield {
+                "task": task,
+                "document": ours["doc_id"],
+                "filter": ours["filter"],
+                "scheme": _numbers(ours),
+                "bf16": _numbers(theirs),
+            }
+
+
+def _numbers(sample: dict[str, Any]) -> dict[str, float | None]:
+    """The metrics of one document that are numbers."""
+    metrics: Sequence[str] = sample["metrics"]
+    return {name: _finite(sample[name]) for name in metrics if _is_number(sample[name])}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
