@@ -17,10 +17,10 @@ from quantexp.cli.output import print_json
 from quantexp.cli.verbs import KINDS
 from quantexp.config.choices import choice_files, comment, require_folder
 from quantexp.errors import ConfigError
-from quantexp.formats.declared.words import code_words, num_values, scale_words, smallest_value
 from quantexp.formats.lookup import FOLDER, read_format
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import WHOLE_ROW, Format
+from quantexp.formats.words import code_words, num_values, scale_words, smallest_value
 from quantexp.quant.scheme import SCHEMES
 from quantexp.terminal.close_matches import did_you_mean, near
 from quantexp.terminal.console import output_console

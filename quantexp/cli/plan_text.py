@@ -10,10 +10,10 @@ from rich.text import Text
 
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
-from quantexp.formats.declared.python import python_name, says_what_it_contains, source_file
-from quantexp.formats.declared.words import block_scale_words, block_words, code_words
+from quantexp.formats.definitions.python import python_name, says_what_it_contains, source_file
 from quantexp.formats.lookup import format_of_record
 from quantexp.formats.types import Family, Format
+from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import in_words
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import is_routed

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.folders import conf_dir
-from quantexp.formats.declared.definition import declared_format
-from quantexp.formats.declared.python import is_python, python_definition
+from quantexp.formats.definitions.definition import declared_format
+from quantexp.formats.definitions.python import is_python, python_definition
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format
 from quantexp.reading.yaml_files import read_yaml

@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from quantexp.errors import ConfigError
-from quantexp.formats.declared.definition import declared_format
-from quantexp.formats.declared.python import PYTHON, is_python, source_file
+from quantexp.formats.definitions.definition import declared_format
+from quantexp.formats.definitions.python import PYTHON, is_python, source_file
 from quantexp.formats.lookup import get_format, known_names
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import BY_ANY_NAME

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import QuantSpec, get_format, quantise, resolve
-from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.definitions.definition import declared_format
 from quantexp.proof.grids import Status
 from quantexp.proof.verdict import judge
 

@@ -39,7 +39,7 @@ from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
 from quantexp.folders import short_path
 from quantexp.formats import Format
-from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.definitions.definition import declared_format
 from quantexp.processes.cores import allowed_cores
 from quantexp.terminal.facts import Facts
 

@@ -8,7 +8,7 @@ import json
 import torch
 from torch import Tensor
 
-from quantexp.formats.declared.python import (
+from quantexp.formats.definitions.python import (
     DIGEST,
     PYTHON,
     PythonFormat,

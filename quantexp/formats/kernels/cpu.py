@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, NAN_BITS
-from quantexp.formats.declared.words import is_compiled
 from quantexp.formats.mx_scale import rule_offset
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Rounding
+from quantexp.formats.words import is_compiled
 from quantexp.processes.compiled import library
 
 SOURCE = Path(__file__).with_name("cpu.c")

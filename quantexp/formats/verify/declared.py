@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantexp.formats import Format
-from quantexp.formats.declared.words import is_compiled
 from quantexp.formats.verify import cases
 from quantexp.formats.verify.asking import to_numpy, to_torch
 from quantexp.formats.verify.declared_gold import Gold, gold_of, quantised, scale_values
@@ -22,6 +21,7 @@ from quantexp.formats.verify.exact import to_bf16
 from quantexp.formats.verify.gold_check import GOLD
 from quantexp.formats.verify.kernels import Placed
 from quantexp.formats.verify.tally import Tally
+from quantexp.formats.words import is_compiled
 from quantexp.processes.threads import threads
 
 Array = NDArray[Any]

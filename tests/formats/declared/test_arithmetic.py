@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quantexp.formats import FORMATS, quantise, quantise_both, resolve, saturated, scales_of
 from quantexp.formats.declared.arithmetic import places_from_zero
-from quantexp.formats.declared.definition import declared_format
 from quantexp.formats.declared.origin import stems_from
+from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.types import BlockRule, BlockScale, BlockScaleKind, Family, Format, ScaleRule
 
 ROUNDINGS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from quantexp.cli.main import main
 from quantexp.errors import VerifyError
 from quantexp.formats.declared import arithmetic
-from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.lookup import shipped_formats
 from quantexp.formats.types import Element, Rounding
 from quantexp.formats.verify import declared, verb

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quantexp.formats.codes import code_values
-from quantexp.formats.declared.elements import element_of, scale_element_of
+from quantexp.formats.definitions.elements import element_of, scale_element_of
 from quantexp.formats.table import E4M3, HIF8
 
 

@@ -10,7 +10,7 @@ import torch
 
 from quantexp.formats import get_format, quantise, resolve, saturated, scales_of
 from quantexp.formats.declared.by_python import contained
-from quantexp.formats.declared.python import (
+from quantexp.formats.definitions.python import (
     instance_of,
     python_definition,
     says_what_it_contains,

@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from quantexp.formats.declared.elements import element_of, scale_element_of
-from quantexp.formats.declared.python import PYTHON, python_format
+from quantexp.formats.definitions.elements import element_of, scale_element_of
+from quantexp.formats.definitions.python import PYTHON, python_format
 from quantexp.formats.table import (
     HIF8,
     HIF8_AMAX_TARGET,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quantexp.formats.declared.definition import declared_format
+from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.lookup import (
     format_of_record,
     formats_in,
