@@ -1,0 +1,111 @@
+"""Results of tasks: pairs of documents, intervals, and what is no metric; errors of the harness in one line."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantexp.errors import DataError
+from quantexp.schema import EvaluateConfig
+from quantexp.training.tasks.harness import TaskRun
+
+Patch = pytest.MonkeyPatch
+
+
+def results(accuracy: list[int], generated: list[str], share: float) -> dict[str, Any]:
+    """What the harness returns of a task with two filters, and of a group."""
+
+    def sample(i: int, chosen: str, **metrics: Any) -> dict[str, Any]:
+        return {"doc_id": i, "filter": chosen, "metrics": list(metrics), **metrics}
+
+    return {
+        "results": {
+            "task": {
+                "alias": "task",
+                "sample_len": len(accuracy),
+                "acc,none": float(np.mean(accuracy)),
+                "acc_stderr,none": "N/A",
+                "f1,strict": share,
+            },
+            "group": {"acc,none": float(np.mean(accuracy))},
+        },
+        "samples": {
+            "task": [
+                *(sample(i, "none", acc=one) for i, one in enumerate(accuracy)),
+                *(sample(i, "strict", f1=(one, "right")) for i, one in enumerate(generated)),
+            ]
+        },
+    }
+
+
+@pytest.fixture
+def run() -> TaskRun:
+    evaluate = EvaluateConfig(tasks=["task", "other"])
+    experiment: Any = SimpleNamespace(
+        evaluate=evaluate,
+        training=SimpleNamespace(seq_length=8),
+        model=SimpleNamespace(vocab_size=4),
+    )
+    evaluator: Any = SimpleNamespace(reference="reference", maps=["scheme"])
+    tokenizer: Any = None
+    return TaskRun(evaluator, experiment, tokenizer, lambda: None)
+
+
+def patched(patch: Patch, *returned: dict[str, Any] | Exception) -> None:
+    """The harness returns these, one after the other."""
+    left = list(returned)
+
+    def simple_evaluate(*_: Any, **__: Any) -> dict[str, Any]:
+        one = left.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    patch.setattr("quantexp.training.tasks.harness.simple_evaluate", simple_evaluate)
+    patch.setattr("quantexp.training.tasks.harness.task_manager", lambda _: None)
+
+
+def test_documents_are_paired(run: TaskRun, monkeypatch: Patch) -> None:
+    bf16 = results([1, 1, 1, 1, 0, 0, 0, 0], ["a", "b"], 0.5)
+    scheme = results([0, 1, 1, 1, 1, 0, 0, 0], ["a", "c"], 0.25)
+    patched(monkeypatch, bf16, scheme)
+    found = run.results()
+    accuracy, f1, group = found.results
+    assert (accuracy["task"], accuracy["metric"], accuracy["filter"]) == ("task", "acc", "none")
+    assert (accuracy["value"], accuracy["bf16_value"], accuracy["difference"]) == (0.5, 0.5, 0.0)
+    assert accuracy["changed"] == 2, "one became wrong and one right"
+    assert accuracy["interval"] is not None
+    low, high = accuracy["interval"]
+    assert low < 0 < high
+    assert (f1["filter"], f1["changed"], f1["documents"], f1["interval"]) == ("strict", 1, 2, None)
+    assert (group["task"], group["documents"], group["interval"]) == ("group", 0, None)
+    assert found.documents[0] == {
+        "task": "task",
+        "document": 0,
+        "filter": "none",
+        "scheme": {"acc": 0.0},
+        "bf16": {"acc": 1.0},
+    }
+    assert found.documents[-1]["scheme"] == {}
+
+
+def test_a_metric_that_is_not_the_mean_of_its_documents_has_no_interval(
+    run: TaskRun, monkeypatch: Patch
+) -> None:
+    one = results([1, 0] * 4, [], 0.0)
+    one["results"]["task"]["acc,none"] = 0.7
+    patched(monkeypatch, one, one)
+    assert run.results().results[0]["interval"] is None
+
+
+def test_a_failure_of_the_harness_is_one_line(run: TaskRun, monkeypatch: Patch) -> None:
+    patched(monkeypatch, ConnectionError("no route to the hub\nand more"))
+    words = r"^lm_eval fails on evaluate\.tasks=task, other: no route to the hub$"
+    with pytest.raises(DataError, match=words):
+        run.results()
+    patched(monkeypatch, KeyError())
+    with pytest.raises(DataError, match=r"task, other: KeyError$"):
+        run.results()
