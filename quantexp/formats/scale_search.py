@@ -103,11 +103,17 @@ def _near_flat_grid(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
 
 
 def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
-    v = x.to(torch.float32) * scale
-    grid = _requantised(v, spec, None)
     relative, absolute = _exact_tolerance(x.dtype)
-    near = (v - grid).abs() <= grid.abs() * relative + absolute * scale
-    return Fit(near | same(v, grid), scale)
+    on_grid = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    most = chunk_limit(x.device)
+    # In strips, whose float32 intermediates stay in the cache.
+    strips = zip(x.reshape(-1).split(most), on_grid.view(-1).split(most), strict=True)
+    for part, on_grid_part in strips:
+        v = part.to(torch.float32) * scale
+        grid = _requantised(v, spec, None)
+        near = (v - grid).abs() <= grid.abs() * relative + absolute * scale
+        on_grid_part.copy_(near | same(v, grid))
+    return Fit(on_grid, scale)
 
 
 def _exact_tolerance(dtype: torch.dtype) -> tuple[float, float]:
