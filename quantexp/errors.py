@@ -24,6 +24,10 @@ class ConfigError(QuantexpError):
     """The configuration is not that of an experiment."""
 
 
+class FormatError(QuantexpError, ValueError):
+    """A format in Python cannot be found or imported, or does not return what it must."""
+
+
 class DataError(QuantexpError):
     """A dataset, tokenizer or file of weights is missing, damaged or does not fit the model."""
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
-from quantexp.formats.definitions.python import python_name, says_what_it_contains, source_file
+from quantexp.formats.definitions.python import defines_contains, python_name, source_file
 from quantexp.formats.lookup import format_of_record
 from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
@@ -211,8 +211,8 @@ def _declared_words(entry: dict[str, object]) -> list[str]:
     """Element, block and scale of a declared format."""
     fmt = format_of_record(entry)
     if fmt.family is Family.PYTHON:
-        is_said = says_what_it_contains(python_name(fmt))
-        return ["a class of yours", *([] if is_said else ["declared, cannot be proved"])]
+        has_contains = defines_contains(python_name(fmt))
+        return ["a class of yours", *([] if has_contains else ["declared, cannot be proved"])]
     block = entry["block"] if isinstance(entry["block"], int) else None
     words = block_words(fmt, block)
     along = f"along {entry['axis']}"

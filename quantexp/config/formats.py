@@ -96,9 +96,15 @@ def _definition(name: str, folders: list[Path]) -> str | None:
         if "/" in name or not file.is_file():
             continue
         try:
-            return read_format(file).definition
+            definition = read_format(file).definition
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from error
+        shipped = shipped_formats().get(name)
+        if shipped is not None and definition != shipped.definition:
+            raise ConfigError(
+                f"{file} has the name of a shipped format and another definition; rename the file"
+            )
+        return definition
     return None
 
 

@@ -58,7 +58,9 @@ def check_tasks(experiment: Experiment) -> None:
             f"evaluate.tasks needs the package {PACKAGE}, which is not installed; pip install 'quantexp[{PACKAGE}]'"
         )
     if evaluate.task_folder is not None and not user_path(evaluate.task_folder).is_dir():
-        raise ConfigError(f"evaluate.task_folder={evaluate.task_folder} is not a folder")
+        raise ConfigError(
+            f"evaluate.task_folder must be a folder with task files, got {evaluate.task_folder}; correct the path"
+        )
 
 
 def check_task_names(evaluate: EvaluateConfig) -> None:
@@ -78,7 +80,10 @@ def check_task_names(evaluate: EvaluateConfig) -> None:
 
 
 def task_manager(evaluate: EvaluateConfig) -> TaskManager:
-    """The harness's index of tasks; its own 15,000 are read, some 10 s, only if the user's folder has not all names."""
+    """The harness's index of tasks.
+
+    Its own 15,000 tasks take some 10 s to read, so they are read only if the user's folder lacks a name.
+    """
     return _manager(tuple(evaluate.tasks), evaluate.task_folder)
 
 

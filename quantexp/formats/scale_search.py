@@ -107,8 +107,8 @@ def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
     on_grid = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     most = chunk_limit(x.device)
     # In strips, whose float32 intermediates stay in the cache.
-    strips = zip(x.reshape(-1).split(most), on_grid.view(-1).split(most), strict=True)
-    for part, on_grid_part in strips:
+    strips = (torch.split(each, most) for each in (x.reshape(-1), on_grid.view(-1)))
+    for part, on_grid_part in zip(*strips, strict=True):
         v = part.to(torch.float32) * scale
         grid = _requantised(v, spec, None)
         near = (v - grid).abs() <= grid.abs() * relative + absolute * scale

@@ -31,7 +31,7 @@ def by_source(
     return Finding(Status.ENGAGED, quantised=True)
 
 
-def by_its_word(x: Tensor, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
+def by_contains(x: Tensor, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
     """Judge an operand in a format in Python, whose class says which values are its own, if it says so."""
     contains = contained(x, spec.fmt, axis)
     differ = int((x != transformed(source, spec, axis)).sum())

@@ -16,7 +16,7 @@ from torch import Tensor
 from quantexp.errors import EngagementError
 from quantexp.formats import Family, QuantSpec
 from quantexp.processes.threads import threads
-from quantexp.proof.by_source import by_its_word, by_source
+from quantexp.proof.by_source import by_contains, by_source
 from quantexp.proof.grids import Finding, Grid, Status, which_grid
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.proof.windows import windows_of
@@ -66,7 +66,7 @@ def judge(
         return by_source(x, spec, axis, source, whole_amax)
     if spec.fmt.family is Family.PYTHON:
         assert source is not None
-        return by_its_word(x, spec, axis, source)
+        return by_contains(x, spec, axis, source)
     if not spec.quantised and source is not None and not torch.equal(x, source.to(x.dtype)):
         differ = int((x != source.to(x.dtype)).sum())
         return Finding(

@@ -38,18 +38,21 @@ def evaluate_run(context: RunContext) -> None:
         once = experiment.training.weight_cache
         with use_numerics(experiment, weights_once=once) as state:
             evaluator = Evaluator(experiment, device, state)
+            tasks = None
+            if experiment.evaluate.tasks:
+                from quantexp.training.tasks.harness import TaskRun
+
+                going = partial(_require_going, context)
+                tasks = TaskRun(evaluator, experiment, data_of(experiment)[1], going)
             context.set_phase(Phase.EVALUATING)
             so_far = 0.0, 0
             for index, group in enumerate(evaluator.groups(batches.held_out()), 1):
                 so_far = so_far[0] + group.loss * group.tokens, so_far[1] + group.tokens
                 _record(context, index, group, so_far[0] / max(1, so_far[1]), evaluator)
             results = None
-            if experiment.evaluate.tasks:
-                from quantexp.training.tasks.harness import TaskRun
-
+            if tasks is not None:
                 context.set_phase(Phase.TASKS)
-                going = partial(_require_going, context)
-                results = TaskRun(evaluator, experiment, data_of(experiment)[1], going).results()
+                results = tasks.results()
             _write(context, evaluator, results)
     context.status.trained = now()
     context.write_status()

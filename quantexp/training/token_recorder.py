@@ -23,6 +23,7 @@ class TokenRecorder:
     def __init__(
         self, experiment: Experiment, folder: Path, rank: int, text_of: Callable[[int], str]
     ) -> None:
+        """Take a run; `text_of` is the text of a token id."""
         self._capture, self._training = experiment.capture, experiment.training
         self._layout = Layout.of(experiment)
         self._place = self._layout.place(rank)

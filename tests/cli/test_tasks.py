@@ -69,7 +69,7 @@ def test_a_missing_package_has_its_remedy(
 
 def test_a_missing_folder_is_refused(capsys: Captured) -> None:
     assert refused([*EVALUATE, "tasks=a", "evaluate.task_folder=none"], capsys) == (
-        "evaluate.task_folder=none is not a folder"
+        "evaluate.task_folder must be a folder with task files, got none; correct the path"
     )
 
 

@@ -131,6 +131,17 @@ def test_a_wrong_file_is_named(folder: Path) -> None:
         composed(folder, SLOT)
 
 
+def test_a_file_with_a_shipped_name_and_another_definition_is_refused(folder: Path) -> None:
+    (folder / "format" / "mxint8.yaml").write_text(MINE)
+    words = (
+        r"mxint8\.yaml has the name of a shipped format and another definition; rename the file$"
+    )
+    with pytest.raises(ConfigError, match=words):
+        definitions("mxint8", folder)
+    with pytest.raises(ConfigError, match="has the name of a shipped file"):
+        composed(folder, "quant.linear.fprop.x.format=mxint8")
+
+
 def test_definitions_of_named_formats_are_read_for_requantise(folder: Path, tmp_path: Path) -> None:
     read_ = definitions("mine,mxfp8,mxint8", folder)
     assert json.loads(read_["mine"])["block"] == 24

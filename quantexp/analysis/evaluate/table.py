@@ -107,16 +107,16 @@ def _cells(result: Result) -> list[str]:
 
 def print_tasks(results: Sequence[Result], console: Console) -> None:
     """Print the metrics of tasks, those of one task together; nothing without any."""
-    found = [
+    metrics = [
         (result, one)
         for result in results
         if result.evaluation is not None
         for one in result.evaluation.get("tasks", [])
     ]
-    if not found:
+    if not metrics:
         return
-    order = list(dict.fromkeys((one["task"], one["metric"], one["filter"]) for _, one in found))
-    found.sort(
+    order = list(dict.fromkeys((one["task"], one["metric"], one["filter"]) for _, one in metrics))
+    metrics.sort(
         key=lambda each: order.index((each[1]["task"], each[1]["metric"], each[1]["filter"]))
     )
     rows = [
@@ -131,7 +131,7 @@ def print_tasks(results: Sequence[Result], console: Console) -> None:
             f"{one['changed']:,}" if one["documents"] else "-",
             f"{one['documents']:,}" if one["documents"] else "-",
         ]
-        for result, one in found
+        for result, one in metrics
     ]
     console.print()
     console.print(fitted_table(_TASKS, rows, console.width, "tasks").table)

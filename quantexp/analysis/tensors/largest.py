@@ -1,12 +1,12 @@
 """The tokens at the largest values of a captured tensor.
 
 Tensors of tokens are [tokens, sequences, ...]; the largest magnitude of each token counts, so that the tokens differ.
-Captures of earlier versions have no list of tokens, and expert's rows, attention's matrices and weights have none.
+Rows of routed experts, attention matrices and weights belong to no single token, and captures of earlier versions have
+no list of tokens.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -62,7 +62,7 @@ def largest_words(tokens: tuple[dict[str, Any], ...] | list[dict[str, Any]]) -> 
 
 def _token(sample: Sample, position: int, value: float) -> dict[str, Any]:
     return {
-        "value": value if math.isfinite(value) else 0.0,
+        "value": value,
         "token": sample.ids[position],
         "text": sample.text(position),
         "sample": sample.index,
@@ -71,7 +71,7 @@ def _token(sample: Sample, position: int, value: float) -> dict[str, Any]:
 
 
 def _positions(metadata: Mapping[str, Any], x: Tensor) -> list[int] | None:
-    """The position of each row of x among the tokens; None for a sample along the sequences."""
+    """The position of each row of x among the tokens; None if the sample was taken along the sequences."""
     sample = metadata.get("sample")
     if not sample or sample["axis"] % len(sample["shape"]) not in (0, 1):
         return list(range(x.shape[0]))

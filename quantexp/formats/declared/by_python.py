@@ -8,6 +8,7 @@ import json
 import torch
 from torch import Tensor
 
+from quantexp.errors import FormatError
 from quantexp.formats.definitions.python import (
     DIGEST,
     PYTHON,
@@ -23,7 +24,7 @@ def python_instance(fmt: Format) -> PythonFormat:
     """The object of a format of the family `python`.
 
     Raises:
-        ValueError: as `instance_of`.
+        FormatError: as `instance_of`.
     """
     content = json.loads(fmt.definition)
     return instance_of(content[PYTHON], content.get(DIGEST))
@@ -35,8 +36,7 @@ def quantise_python(
     """The result of the format's `quantise`, under a generator that seed and offset determine.
 
     Raises:
-        TypeError: it is no tensor of x's shape, dtype and device.
-        ValueError: as `instance_of`.
+        FormatError: it is no tensor of x's shape, dtype and device, or as `instance_of`.
     """
     words = hashlib.sha256(f"{seed or 0} {offset or 0}".encode()).digest()
     generator = torch.Generator(device=x.device)
@@ -46,7 +46,7 @@ def quantise_python(
     is_like = isinstance(y, Tensor) and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
     if not is_like:
         got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-        raise TypeError(
+        raise FormatError(
             f"quantise of the format {fmt.name} must return a tensor like x, {x.dtype} {tuple(x.shape)} on {x.device}, "
             f"got {got}"
         )
@@ -57,17 +57,16 @@ def contained(x: Tensor, fmt: Format, axis: int) -> Tensor | None:
     """Whether each element is a value of the format, by its own word; None if its class does not say.
 
     Raises:
-        TypeError: it returns anything but bool of x's shape.
-        ValueError: as `instance_of`.
+        FormatError: it returns anything but bool of x's shape, or as `instance_of`.
     """
-    made = python_instance(fmt)
-    if not can_be_proved(made):
+    instance = python_instance(fmt)
+    if not can_be_proved(instance):
         return None
     with torch.no_grad():
-        contains = contains_of(made)(x.detach(), axis)
+        contains = contains_of(instance)(x.detach(), axis)
     is_mask = isinstance(contains, Tensor) and contains.dtype is torch.bool
     if not is_mask or contains.shape != x.shape:
-        raise TypeError(
+        raise FormatError(
             f"contains of the format {fmt.name} must return bool of x's shape {tuple(x.shape)}, got {contains!r:.80}"
         )
     return contains

@@ -288,6 +288,6 @@ def _is_mx(element: Element, rows: int, extent: int, scale: BlockScale) -> bool:
 
 
 def _choice_of(key: str, value: object, choices: Mapping[str, Any]) -> Any:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
     return choices[str(value)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -139,7 +140,8 @@ def binary_float(
     exponent = emin + field - mantissa_bits
     if exponent + mantissa.bit_length() - 1 > _MOST_EXPONENT:
         raise ValueError(
-            f"element {name} with bias {bias} has values beyond float32's largest; raise its bias, or reserve codes"
+            f"element {name} with bias {bias} has values beyond float32's largest; raise its bias, reserve codes, "
+            "or take fewer exponent bits"
         )
     if emin - mantissa_bits < _LEAST_EXPONENT:
         raise ValueError(
@@ -247,4 +249,7 @@ def _between(what: str, value: int, least: int, most: int) -> None:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a number that a float can hold."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return isinstance(value, float)
+    return abs(value) <= sys.float_info.max

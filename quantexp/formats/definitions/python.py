@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quantexp.errors import FormatError
 from quantexp.formats.types import Element, Family, Format, Rounding
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def python_definition(name: str) -> dict[str, str]:
     """The definition of a Python format: its name, and the digest of its module's source.
 
     Raises:
-        ValueError: there is no such module, or it has no source.
+        FormatError: there is no such module, or it has no source.
     """
     return {PYTHON: name, DIGEST: hashlib.sha256(source_file(name).read_bytes()).hexdigest()}
 
@@ -63,19 +64,19 @@ def source_file(name: str) -> Path:
     """The file of a format's module, which is not imported; the packages it lies in are.
 
     Raises:
-        ValueError: there is no such module, or it has no source.
+        FormatError: there is no such module, or it has no source.
     """
     module = name.partition(":")[0]
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"the module of the format {name} cannot be found: {error}") from error
+    except Exception as error:
+        raise FormatError(f"the module of the format {name} cannot be found: {error}") from error
     if spec is None:
-        raise ValueError(
+        raise FormatError(
             f"there is no module {module} for the format {name}; install it, or put its folder in PYTHONPATH"
         )
     if not spec.origin or not spec.origin.endswith(".py"):
-        raise ValueError(f"the module {module} of the format {name} has no source file")
+        raise FormatError(f"the module {module} of the format {name} has no source file")
     return Path(spec.origin)
 
 
@@ -114,35 +115,39 @@ def instance_of(name: str, digest: str | None) -> PythonFormat:
     """The format's object, one in a process; its module is imported.
 
     Raises:
-        ValueError: the module cannot be imported, has no such class, or another source than the digest's; or the class
+        FormatError: the module cannot be imported, has no such class, or another source than the digest's; or the class
             has no `quantise`.
     """
     actual = python_definition(name)[DIGEST]
     if digest is not None and actual != digest:
-        raise ValueError(
+        raise FormatError(
             f"the source of the format {name} has changed since the run was composed ({digest[:8]}, now {actual[:8]}); "
             "start a new run, or put the file back"
         )
     module, _, kind = name.partition(":")
     try:
-        made = getattr(importlib.import_module(module), kind)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"the format {name} cannot be made: {error}") from error
-    if not callable(getattr(made, "quantise", None)):
-        raise ValueError(
+        instance = getattr(importlib.import_module(module), kind)()
+    except Exception as error:
+        raise FormatError(f"the format {name} cannot be made: {error}") from error
+    if not callable(getattr(instance, "quantise", None)):
+        raise FormatError(
             f"the format {name} must have quantise(x, *, axis, generator), see docs/formats/your_own.md"
         )
-    result: PythonFormat = made
+    result: PythonFormat = instance
     return result
 
 
-def says_what_it_contains(name: str) -> bool:
+def defines_contains(name: str) -> bool:
     """Whether the class, or a base of it in its module, defines `contains`, by the source; nothing is imported.
 
     Raises:
-        ValueError: as `source_file`.
+        FormatError: as `source_file`, or the source is no Python.
     """
-    tree = ast.parse(source_file(name).read_text(encoding="utf-8", errors="replace"))
+    file = source_file(name)
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+    except SyntaxError as error:
+        raise FormatError(f"{file}, line {error.lineno}: {error.msg}; correct the file") from error
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     left, seen = [name.partition(":")[2]], set[str]()
     while left:

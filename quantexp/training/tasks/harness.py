@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,25 +18,25 @@ from quantexp.config.tasks import task_manager
 from quantexp.errors import DataError, QuantexpError
 from quantexp.runs.evaluation import TaskResult
 from quantexp.training.log import LOG
-from quantexp.training.tasks.model import SchemeModel
+from quantexp.training.tasks.model import SchemeModel, generation_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quantexp.data.tokenizers.protocol import Tokenizer
     from quantexp.quant.precision import PrecisionMap
-    from quantexp.schema import Experiment
+    from quantexp.schema import EvaluateConfig, Experiment
     from quantexp.training.megatron.evaluation import Evaluator
 
 #: Requests between two lines of the log.
 _REPORTED = 50
-#: How far the mean of the documents' values may be from the task's number, relative, and still be it.
+#: Largest relative difference of a task's number from the mean of its documents for the two to count as equal.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class TaskResults:
-    """What `evaluate.tasks` gives."""
+    """Results of the tasks, and a line for each document."""
 
     results: list[TaskResult]
     #: A line for each document of each task.
@@ -52,15 +53,20 @@ class TaskRun:
         tokenizer: Tokenizer,
         require_going: Callable[[], None],
     ) -> None:
-        """Take a run.
+        """Take a run, and load its tasks, so that what cannot run fails before the first pass.
 
         Args:
             evaluator: of the run.
             experiment: of the run.
             tokenizer: of the run's data.
             require_going: raises when the run must end.
+
+        Raises:
+            ConfigError: a task whose answers are drawn at random, or do not fit training.seq_length.
+            DataError: the harness cannot load a task.
         """
         logging.getLogger("lm_eval").setLevel(logging.WARNING)
+        _require_tasks(experiment.evaluate, experiment.training.seq_length)
         self._evaluator, self._evaluate = evaluator, experiment.evaluate
         self._tokenizer, self._max_length = tokenizer, experiment.training.seq_length
         self._require_going = require_going
@@ -71,7 +77,7 @@ class TaskRun:
 
         Raises:
             EngagementError: the first pass of either did not quantise exactly what is declared.
-            ConfigError: a task whose answers are drawn at random, or do not fit training.seq_length.
+            ConfigError: an answer that does not fit training.seq_length.
             DataError: the harness cannot run a task.
         """
         bf16 = self._run("in bf16", self._evaluator.reference)
@@ -97,7 +103,7 @@ class TaskRun:
             advance,
         )
         evaluate = self._evaluate
-        try:
+        with _failures(evaluate):
             results: dict[str, Any] = simple_evaluate(
                 model,
                 tasks=list(evaluate.tasks),
@@ -106,12 +112,6 @@ class TaskRun:
                 bootstrap_iters=0,
                 task_manager=task_manager(evaluate),
             )
-        except QuantexpError:
-            raise
-        except Exception as error:
-            tasks = ", ".join(evaluate.tasks)
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"lm_eval fails on evaluate.tasks={tasks}: {first}") from error
         LOG.info(f"tasks {words}: all {next(requests) - 1:,} requests done")
         if model.cut:
             LOG.warning(
@@ -119,6 +119,34 @@ class TaskRun:
                 "beginning"
             )
         return results
+
+
+@contextmanager
+def _failures(evaluate: EvaluateConfig) -> Iterator[None]:
+    """Convert what the harness raises.
+
+    Raises:
+        DataError: names the tasks.
+    """
+    try:
+        yield
+    except QuantexpError:
+        raise
+    except Exception as error:
+        LOG.exception("lm_eval fails")
+        tasks = ", ".join(evaluate.tasks)
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"lm_eval fails on evaluate.tasks={tasks}: {first}; the rank's log has its traceback"
+        ) from error
+
+
+def _require_tasks(evaluate: EvaluateConfig, max_length: int) -> None:
+    with _failures(evaluate):
+        tasks = task_manager(evaluate).load(list(evaluate.tasks))["tasks"]
+    for name, task in tasks.items():
+        if task.get_config("output_type") == "generate_until":
+            generation_of(name, task.get_config("generation_kwargs") or {}, max_length)
 
 
 def _results(scheme: dict[str, Any], bf16: dict[str, Any]) -> Iterator[TaskResult]:
@@ -145,7 +173,7 @@ def _results(scheme: dict[str, Any], bf16: dict[str, Any]) -> Iterator[TaskResul
                 "bf16_value": _finite(reference),
                 "difference": _finite(value - reference),
                 "interval": interval(differences, np.ones(len(differences))),
-                "changed": int(sum(a != b for a, b in zip(ours, theirs, strict=True))),
+                "changed": sum(map(_differ, ours, theirs)),
             }
 
 
@@ -153,6 +181,15 @@ def _values(results: dict[str, Any], task: str, metric: str, chosen: str) -> lis
     """The metric's value of each document: a number, or what the task makes its number of; none for a group."""
     samples = [each for each in results["samples"].get(task, ()) if each["filter"] == chosen]
     return [each.get(metric) for each in samples]
+
+
+def _differ(ours: object, theirs: object) -> bool:
+    """Whether a document counts differently; two NaN are equal."""
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) != len(theirs) or any(map(_differ, ours, theirs))
+    if _is_number(ours) and _is_number(theirs):
+        return not np.array_equal(ours, theirs, equal_nan=True)  # type: ignore[arg-type]
+    return not np.array_equal(ours, theirs)  # type: ignore[arg-type]
 
 
 def _is_mean(value: float, values: Sequence[Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
@@ -106,7 +107,7 @@ class SchemeModel(TemplateLM):  # type: ignore[misc]
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
         """The log-likelihood of a continuation in nats, and whether each of its tokens is the likeliest."""
         if len(continuation) > self._max_length:
-            raise self._too_short(f"{len(continuation):,}")
+            raise _too_short(self._max_length, f"{len(continuation):,}")
         tokens = [*context, *continuation]
         self.cut += len(tokens) - 1 > self._max_length
         taken = tokens[-self._max_length - 1 :]
@@ -121,22 +122,8 @@ class SchemeModel(TemplateLM):  # type: ignore[misc]
             is_greedy = is_greedy and bool((strip.argmax(-1) == own).all())
         return score, is_greedy
 
-    def _too_short(self, tokens: str) -> ConfigError:
-        return ConfigError(
-            f"training.seq_length={self._max_length} is too short for an answer of {tokens} tokens; set a larger one"
-        )
-
     def _written(self, task: str, context: str, options: dict[str, Any]) -> str:
-        if options.get("do_sample") and options.get("temperature", 1.0) != 0:
-            raise ConfigError(
-                f"evaluate.tasks: {task} draws its answers at random (do_sample), and only the likeliest token is "
-                "taken here; set do_sample: false in a copy of the task"
-            )
-        until = options.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
-        most = int(options.get("max_gen_toks", _MOST_GENERATED))
-        if most >= self._max_length:
-            raise self._too_short(f"up to {most:,}")
+        stops, most = generation_of(task, options, self._max_length)
         encoded = self.tok_encode(context)
         self.cut += len(encoded) + most > self._max_length
         tokens = encoded[-(self._max_length - most) :] or [self.prefix_token_id]
@@ -153,3 +140,27 @@ class SchemeModel(TemplateLM):  # type: ignore[misc]
             if ends:
                 return text[: min(ends)]
         return text
+
+
+def generation_of(task: str, options: dict[str, Any], max_length: int) -> tuple[list[str], int]:
+    """The stops of a task's answers, and the most tokens of one, by the harness's rules.
+
+    Raises:
+        ConfigError: the task draws its tokens at random, or its answers do not fit a sequence.
+    """
+    known = normalize_gen_kwargs(options, _MOST_GENERATED)
+    if known["do_sample"] and known["temperature"] != 0:
+        raise ConfigError(
+            f"evaluate.tasks: {task} draws its answers at random (do_sample), and only the likeliest token is "
+            "taken here; set do_sample: false in a copy of the task"
+        )
+    most = int(known["max_gen_toks"])
+    if most >= max_length:
+        raise _too_short(max_length, f"up to {most:,}")
+    return list(known["until"]), most
+
+
+def _too_short(max_length: int, tokens: str) -> ConfigError:
+    return ConfigError(
+        f"training.seq_length={max_length} is too short for an answer of {tokens} tokens; set a larger one"
+    )

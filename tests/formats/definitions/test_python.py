@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantexp.errors import FormatError
 from quantexp.formats import get_format, quantise, resolve, saturated, scales_of
 from quantexp.formats.declared.by_python import contained
 from quantexp.formats.definitions.python import (
+    defines_contains,
     instance_of,
     python_definition,
-    says_what_it_contains,
 )
 from quantexp.formats.types import Family
 
@@ -83,22 +84,22 @@ def test_what_a_class_contains_is_its_own_word(module: str) -> None:
     assert mask.tolist() == [[True, True], [False, True]]
     assert contained(x, get_format(f"{module}:Silent"), -1) is None
     names = ("Sign", "Heir", "Silent")
-    assert [says_what_it_contains(f"{module}:{name}") for name in names] == [True, True, False]
+    assert [defines_contains(f"{module}:{name}") for name in names] == [True, True, False]
 
 
 def test_naming_a_class_imports_nothing(module: str) -> None:
     get_format(f"{module}:Sign")
-    says_what_it_contains(f"{module}:Sign")
+    defines_contains(f"{module}:Sign")
     assert module not in sys.modules
 
 
 def test_results_that_are_none_are_refused(module: str) -> None:
     x = torch.zeros(2, 3)
     words = r"quantise of the format .*:Wider must return a tensor like x, torch.float32 \(2, 3\) on cpu, got"
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(FormatError, match=words):
         quantise(x, f"{module}:Wider")
     with pytest.raises(
-        TypeError, match=r"contains of the format .*:Odd must return bool of x's shape"
+        FormatError, match=r"contains of the format .*:Odd must return bool of x's shape"
     ):
         contained(x, get_format(f"{module}:Odd"), -1)
     with pytest.raises(ValueError, match=r":Nothing must have quantise\(x, \*, axis, generator\)"):
@@ -121,3 +122,11 @@ def test_another_source_than_the_recorded_one_is_refused(module: str, tmp_path: 
     (tmp_path / f"{module}.py").write_text(SOURCE + "\n")
     with pytest.raises(ValueError, match="has changed since the run was composed"):
         instance_of(f"{module}:Sign", digest)
+
+
+def test_a_source_that_is_no_python_is_refused(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("class Sign\n")
+    with pytest.raises(FormatError, match=rf"{module}\.py, line 1: .*; correct the file$"):
+        defines_contains(f"{module}:Sign")
+    with pytest.raises(FormatError, match=r"the format .*:Sign cannot be made: "):
+        instance_of(f"{module}:Sign", None)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantexp.errors import DataError
+from quantexp.errors import ConfigError, DataError
 from quantexp.schema import EvaluateConfig
 from quantexp.training.tasks.harness import TaskRun
 
@@ -41,8 +41,7 @@ def results(accuracy: list[int], generated: list[str], share: float) -> dict[str
     }
 
 
-@pytest.fixture
-def run() -> TaskRun:
+def task_run() -> TaskRun:
     evaluate = EvaluateConfig(tasks=["task", "other"])
     experiment: Any = SimpleNamespace(
         evaluate=evaluate,
@@ -65,14 +64,20 @@ def patched(patch: Patch, *returned: dict[str, Any] | Exception) -> None:
         return one
 
     patch.setattr("quantexp.training.tasks.harness.simple_evaluate", simple_evaluate)
-    patch.setattr("quantexp.training.tasks.harness.task_manager", lambda _: None)
+    loaded(patch, {})
 
 
-def test_documents_are_paired(run: TaskRun, monkeypatch: Patch) -> None:
+def loaded(patch: Patch, tasks: dict[str, Any]) -> None:
+    """The harness loads these."""
+    manager = SimpleNamespace(load=lambda _: {"tasks": tasks})
+    patch.setattr("quantexp.training.tasks.harness.task_manager", lambda _: manager)
+
+
+def test_documents_are_paired(monkeypatch: Patch) -> None:
     bf16 = results([1, 1, 1, 1, 0, 0, 0, 0], ["a", "b"], 0.5)
     scheme = results([0, 1, 1, 1, 1, 0, 0, 0], ["a", "c"], 0.25)
     patched(monkeypatch, bf16, scheme)
-    found = run.results()
+    found = task_run().results()
     accuracy, f1, group = found.results
     assert (accuracy["task"], accuracy["metric"], accuracy["filter"]) == ("task", "acc", "none")
     assert (accuracy["value"], accuracy["bf16_value"], accuracy["difference"]) == (0.5, 0.5, 0.0)
@@ -93,19 +98,59 @@ def test_documents_are_paired(run: TaskRun, monkeypatch: Patch) -> None:
 
 
 def test_a_metric_that_is_not_the_mean_of_its_documents_has_no_interval(
-    run: TaskRun, monkeypatch: Patch
+    monkeypatch: Patch,
 ) -> None:
     one = results([1, 0] * 4, [], 0.0)
     one["results"]["task"]["acc,none"] = 0.7
     patched(monkeypatch, one, one)
-    assert run.results().results[0]["interval"] is None
+    assert task_run().results().results[0]["interval"] is None
 
 
-def test_a_failure_of_the_harness_is_one_line(run: TaskRun, monkeypatch: Patch) -> None:
+def test_a_failure_of_the_harness_is_one_line(monkeypatch: Patch) -> None:
     patched(monkeypatch, ConnectionError("no route to the hub\nand more"))
-    words = r"^lm_eval fails on evaluate\.tasks=task, other: no route to the hub$"
+    words = r"^lm_eval fails on evaluate\.tasks=task, other: no route to the hub; the rank's log has its traceback$"
     with pytest.raises(DataError, match=words):
-        run.results()
+        task_run().results()
     patched(monkeypatch, KeyError())
-    with pytest.raises(DataError, match=r"task, other: KeyError$"):
-        run.results()
+    with pytest.raises(DataError, match=r"task, other: KeyError; the rank's log"):
+        task_run().results()
+
+
+def test_what_cannot_run_is_refused_before_the_first_pass(monkeypatch: Patch) -> None:
+    options = {"output_type": "generate_until", "generation_kwargs": {"max_new_tokens": 9}}
+    loaded(monkeypatch, {"task": SimpleNamespace(get_config=options.get)})
+    words = (
+        r"^training\.seq_length=8 is too short for an answer of up to 9 tokens; set a larger one$"
+    )
+    with pytest.raises(ConfigError, match=words):
+        task_run()
+
+
+def test_a_task_that_cannot_be_loaded_is_refused_before_the_first_pass(monkeypatch: Patch) -> None:
+    def load(_: list[str]) -> None:
+        raise ValueError("duplicate tasks")
+
+    manager = SimpleNamespace(load=load)
+    monkeypatch.setattr("quantexp.training.tasks.harness.task_manager", lambda _: manager)
+    with pytest.raises(DataError, match=r"^lm_eval fails on .*: duplicate tasks; the rank's log"):
+        task_run()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "changed"),
+    [
+        ((0, np.array([0.5, 0.5])), (0, np.array([0.5, 0.5])), 0),
+        ((0, np.array([0.5, 0.5])), (0, np.array([0.4, 0.6])), 1),
+        (float("nan"), float("nan"), 0),
+        (["a"], ["a", "b"], 1),
+        ("a", "b", 1),
+    ],
+)
+def test_a_document_may_count_anything(
+    ours: Any, theirs: Any, changed: int, monkeypatch: Patch
+) -> None:
+    one, other = results([1], [], 0.5), results([1], [], 0.5)
+    for each, value in ((one, theirs), (other, ours)):
+        each["samples"]["task"][0]["acc"] = value
+    patched(monkeypatch, one, other)
+    assert task_run().results().results[0]["changed"] == changed
