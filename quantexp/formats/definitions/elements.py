@@ -191,7 +191,7 @@ def _integer(name: str, bits: int, is_symmetric: bool = True, step: object = 1) 
 
 def _list_of(content: object) -> Element:
     if not isinstance(content, list | tuple) or not all(map(_is_number, content)):
-        raise ValueError(f"element.values must be a list of numbers, got {content!r}")
+        raise ValueError(f"element.values must be a list of numbers, got {content!r:.80}")
     values = tuple(sorted({_float32(float(value)) for value in content}))
     if len(values) < len(content):
         raise ValueError("element.values must differ in float32, got one twice")
