@@ -26,9 +26,7 @@ def by_source(
             f"{off} of {x.numel()} elements are not its source on the grid of {spec.fmt.name}",
             quantised=differ > 0,
         )
-    if not differ:
-        return Finding(Status.INCONCLUSIVE, "on the grid anyway")
-    return Finding(Status.ENGAGED, quantised=True)
+    return _of(differ)
 
 
 def by_contains(x: Tensor, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
@@ -43,6 +41,11 @@ def by_contains(x: Tensor, spec: QuantSpec, axis: int, source: Tensor) -> Findin
             f"{off} of {x.numel()} elements are none of {spec.fmt.name}, by its contains",
             quantised=differ > 0,
         )
+    return _of(differ)
+
+
+def _of(differ: int) -> Finding:
+    """The finding where no element is wrong, by the number that differ from the source."""
     if not differ:
         return Finding(Status.INCONCLUSIVE, "on the grid anyway")
     return Finding(Status.ENGAGED, quantised=True)

@@ -14,7 +14,6 @@ from quantexp.formats.definitions.python import (
     PYTHON,
     PythonFormat,
     can_be_proved,
-    contains_of,
     instance_of,
 )
 from quantexp.formats.types import Format
@@ -63,7 +62,7 @@ def contained(x: Tensor, fmt: Format, axis: int) -> Tensor | None:
     if not can_be_proved(instance):
         return None
     with torch.no_grad():
-        contains = contains_of(instance)(x.detach(), axis)
+        contains = instance.contains(x.detach(), axis)
     is_mask = isinstance(contains, Tensor) and contains.dtype is torch.bool
     if not is_mask or contains.shape != x.shape:
         raise FormatError(

@@ -20,10 +20,9 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from quantexp.errors import FormatError
 from quantexp.formats.types import Element, Family, Format, Rounding
@@ -40,10 +39,17 @@ _UNKNOWN = Element("python", 16, emin=-126, emax=127, mantissa_bits=7, max=float
 
 
 class PythonFormat(Protocol):
-    """What a class must have; `contains` may be missing."""
+    """What a class must have."""
 
     def quantise(self, x: Tensor, *, axis: int, generator: torch.Generator) -> Tensor:
         """The values of x in the format, in x's shape and dtype."""
+
+
+class ProvedFormat(PythonFormat, Protocol):
+    """A class that says which values are its own."""
+
+    def contains(self, x: Tensor, axis: int) -> Tensor:
+        """Whether each element is a value of the format, bool of x's shape."""
 
 
 def is_python(name: str) -> bool:
@@ -69,7 +75,7 @@ def source_file(name: str) -> Path:
     module = name.partition(":")[0]
     try:
         spec = importlib.util.find_spec(module)
-    except Exception as error:
+    except Exception as error:  # a package of it is imported, and may raise anything
         raise FormatError(f"the module of the format {name} cannot be found: {error}") from error
     if spec is None:
         raise FormatError(
@@ -127,7 +133,7 @@ def instance_of(name: str, digest: str | None) -> PythonFormat:
     module, _, kind = name.partition(":")
     try:
         instance = getattr(importlib.import_module(module), kind)()
-    except Exception as error:
+    except Exception as error:  # the user's code, which may raise anything
         raise FormatError(f"the format {name} cannot be made: {error}") from error
     if not callable(getattr(instance, "quantise", None)):
         raise FormatError(
@@ -161,12 +167,6 @@ def defines_contains(name: str) -> bool:
     return False
 
 
-def can_be_proved(fmt: PythonFormat) -> bool:
+def can_be_proved(fmt: PythonFormat) -> TypeGuard[ProvedFormat]:
     """Whether its class has `contains`."""
     return callable(getattr(fmt, "contains", None))
-
-
-def contains_of(fmt: PythonFormat) -> Callable[[Tensor, int], Tensor]:
-    """Its method `contains`."""
-    method: Callable[[Tensor, int], Tensor] = getattr(fmt, "contains")  # noqa: B009 (it may be missing)
-    return method

@@ -25,7 +25,7 @@ from quantexp.formats.verify.declared_values import (
     element_values,
     magnitudes_of,
 )
-from quantexp.formats.verify.rational import floor_log2
+from quantexp.formats.verify.rational import floor_log2, power_of_two_scale
 
 Array = NDArray[Any]
 
@@ -171,9 +171,9 @@ def _block_scales(gold: Gold, ratio: np.float32) -> list[np.float32]:
     largest = np.float32(float(gold.element.largest))
     if gold.scale == "e8m0":
         if gold.rule == "search":
-            first = _power(gold, Fraction(float(ratio)), "rceil")
+            first = _power(gold, ratio, "rceil")
             return [np.float32(2.0 ** max(first - k, -127)) for k in range(3)]
-        return [np.float32(2.0 ** _power(gold, Fraction(float(ratio)), gold.rule))]
+        return [np.float32(2.0 ** _power(gold, ratio, gold.rule))]
     over = np.float32(ratio / largest)
     if gold.rule == "search":
         factors = [np.float32((_PARTS - k) / _PARTS) for k in range(_PARTS // 2 + 1)]
@@ -181,23 +181,10 @@ def _block_scales(gold: Gold, ratio: np.float32) -> list[np.float32]:
     return [_on_scales(gold, over, gold.rule)]
 
 
-def _power(gold: Gold, amax: Fraction, rule: str) -> int:
+def _power(gold: Gold, ratio: np.float32, rule: str) -> int:
     """The exponent of a power-of-two scale."""
-    if amax == 0:
-        return -127
-    largest = gold.element.largest
-    emax, exponent = floor_log2(largest), floor_log2(amax)
-    if rule == "floor":
-        s = exponent - emax
-    elif rule == "ceil":
-        s = exponent - emax + (amax > Fraction(2) ** exponent)
-    elif rule == "rceil":
-        s = floor_log2(amax / largest)
-        s += amax > largest * Fraction(2) ** s
-    else:
-        step = Fraction(2) ** (exponent - gold.element.mantissa_bits)
-        s = floor_log2(math.floor(amax / step + Fraction(1, 2)) * step) - emax
-    return min(max(s, -127), 127)
+    element = gold.element
+    return power_of_two_scale(Fraction(float(ratio)), element.largest, element.mantissa_bits, rule)
 
 
 def _on_scales(gold: Gold, over: np.float32, rule: str) -> np.float32:

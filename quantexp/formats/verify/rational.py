@@ -79,11 +79,16 @@ def nearest(value: Fraction, grid: Sequence[Fraction], ties: str) -> Fraction:
 
 
 def mx_scale(amax: Fraction, name: str, rule: str) -> int:
-    """The exponent s of a block's scale."""
+    """The exponent s of the scale of a block of an MX format."""
+    _, mantissa_bits, _, largest = MX_ELEMENTS[name]
+    return power_of_two_scale(amax, largest, mantissa_bits, rule)
+
+
+def power_of_two_scale(amax: Fraction, largest: Fraction, mantissa_bits: int, rule: str) -> int:
+    """The exponent s of a block's scale, for elements up to `largest`."""
     if amax == 0:
         return -127
-    _, mantissa_bits, emax, largest = MX_ELEMENTS[name]
-    exponent = floor_log2(amax)
+    emax, exponent = floor_log2(largest), floor_log2(amax)
     if rule == "floor":
         s = exponent - emax
     elif rule == "ceil":

@@ -132,7 +132,7 @@ def _failures(evaluate: EvaluateConfig) -> Iterator[None]:
         yield
     except QuantexpError:
         raise
-    except Exception as error:
+    except Exception as error:  # tasks run code of their own, which may raise anything
         LOG.exception("lm_eval fails")
         tasks = ", ".join(evaluate.tasks)
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -183,13 +183,13 @@ def _values(results: dict[str, Any], task: str, metric: str, chosen: str) -> lis
     return [each.get(metric) for each in samples]
 
 
-def _differ(ours: object, theirs: object) -> bool:
+def _differ(ours: Any, theirs: Any) -> bool:
     """Whether a document counts differently; two NaN are equal."""
     if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
         return len(ours) != len(theirs) or any(map(_differ, ours, theirs))
     if _is_number(ours) and _is_number(theirs):
-        return not np.array_equal(ours, theirs, equal_nan=True)  # type: ignore[arg-type]
-    return not np.array_equal(ours, theirs)  # type: ignore[arg-type]
+        return not np.array_equal(ours, theirs, equal_nan=True)
+    return not np.array_equal(ours, theirs)
 
 
 def _is_mean(value: float, values: Sequence[Any]) -> bool:
