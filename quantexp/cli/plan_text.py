@@ -220,9 +220,8 @@ def _declared_words(entry: dict[str, object]) -> list[str]:
         along = f"one scale {along}"
     elif words:
         along = f"blocks of {words} {along}"
-    scale = block_scale_words(fmt)
-    if entry["scale_rule"] and fmt.scale_rule != entry["scale_rule"]:
-        scale = scale.replace(str(fmt.scale_rule), str(entry["scale_rule"]))
+    rule = entry["scale_rule"]
+    scale = block_scale_words(fmt, str(rule) if rule else None)
     return [fmt.element.name, *([along] if words else []), *([scale] if scale else [])]
 
 

@@ -26,7 +26,7 @@ from quantexp.config.cached_loader import cache_files
 from quantexp.config.choices import hidden_files, is_shipped, require_folder
 from quantexp.config.composition_errors import NULL_SECTION, clean_errors
 from quantexp.config.environment import environment_overrides
-from quantexp.config.formats import fill_formats
+from quantexp.config.formats import fill_formats, folders_of
 from quantexp.config.launchers import check_launcher
 from quantexp.config.load import load, load_sweep
 from quantexp.config.overrides import numbers_as_typed, quoted, readable
@@ -244,7 +244,7 @@ def _plain_scheme(choice: str, searchpath: tuple[str, ...]) -> QuantConfig:
     plain = hydra_compose("config", [_searchpath([*searchpath]), f"quant={choice}"]).quant
     scheme = OmegaConf.to_object(plain)
     assert isinstance(scheme, QuantConfig)
-    fill_formats(scheme, [], [Path(word.removeprefix("file://")) for word in searchpath])
+    fill_formats(scheme, [], folders_of(searchpath))
     return scheme
 
 

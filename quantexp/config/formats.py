@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from quantexp.schema import QuantConfig
 _PROVIDER = "file://"
 
 
-def fill_formats(quant: QuantConfig, others: list[str | None], folders: list[Path]) -> None:
+def fill_formats(quant: QuantConfig, others: Sequence[str | None], folders: list[Path]) -> None:
     """Add the definition of every format that a slot, a rule or one of the other names selects.
 
     Args:
@@ -61,19 +61,18 @@ def definitions(names: str | None, config_dir: Path | None) -> dict[str, str]:
     """
     require_folder(config_dir)
     folders = [] if config_dir is None else [config_dir]
-    wanted = [name for name in (names or "").split(",") if name and name not in BY_ANY_NAME]
-    read = {name: _definition(name, folders) for name in wanted}
-    known = {name: json.loads(text) for name, text in read.items() if text is not None}
-    complete = {
-        name: _with_digest(name, content) if PYTHON in content else content
-        for name, content in known.items()
-    }
-    return {name: canonical(content) for name, content in complete.items()}
+    scheme = QuantConfig()
+    fill_formats(scheme, (names or "").split(","), folders)
+    return {name: canonical(content) for name, content in scheme.formats.items()}
 
 
 def user_folders(config: DictConfig) -> list[Path]:
     """The user's configuration folders of a composed configuration."""
-    words = OmegaConf.select(config, "hydra.searchpath") or []
+    return folders_of(OmegaConf.select(config, "hydra.searchpath") or [])
+
+
+def folders_of(words: Iterable[str]) -> list[Path]:
+    """The folders of a search path of Hydra's."""
     return [Path(w.removeprefix(_PROVIDER)) for w in words if w.startswith(_PROVIDER)]
 
 

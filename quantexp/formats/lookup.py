@@ -33,7 +33,9 @@ def get_format(name: str | Format, declared: Mapping[str, Format] | None = None)
     """
     if isinstance(name, Format):
         return name
-    for formats in (BY_ANY_NAME, declared or {}, shipped_formats(), _recorded):
+    if name in BY_ANY_NAME:
+        return BY_ANY_NAME[name]
+    for formats in (declared or {}, shipped_formats(), _recorded):
         if name in formats:
             return formats[name]
     if is_python(name):

@@ -28,16 +28,19 @@ def block_words(fmt: Format, block: int | None = None) -> str:
     return f"{extent}" if fmt.across == 1 else f"{fmt.across} x {extent}"
 
 
-def block_scale_words(fmt: Format) -> str:
-    """`UE5M3 a block`, with the rule where it is not `exact`; empty without blocks."""
+def block_scale_words(fmt: Format, rule: str | None = None) -> str:
+    """`UE5M3 a block`, with the rule where it is not `exact`; empty without blocks.
+
+    `rule` replaces an MX format's own.
+    """
     if fmt.family is Family.MX:
-        return f"E8M0 a block, {fmt.scale_rule}" if fmt.definition else "E8M0 a block"
+        return f"E8M0 a block, {rule or fmt.scale_rule}" if fmt.definition else "E8M0 a block"
     if fmt.grid_scale is None:
         return "E4M3 a block" if fmt.block is not None else ""
     scale = fmt.grid_scale
     name = scale.element.name.upper() if scale.element else _KINDS[scale.kind]
-    rule = "" if scale.rule is BlockRule.EXACT else f", {scale.rule}"
-    return f"{name} a {'row' if block_words(fmt) == 'row' else 'block'}{rule}"
+    own = "" if scale.rule is BlockRule.EXACT else f", {scale.rule}"
+    return f"{name} a {'row' if block_words(fmt) == 'row' else 'block'}{own}"
 
 
 def scale_words(fmt: Format) -> str:

@@ -8,11 +8,9 @@ slot that it repeats. An option that the format does not have is an error; it is
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from quantexp.errors import ConfigError
 from quantexp.formats.definitions.definition import declared_format
@@ -34,18 +32,13 @@ REUSE = "reuse"
 _FORMAT_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
-@lru_cache(maxsize=256)
-def _declared(definitions: str) -> Mapping[str, Format]:
-    content = json.loads(definitions)
-    return {name: declared_format(name, one) for name, one in content.items()}
-
-
 def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
     """The formats that a scheme declares, by name.
 
     Raises:
         ConfigError: a definition is wrong, or has the name of a format of the table.
     """
+    declared = {}
     for name, content in quant.formats.items():
         key = f"quant.formats.{name}"
         if not (_FORMAT_NAME.fullmatch(name) or is_python(name)):
@@ -57,10 +50,10 @@ def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
         if not isinstance(content, dict):
             raise ConfigError(f"{key} must be keys with values, got {content!r}")
         try:
-            declared_format(name, content)
+            declared[name] = declared_format(name, content)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
-    return _declared(json.dumps(quant.formats, sort_keys=True))
+    return declared
 
 
 def python_sources(quant: QuantConfig) -> dict[str, str]:

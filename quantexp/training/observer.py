@@ -18,6 +18,7 @@ from quantexp.capture.store.manifest import finish_capture
 from quantexp.errors import EngagementError
 from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
+from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.metrics import Metrics
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
-from quantexp.quant.slots import declared_formats
 
 #: Minimum seconds between two log lines about iterations.
 LOG_S = 2.0

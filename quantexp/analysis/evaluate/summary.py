@@ -48,7 +48,7 @@ def summary_of(sums: np.ndarray) -> dict[str, Any]:
     return {
         "tokens": round(tokens),
         "documents": len(sums),
-        **{name: _finite(value) for name, value in numbers.items()},
+        **{name: finite(value) for name, value in numbers.items()},
         "interval": interval(differences, sums[:, column("tokens")]),
     }
 
@@ -73,5 +73,6 @@ def interval(differences: np.ndarray, tokens: np.ndarray) -> list[float] | None:
     return [float(low), float(high)]
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value, None if it is infinite or NaN."""
     return float(value) if math.isfinite(value) else None

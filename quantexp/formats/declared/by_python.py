@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from quantexp.formats.definitions.python import (
 from quantexp.formats.types import Format
 
 
+@cache
 def python_instance(fmt: Format) -> PythonFormat:
     """The object of a format of the family `python`.
 

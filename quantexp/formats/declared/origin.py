@@ -8,6 +8,7 @@ value, and at a tie two. No tolerance is needed, because the scales are known.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -81,6 +82,7 @@ def _in_blocks(
     return fits
 
 
+@lru_cache(maxsize=32)
 def sorted_values(element: Element, device: torch.device) -> Tensor:
     """The finite values of an element, ascending, float64."""
     values = torch.tensor(code_values(element), dtype=torch.float64, device=device)

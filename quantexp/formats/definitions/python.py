@@ -143,6 +143,7 @@ def instance_of(name: str, digest: str | None) -> PythonFormat:
     return result
 
 
+@cache
 def defines_contains(name: str) -> bool:
     """Whether the class, or a base of it in its module, defines `contains`, by the source; nothing is imported.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lm_eval import simple_evaluate
 
-from quantexp.analysis.evaluate.summary import interval
+from quantexp.analysis.evaluate.summary import finite, interval
 from quantexp.config.tasks import task_manager
 from quantexp.errors import DataError, QuantexpError
 from quantexp.runs.evaluation import TaskResult
@@ -169,9 +169,9 @@ def _results(scheme: dict[str, Any], bf16: dict[str, Any]) -> Iterator[TaskResul
                 "metric": metric,
                 "filter": chosen,
                 "documents": len(ours),
-                "value": _finite(value),
-                "bf16_value": _finite(reference),
-                "difference": _finite(value - reference),
+                "value": finite(value),
+                "bf16_value": finite(reference),
+                "difference": finite(value - reference),
                 "interval": interval(differences, np.ones(len(differences))),
                 "changed": sum(map(_differ, ours, theirs)),
             }
@@ -214,12 +214,8 @@ def _documents(scheme: dict[str, Any], bf16: dict[str, Any]) -> Iterator[dict[st
 def _numbers(sample: dict[str, Any]) -> dict[str, float | None]:
     """The metrics of one document that are numbers."""
     metrics: Sequence[str] = sample["metrics"]
-    return {name: _finite(sample[name]) for name in metrics if _is_number(sample[name])}
+    return {name: finite(sample[name]) for name in metrics if _is_number(sample[name])}
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -50,6 +50,7 @@ class SchemeModel(TemplateLM):  # type: ignore[misc]
         super().__init__()
         self._logits, self._tokenizer = logits, tokenizer
         self._max_length, self._advance = max_length, advance
+        self._prefix = tokenizer.prefix
         #: Requests whose beginning did not fit.
         self.cut = 0
 
@@ -61,13 +62,13 @@ class SchemeModel(TemplateLM):  # type: ignore[misc]
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text without context: the tokenizer's first token, or the end of a document."""
-        return next(iter(self._tokenizer.prefix), self.eot_token_id)
+        return next(iter(self._prefix), self.eot_token_id)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
         """The text's tokens; after what the tokenizer puts before a text, unless add_special_tokens is False."""
-        prefix = [] if add_special_tokens is False else list(self._tokenizer.prefix)
+        prefix = [] if add_special_tokens is False else list(self._prefix)
         return [*prefix, *self._tokenizer.tokenize(string)]
 
     def _loglikelihood_tokens(self, requests: list[_Pair], **_: Any) -> list[tuple[float, bool]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from quantexp.capture.check.folder import check
+from quantexp.capture.samples import samples_of
 from quantexp.capture.store.kept import cut_back
 from quantexp.capture.store.manifest import TOKENS, join_parts
-from quantexp.capture.store.token_list import TokenList, samples_of
+from quantexp.capture.store.token_list import TokenList
 from quantexp.errors import CaptureError
 from quantexp.runs.paths import RunDir
 

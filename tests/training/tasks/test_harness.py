@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError
 from quantexp.schema import EvaluateConfig
 from quantexp.training.tasks.harness import TaskRun
@@ -49,8 +50,7 @@ def task_run() -> TaskRun:
         model=SimpleNamespace(vocab_size=4),
     )
     evaluator: Any = SimpleNamespace(reference="reference", maps=["scheme"])
-    tokenizer: Any = None
-    return TaskRun(evaluator, experiment, tokenizer, lambda: None)
+    return TaskRun(evaluator, experiment, ByteTokenizer(), lambda: None)
 
 
 def patched(patch: Patch, *returned: dict[str, Any] | Exception) -> None:
