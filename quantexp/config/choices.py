@@ -7,6 +7,8 @@ from pathlib import Path
 
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
+from quantexp.formats.lookup import FOLDER
+from quantexp.formats.table import BY_ANY_NAME
 
 #: Groups inside another group; any other folder in a group holds more choices of it (`quant=more/NAME`).
 _SUBGROUPS = ("quant/linear", "quant/qk", "quant/pv")
@@ -68,9 +70,10 @@ def is_shipped(group: str, choice: str) -> bool:
 
 
 def hidden_files(config_dir: Path) -> list[Path]:
-    """Files of the user's folder that have the name of a shipped file and other content; Hydra uses the shipped one."""
+    """The user's files with the name of a format, or of a shipped file with other content: those are used instead."""
     shipped = ((file, file.relative_to(conf_dir())) for file in conf_dir().rglob("*.yaml"))
-    return [
+    named = sorted((config_dir / FOLDER).glob("*.yaml"))
+    return [file for file in named if file.stem in BY_ANY_NAME] + [
         config_dir / name
         for file, name in sorted(shipped)
         if (config_dir / name).is_file() and (config_dir / name).read_bytes() != file.read_bytes()

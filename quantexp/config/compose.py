@@ -58,7 +58,7 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
         require_folder(config_dir)
         for file in hidden_files(config_dir):
             raise ConfigError(
-                f"{file} has the name of a shipped file, which would be taken instead; give it another name"
+                f"{file} has the name of a shipped file or format, which would be taken instead; give it another name"
             )
         extra.append(_searchpath([f"file://{config_dir.absolute()}"]))
     _store_schema()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -13,10 +14,14 @@ from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.python import is_python, python_definition
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format
-from quantexp.reading.yaml_files import read_yaml
+from quantexp.reading.yaml_files import read_yaml, repeated_key
 
 #: The folder of declared formats in a configuration folder.
 FOLDER = "format"
+#: Names of formats.
+NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+#: Words that mean something else where a format is named.
+RESERVED = ("high", "reuse", "null", "none", "true", "false")
 #: Declared formats of records that this process has read, by name.
 _recorded: dict[str, Format] = {}
 
@@ -87,6 +92,14 @@ def formats_in(folder: Path) -> dict[str, Format]:
     return {file.stem: read_format(file) for file in sorted(folder.glob("*.yaml"))}
 
 
+def _wrong_name(name: str) -> str:
+    if name in BY_ANY_NAME or name in RESERVED:
+        return "has the name of a format of quantexp"
+    if not NAME.fullmatch(name):
+        return "must be named with 1 to 64 letters, digits and underscores"
+    return ""
+
+
 def read_format(file: Path) -> Format:
     """The format that a file declares; its name is the file's.
 
@@ -95,6 +108,10 @@ def read_format(file: Path) -> Format:
         ValueError: names the file, and what is wrong with it.
     """
     content = read_yaml(file)
+    if problem := _wrong_name(file.stem):
+        raise ValueError(f"{file} {problem}; give the file another name")
+    if (key := repeated_key(file)) is not None:
+        raise ValueError(f"{file}: {key} is there twice; drop one")
     try:
         return declared_format(file.stem, content)
     except ValueError as error:

@@ -8,14 +8,13 @@ slot that it repeats. An option that the format does not have is an error; it is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quantexp.errors import ConfigError
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.python import PYTHON, is_python, source_file
-from quantexp.formats.lookup import get_format, known_names
+from quantexp.formats.lookup import NAME, get_format, known_names
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, ScaleRule, Scaling
@@ -29,7 +28,6 @@ SiteConfig = LinearSite | QkSite | PvSite
 WORKING = "bf16"
 #: A slot that multiplies the forward copy.
 REUSE = "reuse"
-_FORMAT_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
 def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
@@ -41,9 +39,9 @@ def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
     declared = {}
     for name, content in quant.formats.items():
         key = f"quant.formats.{name}"
-        if not (_FORMAT_NAME.fullmatch(name) or is_python(name)):
+        if not (NAME.fullmatch(name) or is_python(name)):
             raise ConfigError(
-                f"{key} must have a name of letters, digits and underscores, which file names may hold"
+                f"{key} must have a name of 1 to 64 letters, digits and underscores, which file names may hold"
             )
         if name in BY_ANY_NAME or name == REUSE:
             raise ConfigError(f"{key} has the name of a format of quantexp; give it another name")

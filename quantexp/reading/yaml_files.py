@@ -39,6 +39,26 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
+def repeated_key(file: Path) -> str | None:
+    """A key that a mapping of the file has twice, of which `read_yaml` takes the last; None without one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UnreadableError: as `read_yaml_text`.
+    """
+    nodes = [yaml.compose(read_yaml_text(file), _Loader)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.MappingNode):
+            keys = [str(key.value) for key, _ in node.value]
+            if len(set(keys)) < len(keys):
+                return next(key for key in keys if keys.count(key) > 1)
+            nodes += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+    return None
+
+
 def read_yaml_text(file: Path) -> str:
     """The text of a YAML file, for a loader with types of its own, which may then recurse and copy.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Required, TypedDict
+from typing import Any, Required, TypedDict
 
 from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import Count
@@ -34,6 +35,16 @@ class Precision(TypedDict, total=False):
     failures: list[str]
     router_calls: dict[str, Count]
     entries: Required[list[PrecisionEntry]]
+
+
+def proof_word(precision: Mapping[str, Any] | None) -> str | None:
+    """`proved`, `declared` if the formats of some slots cannot be proved, `failed`; None without a proof."""
+    if precision is None or precision.get("proved") is None:
+        return None
+    if not precision["proved"]:
+        return "failed"
+    entries = (entry for entry in precision.get("entries") or () if isinstance(entry, dict))
+    return "declared" if any(entry.get("status") == "declared" for entry in entries) else "proved"
 
 
 def read_precision(file: Path) -> Precision:

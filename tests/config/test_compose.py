@@ -234,7 +234,7 @@ def test_message_has_a_number_as_it_was_typed(words: list[str], message: str) ->
 
 def test_own_file_with_a_shipped_name_is_refused(own: Path) -> None:
     (own / "quant" / "FA_mxfp8.yaml").write_text(OWN)
-    message = r"quant/FA_mxfp8\.yaml has the name of a shipped file, which would be taken instead"
+    message = r"quant/FA_mxfp8\.yaml has the name of a shipped file or format, which would be taken instead"
     with pytest.raises(ConfigError, match=message):
         compose([], own, {})
 

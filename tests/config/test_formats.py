@@ -90,7 +90,10 @@ def test_a_scheme_file_may_declare_its_formats(folder: Path) -> None:
             r"unknown key quant.formats.mine; write \+quant.formats.mine=...",
         ),
         (["+quant.formats.mine=3"], "quant.formats.mine must be keys with values, got 3"),
-        (["+quant.formats.a-b={element: e3m3}"], "quant.formats.a-b must have a name of letters"),
+        (
+            ["+quant.formats.a-b={element: e3m3}"],
+            "quant.formats.a-b must have a name of 1 to 64 letters",
+        ),
         (
             ["+quant.formats.mxfp8={element: e3m3}"],
             "quant.formats.mxfp8 has the name of a format of quantexp",
@@ -140,6 +143,13 @@ def test_a_file_with_a_shipped_name_and_another_definition_is_refused(folder: Pa
         definitions("mxint8", folder)
     with pytest.raises(ConfigError, match="has the name of a shipped file"):
         composed(folder, "quant.linear.fprop.x.format=mxint8")
+
+
+def test_a_file_with_the_name_of_a_format_of_the_table_is_refused(folder: Path) -> None:
+    (folder / "format" / "mxfp8.yaml").write_text(MINE)
+    words = r"mxfp8\.yaml has the name of a shipped file or format, which would be taken instead"
+    with pytest.raises(ConfigError, match=words):
+        composed(folder, "quant.linear.fprop.x.format=mxfp8")
 
 
 def test_definitions_of_named_formats_are_read_for_requantise(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.verdicts import Verdict, Verdicts
+from quantexp.runs.precision import proof_word
 from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
@@ -31,7 +32,7 @@ _COLUMNS = (
 )
 #: The width of an iteration's gap, in characters.
 _GAP_WIDTH = 10
-_PROOF: dict[object, str] = {True: "proved", False: "[red]failed[/]"}
+_PROOF = {"proved": "proved", "declared": "[yellow]declared[/]", "failed": "[red]failed[/]"}
 
 
 _VERDICTS = (
@@ -98,7 +99,7 @@ def _cells(row: Row, comparison: Comparison) -> list[str | Text]:
         f"{speed:,.0f}" if speed else "-",
         "-" if memory is None else f"{memory:.1f} GB",
         f"{last_iteration(side)}",
-        _PROOF.get((side.precision or {}).get("proved"), "-"),
+        _PROOF.get(proof_word(side.precision) or "", "-"),
         escape(side.state),
     ]
 

@@ -12,6 +12,7 @@ from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format
 from quantexp.quant.slots import WORKING
+from quantexp.runs.precision import proof_word
 
 #: Maximum rows of the table; a map with a rule for each slot has more.
 MAX_ROWS = 400
@@ -42,6 +43,8 @@ class Proof:
     failures: tuple[str, ...] = ()
     rows: tuple[ProofRow, ...] = ()
     left_out: int = 0
+    #: As `quantexp.runs.precision.proof_word`.
+    word: str | None = None
 
 
 def proof(
@@ -62,6 +65,7 @@ def proof(
         tuple(str(failure) for failure in precision.get("failures") or ()),
         tuple(rows[:MAX_ROWS]),
         max(0, len(rows) - MAX_ROWS),
+        proof_word(precision),
     )
 
 

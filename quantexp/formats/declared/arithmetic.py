@@ -9,9 +9,9 @@ powers of two follows the rules of MX from the bits of max |x| / t, and all othe
 two. Any other scale is rounded to a value of its own grid, from the smallest positive to the largest; a float32 scale
 is at least 2^-126. The scale of a zero block is the smallest of its grid, 1 for float32. Without blocks d = t.
 
-`search` tries scales up to that of the amax and takes the first with the least sum of (x - y)^2 in the block, before y
-is rounded to the dtype: for powers of two rceil's, a half and a quarter of it; for others 32/32 down to 16/32 of
-amax / max, rounded to the nearest.
+`search` tries scales up to that of the amax and takes the first with the least sum of (x - y)^2 in the block, to a part
+in 2^44 and before y is rounded to the dtype: for powers of two rceil's, a half and a quarter of it; for others 32/32
+down to 16/32 of amax / max, rounded to the nearest.
 
 Ties: `even` takes the value with the even code; of a list of values, the one at an even place, counted from zero
 outwards, and the positive one if both are odd. `away` takes the larger magnitude, and the positive one if both are
@@ -53,6 +53,8 @@ POWER_FACTORS = (1.0, 0.5, 0.25)
 #: The same for all other scales, relative to amax / max.
 FACTORS = tuple((32 - k) / 32 for k in range(17))
 _SMALLEST_FLOAT32_SCALE = 2.0**-126
+#: Errors of two scales that differ by less are equal to `search`, whatever the order of their sums.
+_TIE = 2.0**-44
 #: Exponent beyond which the float adder cannot round to an element's mantissa: the sum would overflow.
 _MOST_MAGIC = 127 - 24
 
@@ -141,15 +143,13 @@ def _searched(
     x_OBKI: Tensor, ratio: Tensor, spec: QuantSpec, scale: BlockScale, t: Tensor | None
 ) -> Tensor:
     """d of each block by the rule `search`."""
-    best = least = torch.empty(0)
-    for number, b in enumerate(candidates(ratio, spec.fmt.element, scale)):
-        d = b if t is None else b * t
-        error = squared_error(x_OBKI, d, spec.fmt.element)
-        if number == 0:
-            best, least = d, error
-        else:
-            is_less = error < least
-            best, least = torch.where(is_less, d, best), torch.where(is_less, error, least)
+    tried = candidates(ratio, spec.fmt.element, scale)
+    factors = tried if t is None else [b * t for b in tried]
+    errors = [squared_error(x_OBKI, d, spec.fmt.element) for d in factors]
+    least = torch.stack(errors).amin(dim=0)
+    best = factors[0]
+    for d, error in zip(reversed(factors), reversed(errors), strict=True):
+        best = torch.where(error <= least * (1 + _TIE), d, best)
     return best
 
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from quantexp.formats.definitions.elements import element_of, scale_element_of
+from quantexp.formats.definitions.elements import as_text, element_of, scale_element_of
 from quantexp.formats.definitions.python import PYTHON, python_format
 from quantexp.formats.table import (
     HIF8,
@@ -70,6 +70,9 @@ _SCALES = "e8m0, power_of_two, fp32, bf16, none, or a small float such as ue5m3"
 #: Exponents that MX's arithmetic adds to a magnitude; beyond, the sum would not be finite.
 _MAGIC_BITS = 24
 _FLOAT32_EMAX = 127
+#: The exponents of E8M0's smallest scale and of float32's smallest number: MX rounds to multiples of a step in units of
+#: x, which must not vanish.
+_LEAST_SCALE, _FLOAT32_LEAST = -127, -149
 
 
 def canonical(content: Mapping[str, Any]) -> str:
@@ -86,7 +89,9 @@ def declared_format(name: str, content: Mapping[str, Any]) -> Format:
     try:
         return _format_of(name, canonical(content))
     except TypeError as error:
-        raise ValueError(f"the format {name} must be plain YAML: {error}") from error
+        raise ValueError(
+            f"the format {name} must be plain YAML with text as keys: {error}"
+        ) from error
 
 
 @lru_cache(maxsize=1024)
@@ -129,7 +134,7 @@ def _of_tensor(
     is_grid = not _is_signed_float(element) and element is not HIF8
     target = content.get("amax_target")
     if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
-        raise ValueError(f"amax_target must be a number, got {target!r}")
+        raise ValueError(f"amax_target must be a number, got {target!r}{as_text(target)}")
     if target is not None and not 0 < target <= element.max:
         raise ValueError(
             f"amax_target must be above 0 and at most the element's largest value {element.max:g}, got {target}"
@@ -284,6 +289,7 @@ def _is_mx(element: Element, rows: int, extent: int, scale: BlockScale) -> bool:
         and extent < WHOLE_ROW
         and scale.kind is BlockScaleKind.E8M0
         and scale.rule is not BlockRule.SEARCH
+        and element.emin - element.mantissa_bits + _LEAST_SCALE >= _FLOAT32_LEAST
     )
 
 

@@ -15,7 +15,7 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from quantexp.formats.table import E2M1, E2M3, E3M2, E4M3, E5M2, HIF8
@@ -29,11 +29,13 @@ _NAMED = {element.name: element for element in (E4M3, E5M2, E2M3, E3M2, E2M1, HI
 _FLOAT = re.compile(r"e(\d+)m(\d+)")
 _SCALE = re.compile(r"u?e(\d+)m(\d+)")
 _INTEGER = re.compile(r"int(\d+)")
+#: A number with an exponent.
+_WITH_EXPONENT = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+")
 _FLOAT_KEYS = ("exponent_bits", "mantissa_bits", "bias", "infinity", "nan", "negative_zero")
 _INTEGER_KEYS = ("integer_bits", "symmetric", "step")
 _KINDS = "a name such as e3m3, int8 or hif8, or keys with exponent_bits, integer_bits or values"
-#: Exponents of float32's smallest subnormal and largest value.
-_LEAST_EXPONENT, _MOST_EXPONENT = -149, 127
+#: Exponents of the smallest normal and the largest value of float32, in whose arithmetic elements are rounded.
+_LEAST_EXPONENT, _MOST_EXPONENT = -126, 127
 
 
 def element_of(content: object) -> Element:
@@ -143,9 +145,9 @@ def binary_float(
             f"element {name} with bias {bias} has values beyond float32's largest; raise its bias, reserve codes, "
             "or take fewer exponent bits"
         )
-    if emin - mantissa_bits < _LEAST_EXPONENT:
+    if emin < _LEAST_EXPONENT:
         raise ValueError(
-            f"element {name} with bias {bias} has values below float32's smallest; lower its bias"
+            f"element {name} with bias {bias} has normal values below float32's smallest normal one; lower its bias"
         )
     return Element(
         name,
@@ -191,7 +193,9 @@ def _integer(name: str, bits: int, is_symmetric: bool = True, step: object = 1) 
 
 def _list_of(content: object) -> Element:
     if not isinstance(content, list | tuple) or not all(map(_is_number, content)):
-        raise ValueError(f"element.values must be a list of numbers, got {content!r:.80}")
+        raise ValueError(
+            f"element.values must be a list of numbers, got {content!r:.80}{as_text(*_items(content))}"
+        )
     values = tuple(sorted({_float32(float(value)) for value in content}))
     if len(values) < len(content):
         raise ValueError("element.values must differ in float32, got one twice")
@@ -253,3 +257,15 @@ def _is_number(value: object) -> TypeGuard[float]:
     if not isinstance(value, int) or isinstance(value, bool):
         return isinstance(value, float)
     return abs(value) <= sys.float_info.max
+
+
+def as_text(*values: object) -> str:
+    """What to write where YAML 1.1 reads one of the values, such as `1e-3`, as text; empty if it does not."""
+    for value in values:
+        if isinstance(value, str) and _WITH_EXPONENT.fullmatch(value):
+            return f"; YAML reads {value} as text, so write it with a dot and a signed exponent, as 1.0e-3"
+    return ""
+
+
+def _items(content: object) -> Sequence[object]:
+    return content if isinstance(content, list | tuple) else (content,)

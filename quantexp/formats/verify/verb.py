@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quantexp.errors import UnreadableError, VerifyError
 from quantexp.formats import Format, get_format
 from quantexp.formats.lookup import read_format, shipped_formats
-from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.verify import kernels
 from quantexp.formats.verify.certificate import Certificate, certify, save
 from quantexp.formats.verify.gold_check import GOLD
@@ -82,7 +81,7 @@ def declared_in(files: Sequence[Path]) -> dict[str, Format]:
             raise VerifyError(f"there is no file {file}") from error
         except (OSError, ValueError, UnreadableError) as error:
             raise VerifyError(str(error)) from error
-        if fmt.name in BY_ANY_NAME or declared.setdefault(fmt.name, fmt) != fmt:
+        if declared.setdefault(fmt.name, fmt) != fmt:
             raise VerifyError(
                 f"{file} has the name of a format of quantexp; give the file another name"
             )

@@ -137,6 +137,33 @@ def test_what_is_no_plain_yaml_is_refused() -> None:
         declared(element={"values": {1, 2}})
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("mxfp8", "element: e3m3", "mxfp8.yaml has the name of a format of quantexp; give the"),
+        ("high", "element: e3m3", "high.yaml has the name of a format of quantexp; give the"),
+        ("a b", "element: e3m3", "a b.yaml must be named with 1 to 64 letters, digits and under"),
+        ("a", "element: e3m3\nblock: 8\nelement: e2m1", "a.yaml: element is there twice; drop one"),
+        ("b", "element: {values: [1, -1, 1e-3]}", "text, so write it with a dot and a signed expo"),
+        ("c", "element: e4m3\namax_target: 1.0e3", "YAML reads 1.0e3 as text, so write it with"),
+        ("d", "element: e4m3\n3: 4", "must be plain YAML with text as keys"),
+    ],
+)
+def test_files_that_mislead_are_refused(tmp_path: Any, name: str, text: str, words: str) -> None:
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r".+") as caught:
+        read_format(file)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("element", "family"), [("e5m8", Family.MX), ("e5m9", Family.GRID)])
+def test_steps_below_float32_are_no_arithmetic_of_mx(element: str, family: Family) -> None:
+    """The smallest step is 2^(emin - m) times the smallest scale, 2^-127."""
+    assert declared(element=element, block=32, scale="e8m0").family is family
+
+
 def test_names_are_looked_up_in_the_table_the_scheme_and_the_shipped_files() -> None:
     own = declared(element="e3m3")
     assert get_format("mxfp8", {"mxfp8": own}).name == "mxfp8_e4m3"

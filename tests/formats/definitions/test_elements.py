@@ -108,7 +108,7 @@ NAME = "a name such as e3m3, int8 or hif8, or keys with exponent_bits, integer_b
         ("e8m3", "element e8m3 with bias 127 has values beyond float32's largest"),
         (
             {"exponent_bits": 8, "mantissa_bits": 3, "bias": 200},
-            "element e8m3 with bias 200 has values below float32's smallest",
+            "element e8m3 with bias 200 has normal values below float32's smallest normal one",
         ),
         ({"exponent_bits": 3}, "element.mantissa_bits is missing"),
         (
