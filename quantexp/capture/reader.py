@@ -190,7 +190,8 @@ def _know_formats(folder: Path, entries: Iterable[dict[str, Any]]) -> None:
     """
     seen: set[tuple[str, str]] = set()
     for entry in entries:
-        for record in (entry.get("formats") or {}).values():
+        judged = (entry.get("statistics") or {}).get("fidelity")
+        for record in (*(entry.get("formats") or {}).values(), judged or {}):
             if (
                 "definition" in record
                 and (key := (record["format"], record["definition"])) not in seen

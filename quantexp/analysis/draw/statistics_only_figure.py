@@ -42,6 +42,8 @@ from quantexp.analysis.style import (
 from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.capture.statistics.counts import from_json
 from quantexp.errors import CaptureError
+from quantexp.formats.lookup import format_of_record
+from quantexp.formats.types import Format
 
 _BOX = ("0.001", "0.01", "0.25", "0.5", "0.75", "0.99", "0.999")
 #: The exponent of E8M0's byte 0, the scale of zero blocks.
@@ -75,7 +77,7 @@ def draw_statistics_only(content: StatisticsOnly, source: str) -> Figure:
     return figure
 
 
-def ranges_of(statistics: StatisticsOnly) -> Iterator[tuple[str, tuple[str, float]]]:
+def ranges_of(statistics: StatisticsOnly) -> Iterator[tuple[str, tuple[Format, float]]]:
     """Label -> format and scale."""
     abs_max = statistics.record["abs_max"]
     if not abs_max:
@@ -87,19 +89,19 @@ def ranges_of(statistics: StatisticsOnly) -> Iterator[tuple[str, tuple[str, floa
     for one in declared:
         exponent = largest_scale_exponent(one, abs_max)
         label = f"{one.format.name} at the scale of the largest element"
-        yield label, (one.format.name, 2.0**exponent)
+        yield label, (one.format, 2.0**exponent)
     judged: Mapping[str, Any] = statistics.record.get("fidelity") or {}
     blocks, _ = from_json(judged.get("scale_exponents")).without(_ZERO_BLOCK)
     if (middle := blocks.quantile(0.5)) is not None:
-        name = str(judged["format"])
-        yield f"{name} in the median block", (name, 2.0**middle)
+        fmt = format_of_record(judged)
+        yield f"{fmt.name} in the median block", (fmt, 2.0**middle)
 
 
 def _draw_octaves(
     bars: Axes,
     strip: Axes,
     statistics: StatisticsOnly,
-    ranges: Mapping[str, tuple[str, float]],
+    ranges: Mapping[str, tuple[Format, float]],
     colour: str,
 ) -> None:
     dress(bars, "a  Magnitudes", "", "share of elements per octave")
@@ -117,9 +119,9 @@ def _draw_octaves(
         low = 2.0**exponent
         bars.fill_between([low, 2 * low], count / finite, color=colour, alpha=0.75, lw=0)
     ends = [2.0**octaves.first, 2.0 ** (octaves.first + len(octaves.counts))]
-    for row, (label, (name, scale)) in enumerate(ranges.items()):
-        least, normal, largest = (scale * value for value in representable(name))
-        shade = quant_colour(name)
+    for row, (label, (fmt, scale)) in enumerate(ranges.items()):
+        least, normal, largest = (scale * value for value in representable(fmt))
+        shade = quant_colour(fmt.name)
         strip.fill_between([least, normal], row - 0.05, row + 0.42, color=shade, alpha=0.25, lw=0)
         strip.fill_between([normal, largest], row - 0.05, row + 0.42, color=shade, alpha=0.7, lw=0)
         place = strip.get_yaxis_transform()

@@ -12,7 +12,7 @@ from statistics import median
 from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.tensors.inventory import Kind
 from quantexp.capture.statistics.counts import Counts, from_json
-from quantexp.formats import Family, get_format
+from quantexp.formats import Family, Format, get_format
 from quantexp.formats.codes import code_values
 
 #: HiF8's exponents below this have no mantissa bits: its denormals.
@@ -116,18 +116,15 @@ def _range(format_name: str, looks: Sequence[Look]) -> Range | None:
         if not of_largest:
             return None
         exponent = round(median(of_largest))
-    least, least_normal, largest = (2.0**exponent * v for v in representable(format_name))
+    least, least_normal, largest = (
+        2.0**exponent * v for v in representable(get_format(format_name))
+    )
     return Range(least, least_normal, largest, of_median)
 
 
 @cache
-def representable(format_name: str) -> tuple[float, float, float]:
-    """The smallest, the smallest normal and the largest positive value of a format's codes.
-
-    Raises:
-        ValueError: an unknown format.
-    """
-    fmt = get_format(format_name)
+def representable(fmt: Format) -> tuple[float, float, float]:
+    """The smallest, the smallest normal and the largest positive value of a format's codes."""
     values = [v for v in code_values(fmt.element) if v > 0 and math.isfinite(v)]
     is_hif8 = fmt.family is Family.HIF8
     return min(values), _HIF8_LEAST_NORMAL if is_hif8 else 2.0**fmt.element.emin, max(values)

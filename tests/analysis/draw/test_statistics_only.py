@@ -15,6 +15,7 @@ from quantexp.analysis.draw.statistics_only_figure import draw_statistics_only, 
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
+from quantexp.formats.lookup import get_format
 
 from ..captures import MX4, Capture, linear_formats  # noqa: TID252
 from ..quick.test_first_look import as_statistics  # noqa: TID252
@@ -56,12 +57,28 @@ def test_octaves_have_the_share_of_the_elements_in_them() -> None:
     assert "zero: 0.20%" in words(draw_statistics_only(statistics_of(x), "run"))
 
 
+def test_a_format_of_ones_own_is_drawn_by_its_recorded_definition() -> None:
+    """Workers have read no capture, so the name alone says nothing to them."""
+    definition = '{"block": 24, "element": "e3m3", "scale": "ue5m3"}'
+    own = {"format": "of_my_own", "definition": definition, "axis": "input_width", "block": 24}
+    content = statistics_of(normal(64, 64), formats={"fprop.x": own})
+    judged = {**own, "scale_exponents": {"first": -2, "counts": [5]}}
+    content.record["fidelity"] = judged
+    labels = {label: fmt.element.max for label, (fmt, _) in ranges_of(content)}
+    assert labels == {
+        "of_my_own at the scale of the largest element": 30.0,
+        "of_my_own in the median block": 30.0,
+    }
+    assert "of_my_own in the median block" in words(draw_statistics_only(content, "run"))
+
+
 def test_ranges_are_those_of_the_largest_element_and_of_the_median_block() -> None:
     x = normal(64, 64) * torch.logspace(-3, 3, 64)[:, None]
     scales = np.floor(np.log2(np.abs(x.double().numpy()).reshape(-1, 32).max(1))) - 2
+    fmt = get_format("mxfp4")
     assert dict(ranges_of(statistics_of(x, "mxfp4"))) == {
-        "mxfp4_e2m1 at the scale of the largest element": ("mxfp4_e2m1", 2.0 ** scales.max()),
-        "mxfp4_e2m1 in the median block": ("mxfp4_e2m1", 2.0 ** np.sort(scales)[63]),
+        "mxfp4_e2m1 at the scale of the largest element": (fmt, 2.0 ** scales.max()),
+        "mxfp4_e2m1 in the median block": (fmt, 2.0 ** np.sort(scales)[63]),
     }
     assert len(dict(ranges_of(statistics_of(x)))) == 1
 

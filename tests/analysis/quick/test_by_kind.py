@@ -7,6 +7,7 @@ import torch
 from quantexp.analysis.quick.by_kind import OfKind, by_kind, representable
 from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.tensors.inventory import Kind
+from quantexp.formats.lookup import get_format
 
 from .. import mxfp4  # noqa: TID252
 from ..captures import BF16, MX4, MX8, Capture, attention_formats, linear_formats  # noqa: TID252
@@ -127,4 +128,4 @@ def test_a_quantised_copy_does_not_count_again(capture: Capture) -> None:
 def test_the_range_of_a_format_is_that_of_its_specification(
     name: str, least: float, normal_: float, largest: float
 ) -> None:
-    assert representable(name) == (least, normal_, largest)
+    assert representable(get_format(name)) == (least, normal_, largest)
