@@ -229,6 +229,14 @@ class _Observer:
     def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def outside_products(self, watch: Any, stepped: bool) -> None:
+        """Fail unless what was rounded outside of products is what was declared."""
+        from quantexp.proof.outside_products import merged_state
+        from quantexp.training.megatron.collectives import gather
+
+        if failures := merged_state(gather(watch.verdict())).failures:
+            raise RuntimeError(failures[0])
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         pass
 

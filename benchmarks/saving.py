@@ -136,6 +136,9 @@ class _Observer:
     def proof(self, iteration: int, declared: Any) -> Iterator[None]:
         yield
 
+    def outside_products(self, watch: Any, stepped: bool) -> None:
+        pass
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         pass
 

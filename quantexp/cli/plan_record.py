@@ -31,6 +31,7 @@ from quantexp.model.sizes import (
     num_padding_parameters,
     num_parameters,
 )
+from quantexp.quant.outside_products import moment_slots, state_records
 from quantexp.quant.precision import Entry, changes, entry_record
 from quantexp.quant.sites import FPROP_W
 from quantexp.runs.device import device_class
@@ -79,6 +80,9 @@ class Plan:
     #: What the decoder's linear weights hold here, and would hold in the declared formats on hardware.
     linear_weight_bytes: int
     packed_weight_bytes: int
+    #: The same of Adam's moments of all parameters, over all processes.
+    moment_bytes: int
+    packed_moment_bytes: int
     capture_bytes: int
     #: Files with values, and tensors of which statistics are kept.
     capture_tensors: int
@@ -152,6 +156,8 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         memory=_memory_word(experiment),
         linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
+        moment_bytes=8 * num_parameters(model),
+        packed_moment_bytes=_packed_moments(experiment),
         capture_bytes=captured.num_bytes,
         capture_tensors=captured.tensors,
         capture_statistics=captured.statistics,
@@ -164,7 +170,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         tflop=done.flop / 1e12,
         time_s=None if takes is None else round(takes.seconds, 1),
         product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
-        precision_map=[entry_record(entry) for entry in entries],
+        precision_map=[entry_record(entry) for entry in entries] + _outside_products(experiment),
         map_changes_at=[1]
         if evaluates
         else [i for i in changes(experiment.quant) if i <= training.iterations],
@@ -209,3 +215,15 @@ def _bits_each(entry: Entry, training: TrainingConfig) -> float:
     if not spec.quantised:
         return 8.0 * element_bytes(training)
     return spec.fmt.bits_each(spec.block)
+
+
+def _packed_moments(experiment: Experiment) -> int:
+    """Adam's two moments of all parameters, those that the scheme rounds in their formats, the others in float32."""
+    slots = moment_slots(experiment.quant)
+    bits = sum(slot.spec.fmt.bits_each(slot.spec.block) for slot in slots) + 32 * (2 - len(slots))
+    return round(num_parameters(experiment.model) * bits / 8)
+
+
+def _outside_products(experiment: Experiment) -> list[dict[str, object]]:
+    """What a training rounds outside of products, as entries of the map."""
+    return [] if experiment.evaluate.only else state_records(experiment.quant)

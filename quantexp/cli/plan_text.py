@@ -69,7 +69,7 @@ def show(plan: Plan, console: Console) -> None:
         "",
         "emulation: quantised operands are held in the working dtype, which saves neither memory nor time; linear "
         f"weights take {human_bytes(plan.linear_weight_bytes)}, packed on hardware "
-        f"{human_bytes(plan.packed_weight_bytes)}",
+        f"{human_bytes(plan.packed_weight_bytes)}{_moments(plan)}",
     )
     table.add_row(
         "work",
@@ -103,6 +103,14 @@ def show(plan: Plan, console: Console) -> None:
             f"[yellow]starts although it does not fit (memory=ignore):[/] {escape(plan.to_fit)}",
             soft_wrap=True,
         )
+
+
+def _moments(plan: Plan) -> str:
+    """What Adam's moments take, if the scheme rounds them."""
+    if plan.packed_moment_bytes == plan.moment_bytes or plan.evaluates:
+        return ""
+    taken, packed = human_bytes(plan.moment_bytes), human_bytes(plan.packed_moment_bytes)
+    return f"; Adam's moments {taken}, packed {packed}"
 
 
 def _captured(plan: Plan) -> str:
@@ -144,11 +152,13 @@ def precision_table(plan: Plan, width: int) -> Table:
     for entry in plan.precision_map:
         slot = f"{entry['site']}.{entry['product']}.{entry['operand']}"
         modules = by_slot.setdefault((slot, _held_as(entry, plan.precision)), {})
-        modules.setdefault(str(entry["module"]), []).append(int(str(entry["layer"])))
+        layers = modules.setdefault(str(entry["module"]), [])
+        if entry["layer"] is not None:  # what is rounded outside of products has none
+            layers.append(int(str(entry["layer"])))
     for (slot, held_as), modules in by_slot.items():
         by_layers: dict[str, list[str]] = {}
         for module, layers in modules.items():
-            by_layers.setdefault(_ranges(layers), []).append(module)
+            by_layers.setdefault(_ranges(layers) or "all", []).append(module)
         for ranges, names in by_layers.items():
             rows.append([ranges, escape(" ".join(_experts_together(names))), slot, held_as])
     table = fitted_table(_MAP, rows, width, "precision map").table

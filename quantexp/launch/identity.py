@@ -28,6 +28,7 @@ from quantexp.model.huggingface.file_names import CONFIG
 from quantexp.model.huggingface.fit import require_same_numbers
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout
+from quantexp.quant.outside_products import state_records
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
@@ -250,9 +251,13 @@ def _shares_draws(experiment: Experiment) -> bool:
 
 
 def _scheme(experiment: Experiment) -> list[Any]:
-    """The precision map at each iteration where it changes."""
+    """The precision map at each iteration where it changes; what is rounded outside of products is in each."""
+    outside = state_records(experiment.quant)
     return [
-        [iteration, [entry_record(e) for module in declared.values() for e in module.entries()]]
+        [
+            iteration,
+            [entry_record(e) for module in declared.values() for e in module.entries()] + outside,
+        ]
         for iteration in changes(experiment.quant)
         if iteration <= experiment.training.iterations
         for declared in (precision_map(experiment.model, experiment.quant, iteration),)

@@ -206,7 +206,11 @@ class Verdict:
     @property
     def quantised_calls(self) -> int:
         """Quantised operands that reached a matrix product, over all slots and calls."""
-        return sum(int(str(entry["quantised_calls"])) for entry in self.entries)
+        return sum(
+            int(str(entry["quantised_calls"]))
+            for entry in self.entries
+            if entry["layer"] is not None  # it is for what is rounded outside of products
+        )
 
     @property
     def proved(self) -> bool:
@@ -233,16 +237,7 @@ def verdict(iteration: int, observed: Observed) -> Verdict:
         for entry in module.entries():
             slot = observed.slots.get((entry.module, entry.slot))
             status, reason = status_of(slot)
-            entries.append(
-                {
-                    **entry_record(entry),
-                    "calls": slot.calls if slot else 0,
-                    "recomputed_calls": slot.recomputed_calls if slot else 0,
-                    "quantised_calls": slot.quantised_calls if slot else 0,
-                    "status": status.value,
-                    "reason": reason,
-                }
-            )
+            entries.append(judged_entry(entry_record(entry), slot))
             if status in (Status.MISMATCH, Status.NOT_REACHED) and reason != NO_TOKENS:
                 failures.append(f"{entry.label}: declared {entry.spec.fmt.name}, {reason}")
     for (owner, operator), calls in observed.undeclared.items():
@@ -257,6 +252,19 @@ def verdict(iteration: int, observed: Observed) -> Verdict:
     return Verdict(iteration, entries, failures, router_calls)
 
 
+def judged_entry(record: Mapping[str, object], slot: SlotCalls | None) -> dict[str, object]:
+    """An entry of the map with its results."""
+    status, reason = status_of(slot)
+    return {
+        **record,
+        "calls": slot.calls if slot else 0,
+        "recomputed_calls": slot.recomputed_calls if slot else 0,
+        "quantised_calls": slot.quantised_calls if slot else 0,
+        "status": status.value,
+        "reason": reason,
+    }
+
+
 def merged(declared: PrecisionMap, verdicts: Sequence[Verdict]) -> Verdict:
     """One verdict of the whole map over all ranks, each of which has the modules that it holds.
 
@@ -269,7 +277,7 @@ def merged(declared: PrecisionMap, verdicts: Sequence[Verdict]) -> Verdict:
     for rank, verdict in enumerate(verdicts):
         for entry in verdict.entries:
             rows.setdefault(_key(entry), {})[rank] = entry
-    failures = _failures(verdicts) if several else list(verdicts[0].failures)
+    failures = named_failures([each.failures for each in verdicts])
     entries = []
     for each in (entry for module in declared.values() for entry in module.entries()):
         by_rank = rows.get(_key(entry_record(each)))
@@ -277,7 +285,7 @@ def merged(declared: PrecisionMap, verdicts: Sequence[Verdict]) -> Verdict:
             failures.append(f"{each.label}: declared {each.spec.fmt.name}, {NOT_BUILT}")
             entries.append({**entry_record(each), **_NO_CALLS, "reason": NOT_BUILT})
         else:
-            entries.append(_merged_entry(by_rank) if several else by_rank[0])
+            entries.append(merged_entry(by_rank) if several else by_rank[0])
     calls = Counter[str]()
     for verdict in verdicts:
         calls.update(verdict.router_calls)
@@ -289,11 +297,13 @@ def _key(entry: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(entry[name] for name in ("layer", "module", "site", "product", "operand"))
 
 
-def _failures(verdicts: Sequence[Verdict]) -> list[str]:
-    """Every distinct failure, with the ranks that have it."""
+def named_failures(by_rank: Sequence[Sequence[str]]) -> list[str]:
+    """Every distinct failure, with the ranks that have it; of a single rank, its failures."""
+    if len(by_rank) == 1:
+        return list(by_rank[0])
     ranks_by_failure: dict[str, list[int]] = {}
-    for rank, verdict in enumerate(verdicts):
-        for failure in verdict.failures:
+    for rank, failures in enumerate(by_rank):
+        for failure in failures:
             ranks_by_failure.setdefault(failure, []).append(rank)
     return [f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()]
 
@@ -308,7 +318,7 @@ _WORST_FIRST = (
 )
 
 
-def _merged_entry(by_rank: Mapping[int, dict[str, object]]) -> dict[str, object]:
+def merged_entry(by_rank: Mapping[int, dict[str, object]]) -> dict[str, object]:
     """The entry of a slot over the ranks that hold it."""
     statuses = {rank: Status(entry["status"]) for rank, entry in by_rank.items()}
     reached = [rank for rank, entry in by_rank.items() if entry["reason"] != NO_TOKENS]

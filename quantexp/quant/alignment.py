@@ -11,6 +11,8 @@ axis, a rank's shard starts within a block unless its extent is a multiple of th
     queries        attention: context         the same
     keys, head_dim nobody: keys are gathered, heads are divided whole
 
+Moments and gradients that a scheme rounds have their blocks along a weight's input width.
+
 Routed experts are shared by `expert_tensor`. Expert parallelism itself changes no block: an expert takes the sequences
 of each source separately. Under context parallelism it receives the tokens of a part of a sequence, as many as the
 router sends, so its blocks along tokens never match, nor do the positions that its random numbers follow from, nor does
@@ -29,6 +31,7 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import WHOLE_ROW, Axis, Family
 from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
 from quantexp.model.layout import Layout
+from quantexp.quant.outside_products import StateSlot, state_slots
 from quantexp.quant.precision import PrecisionMap, Slots, declared_maps, forward_only
 from quantexp.quant.sites import Operand, Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
@@ -38,7 +41,7 @@ from quantexp.schema import Experiment, ModelConfig, Unaligned
 class Misalignment:
     """Slots whose blocks fall otherwise, with their modules."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[Slot | StateSlot, ...]
     modules: tuple[str, ...]
     #: Elements of a block; None for one scale a tensor, 0 for random numbers by position.
     block: int | None
@@ -62,7 +65,7 @@ _OTHER_AXIS: dict[Axis | None, Axis] = {
 }
 
 #: A module's name, the shape of its weight, and slots that it has in some layer at some iteration.
-Kind = tuple[str, LinearShape | None, Slots]
+Kind = tuple[str, LinearShape | None, Slots | dict[StateSlot, QuantSpec]]
 
 
 def kinds_of_modules(model: ModelConfig, maps: Sequence[PrecisionMap]) -> list[Kind]:
@@ -85,7 +88,7 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
         layout: any layout.
         num_tokens: the length of a sequence.
     """
-    modules: dict[tuple[int | None, int | None, Slot], dict[str, None]] = {}
+    modules: dict[tuple[int | None, int | None, Slot | StateSlot], dict[str, None]] = {}
     for name, shape, slots in kinds:
         for slot, spec in slots.items():
             reasons: list[tuple[int | None, int | None]] = [
@@ -94,12 +97,13 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
                 for extent in (_extent(name, shape, axis, num_tokens, layout),)
                 if extent is None or extent % block
             ]
-            if slot.operand is not Operand.W and _is_parted(name, layout):
+            follows_tokens = isinstance(slot, Slot) and slot.operand is not Operand.W
+            if follows_tokens and _is_parted(name, layout):
                 reasons += [(0, None)] if spec.draws else []
                 reasons += [(None, None)] if spec.is_scaled else []
             for reason in reasons:
                 modules.setdefault((*reason, slot), {})[name] = None
-    alike: dict[tuple[tuple[str, ...], int | None, int | None], list[Slot]] = {}
+    alike: dict[tuple[tuple[str, ...], int | None, int | None], list[Slot | StateSlot]] = {}
     for (block, extent, slot), names in modules.items():
         alike.setdefault((tuple(names), block, extent), []).append(slot)
     return [
@@ -117,6 +121,9 @@ def unaligned_slots(experiment: Experiment) -> list[Misalignment]:
     if experiment.evaluate.only:
         maps = list(map(forward_only, maps))
     kinds = kinds_of_modules(experiment.model, maps)
+    if outside := {slot: slot.spec for slot in state_slots(experiment.quant)}:
+        shapes = {name: shape for name, shape, _ in kinds if shape is not None}
+        kinds += [(name, shape, outside) for name, shape in shapes.items()]
     return misalignments(kinds, layout, experiment.training.seq_length)
 
 

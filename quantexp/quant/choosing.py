@@ -14,7 +14,7 @@ from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.quant.sites import GRADIENTS, Operand
-from quantexp.schema import Slot
+from quantexp.schema import Rounded, Slot
 
 Choice = TypeVar("Choice", bound=Enum)
 Block = TypeVar("Block", int, int | None)
@@ -37,10 +37,10 @@ _MOST_HADAMARD = 256
 
 @dataclass(frozen=True)
 class Setting:
-    """What one place of the configuration sets for a slot, and that place's key, for messages."""
+    """What one place of the configuration sets for a slot, or for values outside of products; and its key."""
 
     key: str
-    slot: Slot
+    slot: Rounded
 
 
 def scheme_spec(
@@ -103,6 +103,7 @@ def _window(options: Mapping[str, Setting], scaling: Scaling) -> int | None:
     setting = options.get("window")
     if setting is None:
         return WINDOW if scaling is Scaling.DELAYED else None
+    assert isinstance(setting.slot, Slot)
     window = setting.slot.window
     assert window is not None
     if scaling is not Scaling.DELAYED:
@@ -122,6 +123,7 @@ def _transform(options: Mapping[str, Setting], format_: Format) -> tuple[Hadamar
         default = transform_block(format_)
         return hadamard, _power_of_two(setting, "hadamard_block", default, least=2)
     if setting is not None:
+        assert isinstance(setting.slot, Slot)
         raise ConfigError(
             f"{setting.key}.hadamard_block is the size of a Hadamard transform, got {setting.slot.hadamard_block} "
             "without one; remove it, or set hadamard=deterministic or hadamard=random"
@@ -171,9 +173,10 @@ def refuse(format_name: str, setting: Setting, options: tuple[str, ...]) -> None
         ConfigError: naming the key and the format that has no such option.
     """
     for option in options:
-        value = getattr(setting.slot, option)
+        value = getattr(setting.slot, option, None)
         if value is not None:
+            advice = "choose the whole site with quant/linear=, quant/qk= or quant/pv="
             raise ConfigError(
-                f"{setting.key}.{option} does not apply to {format_name}, got {value!r}; remove it, or "
-                "choose the whole site with quant/linear=, quant/qk= or quant/pv="
+                f"{setting.key}.{option} does not apply to {format_name}, got {value!r}; remove it"
+                + (f", or {advice}" if isinstance(setting.slot, Slot) else "")
             )

@@ -19,6 +19,13 @@ from quantexp.folders import conf_dir
 from quantexp.formats.lookup import get_format
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Format
+from quantexp.quant.outside_products import (
+    GRAD_REDUCE,
+    moment_slots,
+    reduced_slots,
+    state_records,
+    state_slots,
+)
 from quantexp.quant.precision import spec_record
 from quantexp.quant.sites import Site, Slot
 from quantexp.quant.slots import (
@@ -59,7 +66,8 @@ def derived_name(quant: QuantConfig) -> str:
     choices = {
         site: _choice(site, config, declared) for site, config in site_configs(quant).items()
     }
-    if not quant.rules and choices[Site.PV] == "none":
+    outside = _outside_parts(quant)
+    if not quant.rules and not outside and choices[Site.PV] == "none":
         for name, (linear, qk) in SCHEMES.items():
             if (choices[Site.LINEAR], choices[Site.QK]) == (linear, qk):
                 return name
@@ -69,13 +77,13 @@ def derived_name(quant: QuantConfig) -> str:
         for site, choice in choices.items()
         if choice != "none"
     ]
-    name = "+".join(parts) or "bf16"
-    exact = not quant.rules and None not in choices.values()
+    name = "+".join([*parts, *outside]) or "bf16"
+    exact = not quant.rules and None not in choices.values() and _is_plain(quant)
     return name if exact else f"{name}~{content_hash(quant)[:6]}"
 
 
 def content_hash(quant: QuantConfig) -> str:
-    """Hex sha256 of the scheme's content: its sites' slots and its rules, not its name."""
+    """Hex sha256 of the scheme's content, not its name: its sites' slots, its rules, what it rounds elsewhere."""
     meaning = {
         "sites": {
             site.value: _records(site, config, declared_formats(quant))
@@ -85,6 +93,8 @@ def content_hash(quant: QuantConfig) -> str:
     }
     if of_rules := _definitions(quant):
         meaning["formats"] = of_rules
+    if outside := state_records(quant):
+        meaning["outside products"] = outside
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
@@ -103,6 +113,28 @@ def _definitions(quant: QuantConfig) -> dict[str, str]:
     names = {str(rule.format) for rule in quant.rules if rule.format not in (None, WORKING, REUSE)}
     formats = {name: get_format(name, declared) for name in sorted(names)}
     return {name: fmt.definition for name, fmt in formats.items() if fmt.definition}
+
+
+def _outside_parts(quant: QuantConfig) -> list[str]:
+    """What a scheme rounds outside of products: `adam_mxfp8`, `exp_avg_mxfp8`, `grad_reduce_mxfp8`."""
+    moments = moment_slots(quant)
+    named = [(slot.operand, slot) for slot in moments]
+    if len(moments) == 2 and moments[0].spec == moments[1].spec:
+        named = [("adam", moments[0])]
+    named += [(GRAD_REDUCE, slot) for slot in reduced_slots(quant)]
+    return [f"{name}_{_short(slot.spec.fmt)}" for name, slot in named]
+
+
+def _short(fmt: Format) -> str:
+    return fmt.aliases[0] if fmt.aliases else fmt.label
+
+
+def _is_plain(quant: QuantConfig) -> bool:
+    """Whether format names alone say what is rounded outside of products: none is declared, and no option is set."""
+    configs = (quant.optimizer.exp_avg, quant.optimizer.exp_avg_sq, quant.grad_reduce)
+    return all(each == type(each)(format=each.format) for each in configs) and not any(
+        slot.spec.fmt.definition for slot in state_slots(quant)
+    )
 
 
 def _records(

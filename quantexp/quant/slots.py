@@ -21,6 +21,7 @@ from quantexp.formats.types import Format, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, refuse, scheme_spec
 from quantexp.quant.sites import Operand, Product, Site, Slot, operands_of, slots_of
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
+from quantexp.schema import Slot as SlotConfig
 
 SiteConfig = LinearSite | QkSite | PvSite
 
@@ -174,7 +175,10 @@ def _options_for(
 
 def _clips_gradient(setting: Setting | None, spec: QuantSpec, slot: Slot) -> bool:
     """Whether to clip; a site's or a rule's setting applies to the forward product only."""
-    if setting is None or not setting.slot.clip_gradient:
+    if setting is None:
+        return False
+    assert isinstance(setting.slot, SlotConfig)
+    if not setting.slot.clip_gradient:
         return False
     where = f"{setting.key}.clip_gradient"
     if slot.product is not Product.FPROP:

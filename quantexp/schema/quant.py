@@ -1,18 +1,21 @@
-"""Configuration of a quantisation scheme: sites, their products, the operands of each, and rules."""
+"""Configuration of a quantisation scheme: sites, their products, the operands of each, rules, and values outside of
+products.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from quantexp.schema.limits import FOLDER_NAME, at_most, limited
 
 
 @dataclass
-class Slot:
-    """One operand of one matrix product. A null value means the site's (or the format's) default."""
+class Rounded:
+    """How values are rounded to a number format. A null value means the format's default."""
 
-    #: A format of `quantexp list`, `bf16` (the working precision) or `reuse` (the forward copy).
+    #: A format of `quantexp list`; in a slot also `bf16` (the working precision) or `reuse` (the forward copy).
     format: str | None = None
     #: Elements that share a scale (MX formats, nvfp4), a power of two.
     block: int | None = limited(None, at_most(1 << 20))
@@ -20,12 +23,18 @@ class Slot:
     scale_rule: str | None = None
     #: even, away or stochastic.
     rounding: str | None = None
-    #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale per tensor).
+    #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale per tensor); delayed for slots alone.
     scaling: str | None = None
-    #: Iterations in the amax history of delayed scaling.
-    window: int | None = limited(None, at_most(100_000))
     #: Whether values beyond the largest saturate to it instead of becoming infinite or NaN (hifp8, fp8).
     saturate: bool | None = None
+
+
+@dataclass
+class Slot(Rounded):
+    """One operand of one matrix product. A null value means the site's (or the format's) default."""
+
+    #: Iterations in the amax history of delayed scaling.
+    window: int | None = limited(None, at_most(100_000))
     #: Whether 3/4 of the operand is rounded, and the product multiplied by 4/3 (mxfp4, nvfp4).
     pre_scale: bool | None = None
     #: Whether the derivative of quantisation is 0, not 1, where an operand of the forward product saturated.
@@ -154,8 +163,33 @@ class Rule(Slot):
 
 
 @dataclass
+class Moments:
+    """Adam's two moments, rounded after every step; a null format keeps one in float32."""
+
+    exp_avg: Rounded = field(default_factory=Rounded)
+    exp_avg_sq: Rounded = field(default_factory=Rounded)
+
+
+class RoundedAt(Enum):
+    """Where gradients are rounded on their way through the data-parallel ranks."""
+
+    #: Each rank rounds its own gradient, and the sum is in float32.
+    once = "once"
+    #: The sum goes from rank to rank and is rounded before each sends it.
+    each_hop = "each_hop"
+
+
+@dataclass
+class GradReduce(Rounded):
+    """Gradients, rounded before data-parallel ranks send them to each other; a null format sends float32."""
+
+    #: once or each_hop.
+    at: RoundedAt = RoundedAt.once
+
+
+@dataclass
 class QuantConfig:
-    """A scheme: the three sites, then the rules."""
+    """A scheme: the three sites, then the rules, then what is rounded outside of products."""
 
     #: Derived from the sites unless given; a shipped name on another composition is an error.
     name: str | None = limited(None, FOLDER_NAME)
@@ -166,3 +200,5 @@ class QuantConfig:
     qk: QkSite = field(default_factory=QkSite)
     pv: PvSite = field(default_factory=PvSite)
     rules: list[Rule] = field(default_factory=list)
+    optimizer: Moments = field(default_factory=Moments)
+    grad_reduce: GradReduce = field(default_factory=GradReduce)

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from torch import Tensor
 
+    from quantexp.proof.outside_products import StateWatch
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
@@ -180,8 +181,14 @@ class RunObserver:
         with self.watched.proving(iteration, declared) as result_of_all:
             yield
         self._is_proving = False
-        result = result_of_all()
-        self.proofs.append(result.record())
+        self.verdict = result_of_all()
+        self.proofs.append(self.verdict.record())
+        self._write_proof()
+        require(self.verdict)
+        self._repeat_if_unproved(self.verdict)
+
+    def _write_proof(self) -> None:
+        """Write precision.json: the last proof, and those before it."""
         record = {
             "scheme": self.experiment.quant.name,
             **self.proofs[-1],
@@ -189,8 +196,23 @@ class RunObserver:
         }
         if self.context.rank.leads:
             write_json(self.run.precision, record)
-        require(result)
-        self._repeat_if_unproved(result)
+
+    def outside_products(self, watch: StateWatch, stepped: bool) -> None:
+        """Add what was rounded outside of products to the proof; a step that was left out is proved by a later one."""
+        from quantexp.proof.outside_products import merged_state
+        from quantexp.proof.verdict import require
+        from quantexp.training.megatron.collectives import gather
+
+        self.unproved = self.unproved or not stepped
+        state = merged_state(gather(watch.verdict() if stepped else watch.left_out()))
+        self.verdict = replace(
+            self.verdict,
+            entries=self.verdict.entries + state.entries,
+            failures=self.verdict.failures + state.failures,
+        )
+        self.proofs[-1] = self.verdict.record()
+        self._write_proof()
+        require(self.verdict)
 
     def _repeat_if_unproved(self, result: Verdict) -> None:
         """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""

@@ -85,6 +85,9 @@ class Poisoner:
     def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def outside_products(self, watch: Any, stepped: bool) -> None:
+        pass
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         place = (iteration, index)
         self.active = [p for p in self.plants if (p.iteration, p.micro_batch) == place]

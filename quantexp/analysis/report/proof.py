@@ -94,10 +94,15 @@ def _rows(entries: Sequence[Mapping[str, Any]], working: str | None) -> list[Pro
     return [_row(key, alike) for key, alike in groups.items()]
 
 
+def _layers(alike: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Empty for what is rounded outside of products."""
+    return {int(entry["layer"]) for entry in alike if entry.get("layer") is not None}
+
+
 def _row(key: tuple[str, ...], alike: Sequence[Mapping[str, Any]]) -> ProofRow:
     module, site, slot, how, status, reason = key
     return ProofRow(
-        layers=ranges(sorted({int(entry.get("layer") or 0) for entry in alike})),
+        layers=ranges(sorted(_layers(alike))) or "all",
         module=module,
         site=site,
         slot=slot,

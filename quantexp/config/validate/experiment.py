@@ -14,6 +14,7 @@ from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import check_checkpoint, check_start
 from quantexp.quant.alignment import check_alignment
 from quantexp.quant.attention.fusable import require_fused_attention
+from quantexp.quant.outside_products import check_outside_products
 from quantexp.quant.precision import (
     changes,
     check_rules,
@@ -149,6 +150,7 @@ def _scheme(experiment: Experiment) -> None:
             site, config, declared=declared
         )  # checks the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
+    check_outside_products(experiment)
     for iteration in changes(quant):
         precision_map(experiment.model, quant, iteration)
     if experiment.training.attention is AttentionPath.fused:

@@ -9,6 +9,7 @@ from typing import Protocol
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
+from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 from quantexp.training.megatron.state_shards import RankState
@@ -58,6 +59,12 @@ class Observer(Protocol):
         self, iteration: int, declared: PrecisionMap
     ) -> contextlib.AbstractContextManager[None]:
         """A context for the forward and backward passes of an iteration to be proved."""
+
+    def outside_products(self, watch: StateWatch, stepped: bool) -> None:
+        """The rest of an iteration to be proved: what this rank rounded outside of products, if the optimizer stepped.
+
+        Every rank calls this.
+        """
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """The forward pass of micro-batch `index` (from 0) begins; in fp16 its gradients are scaled by `loss_scale`.

@@ -67,7 +67,12 @@ class Held:
     def tensors(self) -> dict[str, Tensor]:
         """Main weights and moments by kind; no moments before the first step."""
         moments = MOMENTS if self.steps else ()
-        return {MAIN: self.main.detach()} | {m: self.adam.state[self.main][m] for m in moments}
+        return {MAIN: self.main.detach()} | {m: self.moment(m) for m in moments}
+
+    def moment(self, kind: str) -> Tensor:
+        """One of Adam's moments, after its first step."""
+        moment: Tensor = self.adam.state[self.main][kind]
+        return moment
 
     def set_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
         """Replace Adam's state; torch's Adam counts in a tensor for each parameter, a fused one in its groups."""

@@ -35,6 +35,8 @@ from quantexp.model.sizes import (
     flops_per_iteration,
     num_micro_batches_each,
 )
+from quantexp.proof.outside_products import StateWatch
+from quantexp.quant.outside_products import moment_slots, reduced_slots, state_slots
 from quantexp.quant.precision import PrecisionMap, declared_maps, distinct_slots
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
@@ -51,12 +53,14 @@ from quantexp.training.megatron.collectives import (
 from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
 from quantexp.training.megatron.experts import forget_balancing_loss, take_balancing_loss
 from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
+from quantexp.training.megatron.grad_reduce import GradientRounding
 from quantexp.training.megatron.model import (
     build_chunks,
     scheme_modules,
     set_precision,
     share_weight_copies,
 )
+from quantexp.training.megatron.moments import Moments
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
@@ -105,15 +109,31 @@ class Stepper:
         place = self.layout.place(torch.distributed.get_rank())
         self.parts = parts_of(self.chunks, experiment.model, self.layout, place)
         self.is_distributed = distributes_optimizer(experiment)
-        self.models = _wrapped(self.chunks, config, training.precision, device, self.is_distributed)
+        overlaps_reduction = overlaps(device) and not reduced_slots(experiment.quant)
+        self.models = _wrapped(
+            self.chunks,
+            config,
+            training.precision,
+            device,
+            distributed=self.is_distributed,
+            overlaps_reduction=overlaps_reduction,
+        )
         self.optimizer = get_megatron_optimizer(
             optimizer_config(training, self.is_distributed), self.models
         )
         agree_on_overflow(self.optimizer)
         self.scheduler = scheduler(training, self.optimizer)
+        #: What the scheme rounds outside of products.
+        self.state_slots = state_slots(experiment.quant)
+        self.moments, self.reduction = None, None
+        if slots := moment_slots(experiment.quant):
+            self.moments = Moments(slots, self.optimizer, self.parts, training.seed)
         if start is not None:
             self._resume(start, with_state=own is not None or training.start_optimizer)
         config.finalize_model_grads_func = finalize_model_grads
+        for slot in reduced_slots(experiment.quant):
+            self.reduction = GradientRounding(slot, self.models, self.parts, training.seed)
+            config.finalize_model_grads_func = self.reduction.finalize
         config.grad_scale_func = self.optimizer.scale_loss
         _overlap(config, self.models)
         is_merged = self.layout.num_processes > 1 and has_delayed_scales(experiment)
@@ -165,16 +185,21 @@ class Stepper:
         self,
         iteration: int,
         batches: Iterator[Batch],
-        proof: contextlib.AbstractContextManager[None],
+        proof: contextlib.AbstractContextManager[None] | None = None,
     ) -> Metrics:
-        """Run one optimizer step, its forward and backward passes inside `proof`."""
+        """Run one optimizer step, its forward and backward passes inside `proof`, if it is to be proved."""
         start = time.perf_counter()
         fp16 = self.training.precision is Precision.fp16
         scale = float(self.optimizer.get_loss_scale()) if fp16 else None
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        with proof, self._keep_weight_copies(several=self.num_micro_batches > 1):
+        watch = StateWatch(self.state_slots) if self.state_slots and proof is not None else None
+        with (
+            proof or contextlib.nullcontext(),
+            self._rounded_reduction(iteration, watch),
+            self._keep_weight_copies(several=self.num_micro_batches > 1),
+        ):
             own_losses = self.passes.train(
                 self._shown(batches, iteration),
                 self.num_micro_batches,
@@ -191,6 +216,10 @@ class Stepper:
         stepped, grad_norm = step_if_finite(self.optimizer, loss)
         if not stepped:
             self.scheduler.step(-1)  # a step that is left out does not advance the schedule
+        elif self.moments is not None:
+            self.moments.round(iteration, watch)
+        if watch is not None:
+            self.observer.outside_products(watch, stepped)
         self.step_state.finish(stepped or fp16, self._merge)
         nonfinite = None if stepped else cause(self.chunks, [float(each) for each in own_losses])
         step_time_s = time.perf_counter() - start
@@ -210,6 +239,13 @@ class Stepper:
             aux_loss=balancing,
             mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
         )
+
+    def _rounded_reduction(
+        self, iteration: int, watch: StateWatch | None
+    ) -> contextlib.AbstractContextManager[None]:
+        if self.reduction is None:
+            return contextlib.nullcontext()
+        return self.reduction.of_iteration(iteration, watch)
 
     def _shown(self, batches: Iterator[Batch], iteration: int) -> Iterator[Batch]:
         """The micro-batches of an iteration; the observer receives the tokens of each."""
@@ -280,13 +316,19 @@ def overlaps(device: torch.device) -> bool:
 
 
 def _wrapped(
-    chunks: list[Any], config: Any, precision: Precision, device: torch.device, distributed: bool
+    chunks: list[Any],
+    config: Any,
+    precision: Precision,
+    device: torch.device,
+    *,
+    distributed: bool,
+    overlaps_reduction: bool,
 ) -> list[DistributedDataParallel]:
     """Each chunk on the device, in the working precision, with buckets for its gradients."""
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=overlaps(device),
-        overlap_param_gather=overlaps(device) and distributed,
+        overlap_grad_reduce=overlaps_reduction,
+        overlap_param_gather=overlaps_reduction and distributed,
         use_distributed_optimizer=distributed,
     )
     models = []

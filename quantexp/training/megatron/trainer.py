@@ -6,7 +6,6 @@ backward passes; the optimizer steps only if they match the declaration. The loo
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 
@@ -90,7 +89,7 @@ def _train(
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
                 stepper.set_precision(declared)
-        proof: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        proof = None
         if changed or observer.unproved:
             proof = observer.proof(iteration, declared)
         metrics = stepper.step(iteration, batches, proof)

@@ -42,6 +42,9 @@ class RecordingObserver:
     def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def outside_products(self, watch: Any, stepped: bool) -> None:
+        pass
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         pass
 

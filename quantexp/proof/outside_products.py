@@ -1,0 +1,183 @@
+"""Judges what a scheme rounds outside of products: moments as Adam holds them, gradients as a rank sends them.
+
+What is judged is the tensor in Adam's state after the step, which the next step reads, and the tensor that reaches a
+collective of torch.distributed, seen by a TorchDispatchMode; not what the code that rounds returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quantexp.proof.grids import Status
+from quantexp.proof.verdict import (
+    NOT_FINITE,
+    SlotCalls,
+    judge,
+    judged_entry,
+    merged_entry,
+    named_failures,
+)
+from quantexp.quant.outside_products import GRAD_REDUCE, StateSlot
+from quantexp.schema import RoundedAt
+
+EACH_HOP = RoundedAt.each_hop.value
+#: Why values that a scheme rounds were not judged.
+NOT_SENT, NOT_ROUNDED = "no collective has sent it", "no step has rounded it"
+#: The operators of torch.distributed that send a tensor to be summed, by the beginning of their names.
+_SENDING = ("allreduce", "reduce_scatter", "_reduce_scatter", "send")
+
+
+@dataclass
+class _Seen:
+    """The results of one slot on this rank."""
+
+    calls: SlotCalls
+    #: Parameter -> what is wrong with it.
+    wrong: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StateVerdict:
+    """The results of all slots, as in `quantexp.proof.verdict.Verdict`."""
+
+    slots: list[StateSlot]
+    entries: list[dict[str, object]]
+    failures: list[str]
+
+
+class StateWatch:
+    """Collects the results of one rank in one iteration; a call is a parameter, or a rank's piece of it."""
+
+    def __init__(self, slots: Sequence[StateSlot]) -> None:
+        self._seen = {slot: _Seen(SlotCalls(), {}) for slot in slots}
+
+    def see(
+        self, slot: StateSlot, name: str, x: Tensor, before: Tensor, amax: Tensor | None
+    ) -> None:
+        """Judge a matrix of a parameter's elements whose blocks run along its rows.
+
+        Args:
+            slot: the declaration.
+            name: the parameter's.
+            x: the values that were found.
+            before: the values before they were rounded.
+            amax: of the whole parameter, where its scale depends on it.
+        """
+        finding = judge(x.detach(), slot.spec, -1, before, amax)
+        seen = self._seen[slot]
+        seen.calls.calls += 1
+        seen.calls.quantised_calls += finding.quantised
+        if finding not in seen.calls.findings:
+            seen.calls.findings.append(finding)
+        if finding.status is Status.MISMATCH:
+            seen.wrong.setdefault(name, finding.reason)
+
+    def missing(self, slot: StateSlot, name: str) -> None:
+        """Record that a parameter's values were not found where they must be."""
+        self._seen[slot].wrong.setdefault(name, _absent(slot))
+
+    def left_out(self) -> StateVerdict:
+        """The results of a step that was left out, because a value was not finite: a later one must be proved."""
+        hidden = {"status": Status.INCONCLUSIVE.value, "reason": NOT_FINITE}
+        entries = [judged_entry(slot.record(), None) | hidden for slot in self._seen]
+        return StateVerdict(list(self._seen), entries, [])
+
+    def verdict(self) -> StateVerdict:
+        """The results of this rank."""
+        entries, failures = [], []
+        for slot, seen in self._seen.items():
+            entry = judged_entry(slot.record(), seen.calls if seen.calls.calls else None)
+            if not seen.calls.calls:
+                entry["reason"] = _absent(slot)
+            if seen.wrong and entry["status"] != Status.MISMATCH.value:
+                entry |= {
+                    "status": Status.MISMATCH.value,
+                    "reason": next(iter(seen.wrong.values())),
+                }
+            entries.append(entry)
+            failures += [
+                f"{slot} of {name}: declared {slot.spec.fmt.name}, {reason}"
+                for name, reason in seen.wrong.items()
+            ]
+            if entry["status"] == Status.NOT_REACHED.value and slot.product != EACH_HOP:
+                failures.append(_not_reached(slot))
+        return StateVerdict(list(self._seen), entries, failures)
+
+
+def merged_state(verdicts: Sequence[StateVerdict]) -> StateVerdict:
+    """One verdict over all ranks, which have the same slots; the last rank of a chain of hops sends nothing."""
+    failures = named_failures([verdict.failures for verdict in verdicts])
+    entries = []
+    for slot, *by_rank in zip(
+        verdicts[0].slots, *(verdict.entries for verdict in verdicts), strict=True
+    ):
+        reached = {
+            rank: entry
+            for rank, entry in enumerate(by_rank)
+            if entry["status"] != Status.NOT_REACHED.value
+        }
+        entries.append(merged_entry(reached or dict(enumerate(by_rank))))
+        if not reached and slot.product == EACH_HOP:
+            failures.append(_not_reached(slot))
+    return StateVerdict(verdicts[0].slots, entries, failures)
+
+
+def _not_reached(slot: StateSlot) -> str:
+    return f"{slot}: declared {slot.spec.fmt.name}, {_absent(slot)}"
+
+
+def _absent(slot: StateSlot) -> str:
+    return NOT_SENT if slot.site == GRAD_REDUCE else NOT_ROUNDED
+
+
+class SendWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds gradients in the tensors that reach torch.distributed's collectives.
+
+    Args:
+        expected: by name, a tensor whose memory must lie in one of the tensors that are sent.
+        found: is called with the name when it is, before the tensor is sent.
+    """
+
+    def __init__(self, expected: Mapping[str, Tensor], found: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._expected, self._found = dict(expected), found
+
+    @property
+    def left(self) -> list[str]:
+        """The names that no collective has sent yet."""
+        return list(self._expected)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func.namespace == "c10d" and func.overloadpacket.__name__.startswith(_SENDING):
+            for tensor in _tensors(args):
+                for name in [name for name, x in self._expected.items() if _lies_in(x, tensor)]:
+                    del self._expected[name]
+                    self._found(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(arguments: Any) -> list[Tensor]:
+    if isinstance(arguments, Tensor):
+        return [arguments]
+    if isinstance(arguments, list | tuple):
+        return [tensor for each in arguments for tensor in _tensors(each)]
+    return []
+
+
+def _lies_in(x: Tensor, sent: Tensor) -> bool:
+    """Whether a contiguous tensor's memory lies within another's."""
+    if x.device != sent.device:
+        return False
+    start, size = sent.data_ptr(), sent.numel() * sent.element_size()
+    return start <= x.data_ptr() and x.data_ptr() + x.numel() * x.element_size() <= start + size

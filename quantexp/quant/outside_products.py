@@ -1,0 +1,160 @@
+"""What a scheme rounds outside of matrix products: Adam's moments, and gradients on their way through the ranks.
+
+    optimizer.adam.exp_avg, .exp_avg_sq   after each step, as the next one reads them
+    grad_reduce.once.dw                   each rank's own gradient, before the ranks add theirs in float32
+    grad_reduce.each_hop.dw               the sum so far, before a rank sends it to the next one
+
+Both cover all parameters, norms and the embedding included; rules do not change them. Blocks run along the last axis of
+the whole parameter, which is a linear layer's input width. Moments and gradients stay in float32 tensors: this is
+emulation. Moments in 8 bits: COAT (arXiv 2410.19313, section 4) and FP8-LM (arXiv 2310.18313, section 2.2); gradients
+in 8 bits: FP8-LM, section 2.1. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from quantexp.errors import ConfigError
+from quantexp.formats.lookup import get_format, known_names
+from quantexp.formats.spec import QuantSpec
+from quantexp.formats.types import Axis, Family, Format, Scaling
+from quantexp.model.layout import Layout
+from quantexp.quant.choosing import QUANTISE_OPTIONS, Setting, scheme_spec
+from quantexp.quant.precision import spec_record
+from quantexp.quant.sites import Operand
+from quantexp.quant.slots import WORKING, declared_formats
+from quantexp.schema import Experiment, QuantConfig, Rounded
+
+OPTIMIZER, GRAD_REDUCE = "optimizer", "grad_reduce"
+#: The module of these entries in the precision map.
+ALL = "all parameters"
+#: Options of `Rounded` besides the format; slots have pre-scaling, too.
+_OPTIONS = tuple(option for option in QUANTISE_OPTIONS if option != "pre_scale")
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """Values of all parameters that are rounded; `optimizer.adam.exp_avg` as text."""
+
+    site: str
+    #: `adam`; of the reduction, where it rounds: `once` or `each_hop`.
+    product: str
+    operand: str
+    spec: QuantSpec
+
+    def __str__(self) -> str:
+        return f"{self.site}.{self.product}.{self.operand}"
+
+    @property
+    def axis(self) -> Axis | None:
+        """The axis that blocks run along."""
+        return self.spec.axis
+
+    def record(self) -> dict[str, object]:
+        """An entry of the precision map's JSON, like `entry_record`; it has no layer."""
+        return {
+            "layer": None,
+            "module": ALL,
+            "site": self.site,
+            "product": self.product,
+            "operand": self.operand,
+            **spec_record(self.spec),
+        }
+
+
+def moment_slots(quant: QuantConfig) -> list[StateSlot]:
+    """The moments that a scheme rounds; `operand` is the key of Adam's state.
+
+    Raises:
+        ConfigError: an unknown format or option, or one that moments cannot have.
+    """
+    declared = declared_formats(quant)
+    moments = {"exp_avg": quant.optimizer.exp_avg, "exp_avg_sq": quant.optimizer.exp_avg_sq}
+    return [
+        StateSlot(OPTIMIZER, "adam", name, spec)
+        for name, config in moments.items()
+        for spec in _spec(f"quant.{OPTIMIZER}.{name}", config, declared)
+    ]
+
+
+def reduced_slots(quant: QuantConfig) -> list[StateSlot]:
+    """The gradient that ranks send to each other, if a scheme rounds it.
+
+    Raises:
+        ConfigError: an unknown format or option, or one that gradients cannot have.
+    """
+    config = quant.grad_reduce
+    specs = _spec(f"quant.{GRAD_REDUCE}", config, declared_formats(quant))
+    return [StateSlot(GRAD_REDUCE, config.at.value, "dw", spec) for spec in specs]
+
+
+def state_slots(quant: QuantConfig) -> list[StateSlot]:
+    """All of both."""
+    return [*moment_slots(quant), *reduced_slots(quant)]
+
+
+def state_records(quant: QuantConfig) -> list[dict[str, object]]:
+    """The entries of the precision map for all of both."""
+    return [slot.record() for slot in state_slots(quant)]
+
+
+def check_outside_products(experiment: Experiment) -> None:
+    """Refuse what cannot be rounded, and a rounded reduction where no rank sends a gradient.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    moment_slots(experiment.quant)
+    layout = Layout.of(experiment)
+    if not reduced_slots(experiment.quant) or experiment.evaluate.only:
+        return
+    if layout.data * layout.context == 1:
+        raise ConfigError(
+            f"quant.{GRAD_REDUCE}.format rounds gradients that data-parallel ranks send to each other, got one rank, "
+            "which sends none; take launcher.num_processes=2 or more, or leave it out"
+        )
+
+
+def _spec(key: str, config: Rounded, declared: Mapping[str, Format]) -> list[QuantSpec]:
+    """The specification, in a list; empty where nothing is rounded."""
+    setting = Setting(key, config)
+    if config.format is None:
+        default = type(config)()
+        is_set = (
+            o for o in (*_OPTIONS, "at") if getattr(config, o, None) != getattr(default, o, None)
+        )
+        if option := next(is_set, None):
+            raise ConfigError(
+                f"{key}.{option} is set and {key}.format is not; set the format, or remove it"
+            )
+        return []
+    try:
+        fmt = get_format(config.format, declared)
+    except ValueError:
+        fmt = get_format(WORKING)
+    if fmt.family is Family.BF16:
+        names = ", ".join(sorted(known_names(declared) - {WORKING}))
+        raise ConfigError(
+            f"{key}.format must be one of {names}, or null for float32, got {config.format!r}"
+        )
+    if fmt.family is Family.PYTHON or fmt.across > 1:
+        kind = (
+            "is a class of yours" if fmt.family is Family.PYTHON else "has blocks of several rows"
+        )
+        raise ConfigError(
+            f"{key}.format {fmt.name} {kind}, and ranks divide parameters between them; take a format with blocks of "
+            "one row, or with one scale a tensor"
+        )
+    options = {name: setting for name in _OPTIONS if getattr(config, name) is not None}
+    spec = scheme_spec(fmt, Operand.G, options)
+    if spec.scaling is Scaling.DELAYED:
+        raise ConfigError(
+            f"{key}.scaling must not be delayed, which is for operands of products; take current or exact"
+        )
+    return [replace(spec, axis=Axis.INPUT_WIDTH)]
+
+
+def _is_possible(fmt: Format) -> bool:
+    """Whether a rank can round its part of a parameter by itself."""
+    return fmt.family not in (Family.BF16, Family.PYTHON) and fmt.across == 1

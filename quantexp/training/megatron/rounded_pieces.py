@@ -1,0 +1,51 @@
+"""Rounds a rank's piece of a parameter-shaped tensor as the whole tensor would be rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quantexp.formats import Place, QuantSpec, quantise
+from quantexp.model.pieces import Piece
+from quantexp.model.row_blocks import Box, boxes, matrix_shape
+from quantexp.quant.step_state import Draw, seed_of
+
+
+@dataclass(frozen=True)
+class RoundedPiece:
+    """A piece of the values of one parameter, and how they are rounded.
+
+    Args:
+        name: the parameter's global name.
+        piece: which of its elements these are.
+        flat: the elements, contiguous, in the piece's order.
+        spec: how they are rounded.
+    """
+
+    name: str
+    piece: Piece
+    flat: Tensor
+    spec: QuantSpec
+
+    def boxes(self) -> list[Box]:
+        """The piece in boxes of whole and of cut blocks."""
+        width = matrix_shape(self.piece.shape)[1]
+        return list(boxes(self.piece, self.spec.block if self.spec.fmt.block else width))
+
+    def values(self, box: Box) -> Tensor:
+        """The values in a box, [rows, columns], of which `flat` is the memory."""
+        return self.flat[box.first : box.stop].view(box.rows, box.columns)
+
+    def round(self, x: Tensor, row: int, column: int, amax: Tensor | None, draw: Draw) -> None:
+        """Round a matrix in place, whose first element is in this row and column of the parameter."""
+        shape = matrix_shape(self.piece.shape)
+        place = Place(shape, (row, column)) if draw else None
+        quantise(x, self.spec, axis=-1, amax=amax, out=x, place=place, **draw)
+
+
+def draw_of(spec: QuantSpec, seed: int, stream: str, iteration: int) -> Draw:
+    """Seed and offset of a stream (`quantexp.quant.step_state`) in an iteration; empty unless the values are random."""
+    if not spec.draws:
+        return {}
+    return {"seed": seed_of(seed, stream), "offset": iteration << 32}
