@@ -57,7 +57,7 @@ class StateWatch:
         self._seen = {slot: _Seen(SlotCalls(), {}) for slot in slots}
 
     def see(
-        self, slot: StateSlot, name: str, x: Tensor, before: Tensor, amax: Tensor | None
+        self, slot: StateSlot, name: str, x: Tensor, before: Tensor | None, amax: Tensor | None
     ) -> None:
         """Judge a matrix of a parameter's elements whose blocks run along its rows.
 
@@ -65,7 +65,7 @@ class StateWatch:
             slot: the declaration.
             name: the parameter's.
             x: the values that were found.
-            before: the values before they were rounded.
+            before: the values before they were rounded; required if `needs_origin` (see `origin`).
             amax: of the whole parameter, where its scale depends on it.
         """
         finding = judge(x.detach(), slot.spec, -1, before, amax)

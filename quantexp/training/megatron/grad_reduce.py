@@ -13,7 +13,8 @@ parallelism) and over the first and the last stage (a tied embedding), is in flo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,12 +24,31 @@ from torch import Tensor
 
 from quantexp.formats import finite_amax
 from quantexp.model.pieces import Piece
+from quantexp.model.row_blocks import Box
 from quantexp.model.shards import expert_of
+from quantexp.proof.origin import needs_origin
 from quantexp.proof.outside_products import SendWatch, StateWatch
 from quantexp.quant.outside_products import StateSlot
 from quantexp.schema import RoundedAt
 from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.rounded_pieces import RoundedPiece, draw_of
+
+
+@dataclass(frozen=True)
+class _Rounded:
+    """A gradient that has been rounded."""
+
+    piece: RoundedPiece
+    #: Of the whole tensor, if its scale depends on it.
+    amax: Tensor | None
+    #: The elements before, if the proof compares them.
+    before: Tensor | None
+
+    def source(self, box: Box) -> Tensor | None:
+        """The values of a box before they were rounded."""
+        if self.before is None:
+            return None
+        return replace(self.piece, flat=self.before).values(box)
 
 
 class GradientRounding:
@@ -78,11 +98,8 @@ class GradientRounding:
         for bucket, _, factor in self._buckets:
             bucket.grad_data.mul_(factor)
         if self.slot.product == RoundedAt.once.value:
-            pieces = {piece.name: piece for piece, _ in self._pieces()}
-            before = self._sources(pieces.values())
-            for piece, group in self._pieces():
-                self._round(piece, group)
-            with self._sending(pieces, before):
+            rounded = [self._round(piece, group) for piece, group in self._pieces()]
+            with self._sending(rounded):
                 finalize_model_grads(*args, **kwargs)
             return
         for piece, group in self._pieces():
@@ -97,15 +114,17 @@ class GradientRounding:
                 piece = Piece(part.parameter.shape, part.shard, 0, part.tensor.numel())
                 yield RoundedPiece(name, piece, parameter.main_grad.view(-1), self.slot.spec), group
 
-    def _round(self, piece: RoundedPiece, group: Any) -> Tensor | None:
-        """Round a gradient in place; returns the amax of its whole tensor, if its scale depends on it."""
+    def _round(self, piece: RoundedPiece, group: Any) -> _Rounded:
+        """Round a gradient in place."""
         amax = self._amax(piece)
+        is_compared = self._watch is not None and needs_origin(piece.spec)
+        before = piece.flat.clone() if is_compared else None
         # Each rank of the group draws its own numbers.
         stream = f"{piece.name} {self.slot} {group.rank()}"
         draw = draw_of(piece.spec, self.seed, stream, self._iteration)
         for box in piece.boxes():
             piece.round(piece.values(box), box.row, box.column, amax, draw)
-        return amax
+        return _Rounded(piece, amax, before)
 
     def _amax(self, piece: RoundedPiece) -> Tensor | None:
         """The amax of a gradient over the ranks that have the other parts of it."""
@@ -130,45 +149,29 @@ class GradientRounding:
             piece.flat.add_(received)
         if rank == last:
             return
-        sources = self._sources([piece])
-        self._round(piece, group)
-        with self._sending({piece.name: piece}, sources):
+        with self._sending([self._round(piece, group)]):
             torch.distributed.send(piece.flat, group=group, group_dst=rank + 1)
         piece.flat.zero_()
 
-    def _sources(self, pieces: Any) -> dict[str, Tensor]:
-        """The gradients before they are rounded, in an iteration that is watched."""
-        return {} if self._watch is None else {each.name: each.flat.clone() for each in pieces}
-
     @contextlib.contextmanager
-    def _sending(
-        self, pieces: Mapping[str, RoundedPiece], before: Mapping[str, Tensor]
-    ) -> Iterator[None]:
+    def _sending(self, rounded: Sequence[_Rounded]) -> Iterator[None]:
         """Judge the gradients that are sent inside, each of which must be."""
         watch = self._watch
         if watch is None:
             yield
             return
-        sends = SendWatch(
-            {name: piece.flat for name, piece in pieces.items()}, self._judging(pieces, before)
-        )
+        by_name = {each.piece.name: each for each in rounded}
+
+        def judge(name: str) -> None:
+            each = by_name[name]
+            for box in each.piece.boxes():
+                watch.see(self.slot, name, each.piece.values(box), each.source(box), each.amax)
+
+        sends = SendWatch({name: each.piece.flat for name, each in by_name.items()}, judge)
         with sends:
             yield
         for name in sends.left:
             watch.missing(self.slot, name)
-
-    def _judging(
-        self, pieces: Mapping[str, RoundedPiece], before: Mapping[str, Tensor]
-    ) -> Callable[[str], None]:
-        def judge(name: str) -> None:
-            assert self._watch is not None
-            piece = pieces[name]
-            source = RoundedPiece(name, piece.piece, before[name], piece.spec)
-            amax = self._amax(source)
-            for box in piece.boxes():
-                self._watch.see(self.slot, name, piece.values(box), source.values(box), amax)
-
-        return judge
 
 
 def _ranks(buckets: Any) -> Any:
