@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from megatron.core.optimizer import OptimizerConfig
@@ -53,3 +54,8 @@ def scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamSchedul
         wd_incr_steps=training.iterations,
         wd_incr_style="constant",
     )
+
+
+def lowers_scale(scale: float | None, loss: float) -> bool:
+    """Whether a step was left out in the search for fp16's loss scale, which is above its minimum."""
+    return scale is not None and scale > MIN_LOSS_SCALE and math.isfinite(loss)

@@ -54,6 +54,7 @@ from quantexp.training.megatron.device import device_name, memory_gb, peak_tflop
 from quantexp.training.megatron.experts import forget_balancing_loss, take_balancing_loss
 from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
 from quantexp.training.megatron.grad_reduce import GradientRounding
+from quantexp.training.megatron.lookout import first_of_all, looking_out
 from quantexp.training.megatron.model import (
     build_chunks,
     scheme_modules,
@@ -64,7 +65,7 @@ from quantexp.training.megatron.moments import Moments
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
-from quantexp.training.megatron.schedule import optimizer_config, scheduler
+from quantexp.training.megatron.schedule import lowers_scale, optimizer_config, scheduler
 from quantexp.training.megatron.state_shards import (
     RankState,
     held_pieces,
@@ -103,6 +104,8 @@ class Stepper:
         self.copies = WeightCopies()
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
+        #: The micro-batches of the last step.
+        self._seen: list[Batch] = []
         #: Steps left out in a row before the first one here.
         self.nonfinite = 0
         start = load_initial_weights(self.chunks, experiment, own)
@@ -221,7 +224,12 @@ class Stepper:
         if watch is not None:
             self.observer.outside_products(watch, stepped)
         self.step_state.finish(stepped or fp16, self._merge)
-        nonfinite = None if stepped else cause(self.chunks, [float(each) for each in own_losses])
+        nonfinite = None
+        if not stepped:
+            nonfinite = cause(self.chunks, [float(each) for each in own_losses])
+            if not lowers_scale(scale, loss):
+                first = self._first_nonfinite(iteration, forward_only=not math.isfinite(loss))
+                nonfinite = "; ".join(filter(None, (nonfinite, first)))
         step_time_s = time.perf_counter() - start
         return Metrics(
             iteration=iteration,
@@ -249,15 +257,44 @@ class Stepper:
 
     def _shown(self, batches: Iterator[Batch], iteration: int) -> Iterator[Batch]:
         """The micro-batches of an iteration; the observer receives the tokens of each."""
+        self._seen = []
         for index, batch in enumerate(batches):
+            self._seen.append(batch)
             self.observer.tokens(iteration, index, batch["tokens"])
             yield batch
 
     def _begin(self, iteration: int, index: int, scale: float | None) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""
+        self._begin_draws(iteration, index)
+        self.observer.micro_batch(iteration, index, scale)
+
+    def _begin_draws(self, iteration: int, index: int) -> None:
         data_rank = parallel_state.get_data_parallel_rank()
         self.step_state.begin(iteration, index * self.layout.data + data_rank)
-        self.observer.micro_batch(iteration, index, scale)
+
+    def _first_nonfinite(self, iteration: int, *, forward_only: bool) -> str | None:
+        """Repeat the passes of the step that was just left out, and find the first tensor that is NaN or Inf.
+
+        None if every tensor is finite then; with `forward_only`, if every output is. Nothing is captured, and no amax
+        history is updated.
+        """
+        self.observer.evaluation()
+        self.step_state.updates_histories = False
+        for model in self.models:
+            model.zero_grad_buffer()
+        with (
+            looking_out(self.chunks) as lookout,
+            self._keep_weight_copies(several=self.num_micro_batches > 1),
+        ):
+
+            def begin(index: int) -> None:
+                lookout.micro_batch = index
+                self._begin_draws(iteration, index)
+
+            self.passes.train(iter(self._seen), self.num_micro_batches, begin)
+        self._balancing_loss()  # which Megatron has added up once more
+        self.step_state.updates_histories = True
+        return first_of_all(lookout, forward_only=forward_only)
 
     def _loss(self, own_losses: list[Tensor]) -> float:
         """The mean over all micro-batches, on every rank; before the last stage there are no own losses."""

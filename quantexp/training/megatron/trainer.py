@@ -6,7 +6,6 @@ backward passes; the optimizer steps only if they match the declaration. The loo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -28,7 +27,7 @@ from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.model import first_layer
 from quantexp.training.megatron.numerics_state import use_numerics
 from quantexp.training.megatron.passes import Batch
-from quantexp.training.megatron.schedule import MIN_LOSS_SCALE
+from quantexp.training.megatron.schedule import lowers_scale
 from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Spec, Stepper
 from quantexp.training.requests import Request
@@ -95,7 +94,8 @@ def _train(
         metrics = stepper.step(iteration, batches, proof)
         if held_out is not None and is_evaluated(experiment, iteration):
             metrics = stepper.evaluate(metrics, held_out())
-        nonfinite = nonfinite + 1 if metrics.skipped and not _lowers_scale(metrics) else 0
+        is_counted = metrics.skipped and not lowers_scale(metrics.loss_scale, metrics.loss)
+        nonfinite = nonfinite + 1 if is_counted else 0
         continues = observer.iteration(metrics)
         if nonfinite:
             _stop_if_configured(experiment.training, metrics, nonfinite)
@@ -116,12 +116,6 @@ def _train(
             raise KeyboardInterrupt
         if not continues:
             return
-
-
-def _lowers_scale(metrics: Metrics) -> bool:
-    """Whether a step was left out in the search for fp16's loss scale, which is above its minimum."""
-    scale = metrics.loss_scale
-    return scale is not None and scale > MIN_LOSS_SCALE and math.isfinite(metrics.loss)
 
 
 def _stop_if_configured(training: TrainingConfig, metrics: Metrics, in_a_row: int) -> None:
