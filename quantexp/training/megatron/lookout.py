@@ -40,17 +40,11 @@ class Lookout:
     micro_batch: int = 0
     first: tuple[_Moment, str] | None = None
 
-    def see(self, what: str, is_backward: bool, x: Tensor) -> None:
-        """Look at a tensor, unless an earlier one was not finite."""
+    def see(self, what: str, place: int, is_backward: bool, x: Tensor) -> None:
+        """Look at a tensor of the chunk with this place in the model, unless an earlier one was not finite."""
         if self.first is not None or is_finite(x):
             return
-        stage, stages = (
-            parallel_state.get_pipeline_model_parallel_rank(),
-            parallel_state.get_pipeline_model_parallel_world_size(),
-        )
-        moment = _Moment(
-            self.micro_batch, is_backward, stages - 1 - stage if is_backward else stage
-        )
+        moment = _Moment(self.micro_batch, is_backward, -place if is_backward else place)
         direction = "backward" if is_backward else "forward"
         self.first = (
             moment,
