@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from quantexp.config.tasks import check_tasks
 from quantexp.errors import ConfigError
@@ -108,10 +108,30 @@ def maps_of(experiment: Experiment) -> list[PrecisionMap]:
 def num_passes(experiment: Experiment) -> int:
     """The forward passes of each sample in an evaluation without training: bf16, the scheme, and each part alone."""
     (declared,) = maps_of(experiment)
-    modules = [name for name, module in declared.items() if module.is_quantised]
-    layers = {name.layer for name in modules}
-    evaluate = experiment.evaluate
-    return 2 + evaluate.each_layer * len(layers) + evaluate.each_module * len(modules)
+    return 1 + len(parts_evaluated(experiment, declared))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is quantised in one map; without layer everything that the scheme quantises."""
+
+    layer: int | None = None
+    module: str | None = None
+
+
+def parts_evaluated(experiment: Experiment, declared: PrecisionMap) -> list[Part]:
+    """The whole scheme, then each layer and each module that it quantises, as configured.
+
+    The output layer and a tied embedding, which are no layers, are modules of both.
+    """
+    quantised = [name for name, module in forward_only(declared).items() if module.is_quantised]
+    parts = [Part()]
+    if experiment.evaluate.each_layer:
+        last = experiment.model.num_layers
+        parts += [Part(n.layer, n.name if n.layer == last else None) for n in quantised]
+    if experiment.evaluate.each_module:
+        parts += [Part(name.layer, name.name) for name in quantised]
+    return list(dict.fromkeys(parts))
 
 
 def num_samples(experiment: Experiment) -> int:

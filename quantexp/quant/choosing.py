@@ -175,5 +175,5 @@ def refuse(format_name: str, setting: Setting, options: tuple[str, ...]) -> None
         if value is not None:
             raise ConfigError(
                 f"{setting.key}.{option} does not apply to {format_name}, got {value!r}; remove it, or "
-                "choose the whole site with quant/linear=, quant/qk= or quant/pv="
+                "choose the whole site with quant/linear=, quant/qk=, quant/pv= or quant/output="
             )

@@ -34,7 +34,7 @@ from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 #: The formats of the ten schemes.
 SCHEME_FORMATS = ("mxfp8", "mxfp4", "hifp8")
 
-#: (linear, qk) choices of the ten schemes; pv is none in every one.
+#: (linear, qk) choices of the ten schemes; pv and output are none in every one.
 SCHEMES: dict[str, tuple[str, str]] = {
     "bf16": ("none", "none"),
     **{f"FA_{f}": ("none", f) for f in SCHEME_FORMATS},
@@ -50,6 +50,7 @@ _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
     Site.LINEAR: LinearSite,
     Site.QK: QkSite,
     Site.PV: PvSite,
+    Site.OUTPUT: LinearSite,
 }
 
 
@@ -59,7 +60,7 @@ def derived_name(quant: QuantConfig) -> str:
     choices = {
         site: _choice(site, config, declared) for site, config in site_configs(quant).items()
     }
-    if not quant.rules and choices[Site.PV] == "none":
+    if not quant.rules and choices[Site.PV] == choices[Site.OUTPUT] == "none":
         for name, (linear, qk) in SCHEMES.items():
             if (choices[Site.LINEAR], choices[Site.QK]) == (linear, qk):
                 return name
@@ -75,11 +76,16 @@ def derived_name(quant: QuantConfig) -> str:
 
 
 def content_hash(quant: QuantConfig) -> str:
-    """Hex sha256 of the scheme's content: its sites' slots and its rules, not its name."""
+    """Hex sha256 of the scheme's content: its sites' slots and its rules, not its name.
+
+    The output layer's slots enter only if one is quantised, so that the hashes of schemes without it stay the same.
+    """
     meaning = {
         "sites": {
-            site.value: _records(site, config, declared_formats(quant))
+            site.value: records
             for site, config in site_configs(quant).items()
+            for records in (_records(site, config, declared_formats(quant)),)
+            if site is not Site.OUTPUT or any(r["format"] != WORKING for r in records.values())
         },
         "rules": [_rule(rule) for rule in quant.rules],
     }

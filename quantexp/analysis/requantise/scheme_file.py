@@ -23,6 +23,7 @@ defaults:
   - /quant/linear@linear: none
   - /quant/qk@qk: none
   - /quant/pv@pv: none
+  - /quant/output@output: none
   - _self_
 
 name: {name}
