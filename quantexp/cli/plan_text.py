@@ -16,7 +16,7 @@ from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import in_words
 from quantexp.launch.product_rate import rate_in_words
-from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed
+from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme
 from quantexp.quant.slots import WORKING
 from quantexp.schema import MemoryCheck
@@ -155,8 +155,14 @@ def precision_table(plan: Plan, width: int) -> Table:
         for module, layers in modules.items():
             by_layers.setdefault(_ranges(layers), []).append(module)
         for ranges, names in by_layers.items():
-            layers = OUTPUT if names[0] in (OUTPUT, EMBEDDING) else ranges
-            rows.append([layers, escape(" ".join(_experts_together(names))), slot, held_as])
+            rows.append(
+                [
+                    layer_words(ranges, names[0]),
+                    escape(" ".join(_experts_together(names))),
+                    slot,
+                    held_as,
+                ]
+            )
     table = fitted_table(_MAP, rows, width, "precision map").table
     if len(plan.map_changes_at) > 1:
         table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"

@@ -74,10 +74,10 @@ def passing_bytes(
     """Temporary bytes on top of the activations at the peak of forward and backward.
 
     The maximum of: the logits in the working dtype and in float32; the gradient of the logits and that of the output
-    layer's weight, which is added to the float32 main gradient, beside `copied` bytes of its quantised operands; the same for the largest weight of a layer; the scores
-    of the last layer's attention (or a tile of them) in float32 and back, before its feed-forward has saved anything;
-    the tokens on their way to and from the experts of other ranks. Sequence parallelism gathers a product's input
-    beside its gradients.
+    layer's weight, which is added to the float32 main gradient, beside `copied` bytes of its quantised operands; the
+    same for the largest weight of a layer; the scores of the last layer's attention (or a tile of them) in float32 and
+    back, before its feed-forward has saved anything; the tokens on their way to and from the experts of other ranks.
+    Sequence parallelism gathers a product's input beside its gradients.
     """
     size, tokens = element_bytes(training), part.tokens(training)
     rows = part.is_last * padded_vocab_size(model.vocab_size) // part.layout.tensor

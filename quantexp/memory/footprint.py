@@ -197,7 +197,9 @@ def _weight_copies(
     for declared_by_module in maps:
         counts = [{False: 0, True: 0} for _ in most]
         for module, declared in declared_by_module.items():
-            if module.name == EMBEDDING and layout.pipeline > 1:  # else it looks up the other's copy
+            if (
+                module.name == EMBEDDING and layout.pipeline > 1
+            ):  # else it looks up the other's copy
                 lookup, no_dgrad = declared.spec(LOOKUP_W), working_spec(DGRAD_W)
                 count = num_kept(lookup, no_dgrad, several, recomputed) * output_shape(model).count
                 counts[0][False] += count

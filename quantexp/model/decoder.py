@@ -57,7 +57,7 @@ def is_column_wise(module: str) -> bool:
     return module == "proj" or module.endswith("fc2")
 
 
-def layer_words(layer: int, module: str) -> str:
+def layer_words(layer: object, module: str) -> str:
     """The layer of a module as a person reads it: `3`, or `output` for the output layer and the embedding."""
     return OUTPUT if module in (OUTPUT, EMBEDDING) else str(layer)
 

@@ -25,7 +25,14 @@ from quantexp.model.decoder import (
 )
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import LOOKUP_W, Operand, Product, Site, Slot, slots_of
-from quantexp.quant.slots import REUSE, WORKING, declared_formats, resolve_site, site_configs, working_spec
+from quantexp.quant.slots import (
+    REUSE,
+    WORKING,
+    declared_formats,
+    resolve_site,
+    site_configs,
+    working_spec,
+)
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 

@@ -70,7 +70,7 @@ QK = {
     "dgrad_k.q": ("head_dim", True, True),
 }
 HIGH = {
-    "linear": {slot: axis for slot, (axis, _) in LINEAR.items()},
+    **dict.fromkeys(("linear", "output"), {slot: axis for slot, (axis, _) in LINEAR.items()}),
     "qk": {
         "fprop.q": "head_dim",
         "fprop.k": "head_dim",
@@ -142,7 +142,7 @@ def expected(linear: str, qk: str) -> dict[str, dict[str, dict[str, object]]]:
             slot: record(qk if quantised else BF16, axis, 15.0, reuse)
             for slot, (axis, quantised, reuse) in QK.items()
         }
-    return {"linear": lines, "qk": scores, "pv": high("pv")}
+    return {"linear": lines, "qk": scores, "pv": high("pv"), "output": high("output")}
 
 
 @pytest.mark.parametrize("scheme", TEN)

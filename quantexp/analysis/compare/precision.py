@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quantexp.model.decoder import layer_words
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format
 
@@ -111,7 +112,7 @@ def _grouped(
             tuple(names),
             describe_format(before, working_baseline),
             describe_format(after, working_here),
-            ranges(sorted({layer for layer, _ in places})),
+            layer_words(ranges(sorted({layer for layer, _ in places})), places[0][1]),
             tuple(dict.fromkeys(module for _, module in places)),
             len(places) * len(names),
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from quantexp.analysis.compare.precision import settings
 from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.model.decoder import layer_words
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format
 from quantexp.quant.slots import WORKING
@@ -97,7 +98,7 @@ def _rows(entries: Sequence[Mapping[str, Any]], working: str | None) -> list[Pro
 def _row(key: tuple[str, ...], alike: Sequence[Mapping[str, Any]]) -> ProofRow:
     module, site, slot, how, status, reason = key
     return ProofRow(
-        layers=ranges(sorted({int(entry.get("layer") or 0) for entry in alike})),
+        layers=layer_words(ranges(sorted({int(e.get("layer") or 0) for e in alike})), module),
         module=module,
         site=site,
         slot=slot,

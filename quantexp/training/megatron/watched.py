@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import nn
@@ -21,25 +22,26 @@ class Watched:
     """The parts of a rank's chunks, by the names that messages have."""
 
     def __init__(self, chunks: Sequence[GPTModel]) -> None:
-        self.layers: dict[str, nn.Module] = {}
+        #: With an output layer of the map.
+        self.decoder: dict[str, nn.Module] = {}
         self.routers: dict[str, nn.Module] = {}
         self.modules: dict[ModuleId, SchemeModule] = {}
-        self.weights: dict[ModuleId, nn.Parameter] = {}
+        self.weights: dict[ModuleId, Any] = {}
         for chunk in chunks:
             layers = chunk.decoder.layers
-            self.layers |= {f"layer {layer.layer_number - 1}": layer for layer in layers}
+            self.decoder |= {f"layer {layer.layer_number - 1}": layer for layer in layers}
             routers = {f"layer {n} router": moe.router for n, moe in moe_layers(chunk).items()}
             self.routers |= routers
-            modules = scheme_modules(chunk)
+            modules: dict[ModuleId, Any] = {**scheme_modules(chunk)}
             self.modules |= modules
             self.weights |= linear_weights(chunk)
-            self.layers |= {str(n): m for n, m in modules.items() if n.name == OUTPUT}
+            self.decoder |= {str(n): m for n, m in modules.items() if n.name == OUTPUT}
 
     @contextlib.contextmanager
     def proving(self, iteration: int, declared: PrecisionMap) -> Iterator[Callable[[], Verdict]]:
         """Watch the products inside; the function gives the verdict of all ranks, which all call it, afterwards."""
         watch = ProductWatch(
-            {name: declared[name] for name in self.modules}, self.layers, self.routers
+            {name: declared[name] for name in self.modules}, self.decoder, self.routers
         )
         with watch.watching():
             yield lambda: merged(declared, gather(verdict(iteration, watch.observed)))
