@@ -156,6 +156,17 @@ def test_every_combination_of_sites_is_valid_under_its_name(
     assert derived_name(quant) == CANONICAL.get((linear, qk, pv), parts)
 
 
+@pytest.mark.parametrize("output", CHOICES)
+def test_every_choice_of_the_output_layer_is_valid_under_its_name(
+    base: Experiment, output: str
+) -> None:
+    quant = QuantConfig(linear=site("linear", "mxfp8"), output=site("output", output))
+    validate(replace(base, quant=quant))
+    assert site("output", output) == site("linear", output)
+    beside = "" if output == "none" else f"+output_{output}"
+    assert derived_name(quant) == f"linear_mxfp8{beside}"
+
+
 @pytest.fixture(scope="module")
 def base() -> Experiment:
     return compose(["model.num_layers=1"], None, {})

@@ -124,14 +124,13 @@ def parts_evaluated(experiment: Experiment, declared: PrecisionMap) -> list[Part
 
     The output layer and a tied embedding, which are no layers, are modules of both.
     """
+    each_layer, each_module = experiment.evaluate.each_layer, experiment.evaluate.each_module
     quantised = [name for name, module in forward_only(declared).items() if module.is_quantised]
-    parts = [Part()]
-    if experiment.evaluate.each_layer:
-        last = experiment.model.num_layers
-        parts += [Part(n.layer, n.name if n.layer == last else None) for n in quantised]
-    if experiment.evaluate.each_module:
-        parts += [Part(name.layer, name.name) for name in quantised]
-    return list(dict.fromkeys(parts))
+    decoder = [name for name in quantised if name.layer < experiment.model.num_layers]
+    beside = quantised[len(decoder) :]  # they come last
+    layers = [Part(layer) for layer in dict.fromkeys(name.layer for name in decoder)]
+    modules = decoder * each_module + beside * (each_layer or each_module)
+    return [Part(), *layers * each_layer, *(Part(name.layer, name.name) for name in modules)]
 
 
 def num_samples(experiment: Experiment) -> int:
