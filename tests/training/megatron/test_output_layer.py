@@ -13,11 +13,13 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, VocabPara
 from torch import Tensor
 
 from quantexp.capture import open_capture
+from quantexp.capture.select.budget import price
 from quantexp.formats import quantise
 from quantexp.quant.precision import ModuleId, precision_map, quantises_output
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
+from quantexp.training.megatron.finite import _first_gradient
 from quantexp.training.megatron.model import (
     build_chunks,
     linear_weights,
@@ -32,7 +34,10 @@ from .whole_models import draw
 
 Tiny = Callable[..., Experiment]
 OUTPUT, EMBEDDING = ModuleId(2, "output"), ModuleId(2, "embedding")
-FP32 = ("training.precision=fp32", "capture.weight_grads=true", "training.iterations=1")
+FP32 = (
+    *("training.precision=fp32", "training.iterations=1", "training.warmup_iterations=0"),
+    *("capture.weight_grads=true", "capture.values=both"),
+)
 
 
 @contextmanager
@@ -50,11 +55,14 @@ def built(experiment: Experiment) -> Iterator[Any]:
 @pytest.mark.parametrize("tied", ["true", "false"])
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
 def test_logits_and_gradients_are_products_of_quantised_operands(
-    run_tiny: Callable[..., RunDir], fmt: str, tied: str
+    run_tiny: Callable[..., RunDir], tiny: Tiny, fmt: str, tied: str
 ) -> None:
     """In fp32, whose products here are those of torch; g is quantised along the vocabulary and along tokens."""
     words = ("quant=bf16", f"quant/output={fmt}", f"model.tie_embeddings={tied}")
-    run = run_tiny(*FP32, "training.warmup_iterations=0", *words)
+    run = run_tiny(*FP32, *words)
+    lines = open_capture(run.tensors).with_values()
+    stored = {line.name: line.metadata["bytes"] for line in lines}
+    assert sum(stored.values()) == price(tiny(*FP32, *words)).num_bytes
     tensors = {
         entry.metadata["tensor"]: entry.torch()
         for entry in open_capture(run.tensors).select(module="output")
@@ -116,6 +124,15 @@ def test_lookup_and_product_share_one_copy_of_a_step(tiny: Tiny) -> None:
             assert copies.num_bytes() == weight.nbytes
             gpt.output_layer(torch.zeros(4, 1, 128, dtype=weight.dtype), weight=weight)
             assert copies.num_bytes() == weight.nbytes
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_first_gradient_that_is_not_finite_names_the_product(tiny: Tiny, tied: str) -> None:
+    with built(tiny("quant=bf16", "quant/output=mxfp8", f"model.tie_embeddings={tied}")) as gpt:
+        for parameter in gpt.parameters():
+            parameter.main_grad = torch.zeros(2)
+        linear_weights(gpt)[OUTPUT].main_grad[0] = torch.nan  # type: ignore[attr-defined]
+        assert "(output layer output.wgrad) is the first" in str(_first_gradient(gpt))
 
 
 def test_modules_are_those_of_the_map_and_stock_without_it(tiny: Tiny) -> None:
