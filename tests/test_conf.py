@@ -23,7 +23,7 @@ from quantexp.schema import Experiment, QuantConfig
 
 FILES = sorted(file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml"))
 #: A group below another one is chosen with slashes; quant/more is a folder of the group quant.
-SUBGROUPS = {f"quant/{site}" for site in ("linear", "qk", "pv")}
+SUBGROUPS = {f"quant/{site}" for site in ("linear", "qk", "pv", "output")}
 #: Presets that cut a model down: they are chosen together with it.
 CUT = "model/cut"
 
@@ -120,7 +120,7 @@ def test_quant_contains_exactly_the_ten_schemes() -> None:
 
 def test_quants_folders_are_the_sites_and_more() -> None:
     folders = {folder.name for folder in (conf_dir() / "quant").iterdir() if folder.is_dir()}
-    assert folders == {"linear", "qk", "pv", "more"}
+    assert folders == {"linear", "qk", "pv", "output", "more"}
 
 
 #: (linear, qk, pv) -> name, written out where a scheme of the ten applies.
@@ -154,6 +154,17 @@ def test_every_combination_of_sites_is_valid_under_its_name(
     validate(replace(base, quant=quant))
     parts = "+".join(f"{group}_{name}" for group, name in names.items() if name != "none")
     assert derived_name(quant) == CANONICAL.get((linear, qk, pv), parts)
+
+
+@pytest.mark.parametrize("output", CHOICES)
+def test_every_choice_of_the_output_layer_is_valid_under_its_name(
+    base: Experiment, output: str
+) -> None:
+    quant = QuantConfig(linear=site("linear", "mxfp8"), output=site("output", output))
+    validate(replace(base, quant=quant))
+    assert site("output", output) == site("linear", output)
+    beside = "" if output == "none" else f"+output_{output}"
+    assert derived_name(quant) == f"linear_mxfp8{beside}"
 
 
 @pytest.fixture(scope="module")

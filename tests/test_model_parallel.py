@@ -44,7 +44,11 @@ EXPERTS = [
 ]
 #: Processes and words; each with the words of the model that one process has, too.
 RUNS = {
-    "tp2 pp2": (4, ["parallel.tensor=2", "parallel.pipeline=2"], ["quant=FA_linear_mxfp8"]),
+    "tp2 pp2": (
+        4,
+        ["parallel.tensor=2", "parallel.pipeline=2"],
+        ["quant=FA_linear_mxfp8", "quant/output=mxfp8"],
+    ),
     "cp2": (
         2,
         ["parallel.context=2"],
@@ -53,7 +57,7 @@ RUNS = {
     "tp2 ep2": (
         4,
         ["parallel.tensor=2", "parallel.expert=2", "parallel.dispatcher=alltoall"],
-        [*EXPERTS, "quant=linear_mxfp4"],
+        [*EXPERTS, "quant=linear_mxfp4", "quant/output=hifp8"],
     ),
     "ep2": (2, ["parallel.expert=2"], [*EXPERTS, "quant=more/linear_mxfp4_sr_rht"]),
 }

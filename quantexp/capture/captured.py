@@ -24,6 +24,7 @@ from quantexp.capture.statistics.combined import combined
 from quantexp.capture.store.manifest import ManifestLine
 from quantexp.capture.store.values import has_hash, load_values, name_of, path_of
 from quantexp.errors import CaptureError
+from quantexp.model.decoder import OUTPUT
 
 #: Keys of a part's line that its whole tensor has not, or has otherwise.
 _OF_PART = frozenset({"shard", "hash", "statistics"})
@@ -71,9 +72,9 @@ class CapturedTensor:
 
     @property
     def label(self) -> str:
-        """`L3 fc1 backward grad_output`, from the known parts."""
-        layer = self.metadata.get("layer")
-        words: list[object] = [None if layer is None else f"L{layer}"]
+        """`L3 fc1 backward grad_output`, from the known parts; the output layer has no number."""
+        layer, module = self.metadata.get("layer"), self.metadata.get("module")
+        words: list[object] = [None if layer is None or module == OUTPUT else f"L{layer}"]
         words += [self.metadata.get(key) for key in ("module", "operation", "tensor")]
         return " ".join(str(word) for word in words if word is not None)
 

@@ -12,6 +12,7 @@ import torch
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.capture.store.manifest import HASHES, MANIFEST
 from quantexp.capture.store.values import identity
+from quantexp.model.decoder import layer_words
 from quantexp.model.safetensors import DTYPES
 from quantexp.runs.status import write_json
 
@@ -67,7 +68,10 @@ def iterations_of(entries: Sequence[CapturedTensor] | Capture) -> list[int]:
 def _by(capture: Capture, key: str) -> dict[str, dict[str, int]]:
     groups: dict[str, list[CapturedTensor]] = {}
     for entry in capture:
-        groups.setdefault(str(entry.metadata.get(key)), []).append(entry)
+        value = str(entry.metadata.get(key))
+        if key == "layer":
+            value = layer_words(value, str(entry.metadata.get("module")))
+        groups.setdefault(value, []).append(entry)
     seen: set[tuple[str, str | None]] = set()
     return {value: _counts(entries, seen) for value, entries in groups.items()}
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.report import KEYS, summary
+from quantexp.model.decoder import layer_words
 from quantexp.quant.slots import WORKING
 from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import ALWAYS, Column, fitted_table
@@ -120,6 +121,8 @@ def _cells(entry: CapturedTensor) -> list[str]:
     statistics = metadata.get("statistics")
     numbers: Mapping[str, Any] = statistics if isinstance(statistics, dict) else {}
     cells = ["" if metadata.get(name) is None else _text(metadata[name]) for name in _COLUMNS]
+    layer, module = (_COLUMNS.index(name) for name in ("layer", "module"))
+    cells[layer] = layer_words(cells[layer], cells[module])
     return cells + [_number(key, numbers.get(key)) for key in _STATISTICS]
 
 

@@ -22,7 +22,6 @@ from quantexp.launch.identity import folder_name, identity
 from quantexp.memory.footprint import fullest_rank
 from quantexp.memory.room import misfit, never, room_of
 from quantexp.model.checkpoints import checkpoint_bytes, checkpoints_at_once
-from quantexp.model.decoder import shapes_by_layer
 from quantexp.model.label import describe_model
 from quantexp.model.sizes import (
     element_bytes,
@@ -30,15 +29,18 @@ from quantexp.model.sizes import (
     num_micro_batches_each,
     num_padding_parameters,
     num_parameters,
+    output_shape,
+    shapes_by_layer,
 )
 from quantexp.quant.outside_products import moment_slots, state_records
-from quantexp.quant.precision import Entry, changes, entry_record
+from quantexp.quant.precision import Entry, changes, entry_record, quantises_output
 from quantexp.quant.sites import FPROP_W
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
 from quantexp.schema import (
     Experiment,
     ModelConfig,
+    QuantConfig,
     TrainingConfig,
 )
 from quantexp.training.tracking.trackers import destinations
@@ -77,7 +79,7 @@ class Plan:
     to_fit: str | None
     #: Whether the run is refused where it does not fit: check, ignore, or a number of GB.
     memory: str
-    #: What the decoder's linear weights hold here, and would hold in the declared formats on hardware.
+    #: What the linear weights of the precision map hold here, and would hold in the declared formats on hardware.
     linear_weight_bytes: int
     packed_weight_bytes: int
     #: The same of Adam's moments of all parameters, over all processes.
@@ -154,7 +156,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         room_gb=None if room is None else round(room.gb, 3),
         to_fit=None if too_large is None else str(too_large),
         memory=_memory_word(experiment),
-        linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
+        linear_weight_bytes=_linear_parameters(model, experiment.quant) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
         moment_bytes=8 * num_parameters(model),
         packed_moment_bytes=_packed_moments(experiment),
@@ -198,8 +200,13 @@ def _folder(experiment: Experiment) -> tuple[str | None, str]:
     return None, str(root / (experiment.paths.run or folder_name(experiment, content)))
 
 
+def _linear_parameters(model: ModelConfig, quant: QuantConfig) -> int:
+    output = output_shape(model).count if quantises_output(quant) else 0
+    return num_linear_parameters(model) + output
+
+
 def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:
-    """The decoder's linear weights in the forward product's declared formats, block scales included."""
+    """The linear weights in the forward product's declared formats, block scales included."""
     shapes = shapes_by_layer(model)
     total = 0.0
     for entry in entries:

@@ -16,7 +16,7 @@ from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import in_words
 from quantexp.launch.product_rate import rate_in_words
-from quantexp.model.decoder import is_routed
+from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme
 from quantexp.quant.slots import WORKING
 from quantexp.schema import MemoryCheck
@@ -32,6 +32,9 @@ _PATHS = {
     "fused": "fused: torch's kernel on quantised q, k and v, nothing of T x T kept",
     "tiled": "tiled: product by product of a tile of queries at a time, nothing of T x T kept",
 }
+#: What follows for the embedding where the output layer is quantised.
+_TIED = "tied to the output layer's weight: it looks up the quantised weight"
+_UNTIED = "not tied to the output layer's weight: it stays in high precision"
 #: Why the time of a run on this machine is not known.
 GPU_IS_FULL = "the GPU has no memory free for a measurement"
 
@@ -53,6 +56,8 @@ def show(plan: Plan, console: Console) -> None:
     for line in _own_formats(plan):
         table.add_row("format", escape(line))
     table.add_row("attention", _PATHS[plan.attention])
+    if OUTPUT in (modules := {entry["module"] for entry in plan.precision_map}):
+        table.add_row("embedding", _TIED if EMBEDDING in modules else _UNTIED)
     if plan.num_processes > 1:
         lines = layout_lines(plan.layout, plan.num_processes, plan.num_micro_batches_each)
         for heading, line in lines:
@@ -160,7 +165,14 @@ def precision_table(plan: Plan, width: int) -> Table:
         for module, layers in modules.items():
             by_layers.setdefault(_ranges(layers) or "all", []).append(module)
         for ranges, names in by_layers.items():
-            rows.append([ranges, escape(" ".join(_experts_together(names))), slot, held_as])
+            rows.append(
+                [
+                    layer_words(ranges, names[0]),
+                    escape(" ".join(_experts_together(names))),
+                    slot,
+                    held_as,
+                ]
+            )
     table = fitted_table(_MAP, rows, width, "precision map").table
     if len(plan.map_changes_at) > 1:
         table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"

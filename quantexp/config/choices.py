@@ -11,7 +11,7 @@ from quantexp.formats.lookup import FOLDER
 from quantexp.formats.table import BY_ANY_NAME
 
 #: Groups inside another group; any other folder in a group holds more choices of it (`quant=more/NAME`).
-_SUBGROUPS = ("quant/linear", "quant/qk", "quant/pv")
+_SUBGROUPS = ("quant/linear", "quant/qk", "quant/pv", "quant/output")
 #: The reduction of a model by a preset: selected by model and preset, never by name.
 NOT_CHOSEN = "model/cut"
 

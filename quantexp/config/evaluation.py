@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from quantexp.config.tasks import check_tasks
 from quantexp.errors import ConfigError
@@ -108,10 +108,29 @@ def maps_of(experiment: Experiment) -> list[PrecisionMap]:
 def num_passes(experiment: Experiment) -> int:
     """The forward passes of each sample in an evaluation without training: bf16, the scheme, and each part alone."""
     (declared,) = maps_of(experiment)
-    modules = [name for name, module in declared.items() if module.is_quantised]
-    layers = {name.layer for name in modules}
-    evaluate = experiment.evaluate
-    return 2 + evaluate.each_layer * len(layers) + evaluate.each_module * len(modules)
+    return 1 + len(parts_evaluated(experiment, declared))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is quantised in one map; without layer everything that the scheme quantises."""
+
+    layer: int | None = None
+    module: str | None = None
+
+
+def parts_evaluated(experiment: Experiment, declared: PrecisionMap) -> list[Part]:
+    """The whole scheme, then each layer and each module that it quantises, as configured.
+
+    The output layer and a tied embedding, which are no layers, are modules of both.
+    """
+    each_layer, each_module = experiment.evaluate.each_layer, experiment.evaluate.each_module
+    quantised = [name for name, module in forward_only(declared).items() if module.is_quantised]
+    decoder = [name for name in quantised if name.layer < experiment.model.num_layers]
+    beside = quantised[len(decoder) :]  # they come last
+    layers = [Part(layer) for layer in dict.fromkeys(name.layer for name in decoder)]
+    modules = decoder * each_module + beside * (each_layer or each_module)
+    return [Part(), *layers * each_layer, *(Part(name.layer, name.name) for name in modules)]
 
 
 def num_samples(experiment: Experiment) -> int:

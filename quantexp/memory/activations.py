@@ -64,15 +64,20 @@ def activation_bytes(
 
 
 def passing_bytes(
-    model: ModelConfig, training: TrainingConfig, *, is_cpu: bool, part: Part = WHOLE
+    model: ModelConfig,
+    training: TrainingConfig,
+    *,
+    is_cpu: bool,
+    part: Part = WHOLE,
+    copied: int = 0,
 ) -> int:
     """Temporary bytes on top of the activations at the peak of forward and backward.
 
     The maximum of: the logits in the working dtype and in float32; the gradient of the logits and that of the output
-    layer's weight, which is added to the float32 main gradient; the same for the largest weight of a layer; the scores
-    of the last layer's attention (or a tile of them) in float32 and back, before its feed-forward has saved anything;
-    the tokens on their way to and from the experts of other ranks. Sequence parallelism gathers a product's input
-    beside its gradients.
+    layer's weight, which is added to the float32 main gradient, beside `copied` bytes of its quantised operands; the
+    same for the largest weight of a layer; the scores of the last layer's attention (or a tile of them) in float32 and
+    back, before its feed-forward has saved anything; the tokens on their way to and from the experts of other ranks.
+    Sequence parallelism gathers a product's input beside its gradients.
     """
     size, tokens = element_bytes(training), part.tokens(training)
     rows = part.is_last * padded_vocab_size(model.vocab_size) // part.layout.tensor
@@ -80,6 +85,7 @@ def passing_bytes(
     gathered = tokens * model.hidden_size * size if part.ranks_of_tokens > 1 else 0
     logits = tokens * rows * (size + _FP32)
     output = tokens * rows * size + rows * model.hidden_size * of_weight + part.is_last * gathered
+    output += copied
     within = largest_linear(model, part) * of_weight + gathered
     scores = _scores_passing(model, training, part)
     exchanged = _exchanged(model, training, part)

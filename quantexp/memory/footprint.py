@@ -9,7 +9,7 @@ library keeps, and `checkpoint`, the copy of what a rank saves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quantexp.capture.select.budget import rank_bytes_of_iteration
@@ -23,21 +23,28 @@ from quantexp.memory.activations import (
 )
 from quantexp.memory.part import Parameters, Part, parts_of
 from quantexp.model.decoder import (
+    EMBEDDING,
+    OUTPUT,
     LinearShape,
     is_column_wise,
     is_routed,
     linear_shapes,
-    shapes_by_layer,
 )
 from quantexp.model.layout import Layout
-from quantexp.model.sizes import distributes_optimizer, element_bytes, num_micro_batches_each
+from quantexp.model.sizes import (
+    distributes_optimizer,
+    element_bytes,
+    num_micro_batches_each,
+    output_shape,
+    shapes_by_layer,
+)
 from quantexp.quant.precision import (
     PrecisionMap,
     declared_maps,
-    distinct_slots,
     map_in_force,
 )
-from quantexp.quant.sites import DGRAD_W, FPROP_W, Site
+from quantexp.quant.sites import DGRAD_W, FPROP_W, LOOKUP_W, Operand, Site
+from quantexp.quant.slots import working_spec
 from quantexp.quant.weight_cache.policy import num_kept
 from quantexp.runs.device import device_class, multiplies_natively
 from quantexp.schema import (
@@ -105,7 +112,10 @@ def _rank_parts_gb(
     size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
     activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
-    temporaries = _temporary_bytes(experiment, parameters, activations, is_cpu, part)
+    copied = 0  # on a GPU, whose scratch is not counted, by the output layer, whose operands are the largest
+    if not is_cpu:
+        copied = sum(_output_copies(model, training, maps, part).values()) * size
+    temporaries = _temporary_bytes(experiment, parameters, activations, copied, part, is_cpu=is_cpu)
     parts = {
         "weights": parameters.total * size / 1e9,
         "main_gradients": parameters.total * 4 / 1e9,
@@ -135,7 +145,8 @@ def _forward_parts_gb(
     kept = logits * (part.layout.pipeline + 1)
     activations = largest_layer_bytes(model, training, is_cpu=is_cpu, part=part)
     scratch = _products_bytes(model, training, part) if is_cpu else 0
-    largest = largest_linear(model, part) * element_bytes(training)
+    weight = _output_copies(model, training, maps, part).get(Operand.W, 0)
+    largest = max(largest_linear(model, part), weight) * element_bytes(training)
     parts = {
         "weights": part.parameters(model).total * element_bytes(training) / 1e9,
         "activations": activations / 1e9,
@@ -179,13 +190,19 @@ def _weight_copies(
         return most
     several = num_micro_batches_each(experiment) > 1
     recomputed = training.recompute is Recompute.full
-    stages = layout.stage_of_layers(model.num_layers)
+    stages = {**layout.stage_of_layers(model.num_layers), model.num_layers: layout.pipeline - 1}
     ranks = {False: layout.tensor, True: layout.expert * layout.expert_tensor}
     shapes = shapes_by_layer(model)
     copies_of: dict[int, int] = {}  # by the slots, which many modules share
     for declared_by_module in maps:
         counts = [{False: 0, True: 0} for _ in most]
         for module, declared in declared_by_module.items():
+            if (
+                module.name == EMBEDDING and layout.pipeline > 1
+            ):  # else it looks up the other's copy
+                lookup, no_dgrad = declared.spec(LOOKUP_W), working_spec(DGRAD_W)
+                count = num_kept(lookup, no_dgrad, several, recomputed) * output_shape(model).count
+                counts[0][False] += count
             if not declared.is_linear:
                 continue
             if id(declared.alike) not in copies_of:
@@ -199,15 +216,25 @@ def _weight_copies(
 
 
 def _temporary_bytes(
-    experiment: Experiment, parameters: Parameters, activations: int, is_cpu: bool, part: Part
+    experiment: Experiment,
+    parameters: Parameters,
+    activations: int,
+    copied: int,
+    part: Part,
+    *,
+    is_cpu: bool,
 ) -> int:
     """Bytes beyond state and activations: of the backward pass, or of what follows it, when no activations remain.
+
+    `copied` are the quantised operands of the output layer.
 
     On a GPU torch's Adam processes all tensors at once, with one more float32 copy of each; on a CPU in strips
     (`quantexp.training.megatron.optimizer`). There, ranks that divide the optimizer's state reduce a copy of the main
     gradients: gloo has no reduce-scatter of its own.
     """
-    backward = passing_bytes(experiment.model, experiment.training, is_cpu=is_cpu, part=part)
+    backward = passing_bytes(
+        experiment.model, experiment.training, is_cpu=is_cpu, part=part, copied=copied
+    )
     if is_cpu:
         after = 4 * _reduced_at_once(parameters, part) if distributes_optimizer(experiment) else 0
     else:
@@ -232,21 +259,56 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: P
     model, training = experiment.model, experiment.training
     if not training.weight_cache:
         return 0
-    quantised = {
-        slot.operand.value
-        for declared in maps
-        for slots in distinct_slots(declared)
-        for slot, spec in slots.items()
-        if slot.site is Site.LINEAR and spec.quantised
-    }
-    tokens = part.tokens(training)
     widths = _linear_widths(model, part)
-    elements = {
-        "w": largest_linear(model, part),
-        "x": tokens * max(width for width, _ in widths),
-        "g": 2 * tokens * max(width for _, width in widths),
+    elements = _operand_elements(
+        part.tokens(training),
+        largest_linear(model, part),
+        max(width for width, _ in widths),
+        max(width for _, width in widths),
+    )
+    quantised = _quantised_operands(maps, lambda name: name not in (OUTPUT, EMBEDDING))
+    most = dict.fromkeys(elements, 0) | {name: elements[name] for name in quantised}
+    beside = _output_copies(model, training, maps, part)
+    return sum(max(n, beside.get(name, 0)) for name, n in most.items()) * element_bytes(training)
+
+
+def _output_copies(
+    model: ModelConfig, training: TrainingConfig, maps: Sequence[PrecisionMap], part: Part
+) -> dict[Operand, int]:
+    """Elements of the quantised operands of the output layer, or of a tied embedding, that a rank of the part has."""
+    names = (OUTPUT,) * part.is_last + (EMBEDDING,) * part.is_first
+    width, rows = model.hidden_size, output_shape(model).output_width // part.layout.tensor
+    elements = _operand_elements(part.tokens(training), rows * width, width, rows)
+    quantised = _quantised_operands(maps, lambda name: name in names)
+    return {name: elements[name] for name in quantised}
+
+
+def _operand_elements(
+    tokens: int, weight: int, input_width: int, output_width: int
+) -> dict[Operand, int]:
+    """Elements of the copies of each operand of a linear layer that exist at once."""
+    return {
+        Operand.W: weight,
+        Operand.X: tokens * input_width,
+        Operand.G: 2 * tokens * output_width,
     }
-    return sum(elements[name] for name in quantised) * element_bytes(training)
+
+
+def _quantised_operands(
+    maps: Sequence[PrecisionMap], is_one: Callable[[str], bool]
+) -> set[Operand]:
+    """The operands that are quantised in some linear module with such a name, or in a lookup."""
+    modules = {
+        (id(module.alike), is_one(name.name)): module
+        for declared in maps
+        for name, module in declared.items()
+    }
+    return {
+        slot.operand
+        for (_, is_wanted), module in modules.items()
+        for slot, spec in module.alike.items()
+        if is_wanted and spec.quantised and slot.site in (Site.LINEAR, Site.OUTPUT)
+    }
 
 
 def _linear_widths(model: ModelConfig, part: Part) -> list[tuple[int, int]]:

@@ -7,6 +7,8 @@
     experts       shared-fc1, shared-fc2          all shared experts form one feed-forward
                   expert0-fc1, expert0-fc2, ...   each routed expert separately
 
+Beside the decoder are `output`, the output layer, and `embedding`, which count as the layer after the last one.
+
 The precision map, the proof of engagement and captured tensors use these names. The router is not among them: it stays
 in high precision. Needs no torch.
 """
@@ -21,6 +23,8 @@ from quantexp.schema import MlaConfig, ModelConfig, MoeConfig
 
 #: The module with attention's two products.
 ATTENTION = "attention"
+#: The output layer and the embedding, which are no part of the decoder.
+OUTPUT, EMBEDDING = "output", "embedding"
 _ROUTED = re.compile(r"expert\d+-fc[12]")
 
 
@@ -53,6 +57,11 @@ def is_column_wise(module: str) -> bool:
     return module == "proj" or module.endswith("fc2")
 
 
+def layer_words(layer: object, module: str) -> str:
+    """The layer of a module as a person reads it: `3`, or `output` for the output layer and the embedding."""
+    return OUTPUT if module in (OUTPUT, EMBEDDING) else str(layer)
+
+
 def in_words(modules: Iterable[str]) -> str:
     """Unique module names for a message; of the routed experts, which are many, only the first and the last."""
     names = list(dict.fromkeys(modules))
@@ -75,12 +84,6 @@ def alike_layers(model: ModelConfig) -> list[tuple[int, int]]:
     num_dense = layers if moe is None else min(moe.num_dense_layers, layers)
     stretches = [(0, num_dense), (num_dense, layers - num_dense)]
     return [(first, count) for first, count in stretches if count]
-
-
-def shapes_by_layer(model: ModelConfig) -> list[dict[str, LinearShape]]:
-    """The linear modules of every layer; equal layers share one dictionary."""
-    alike = [(linear_shapes(model, first), count) for first, count in alike_layers(model)]
-    return [shapes for shapes, count in alike for _ in range(count)]
 
 
 def linear_shapes(model: ModelConfig, layer: int) -> dict[str, LinearShape]:

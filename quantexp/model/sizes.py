@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from quantexp.model.decoder import (
+    OUTPUT,
+    LinearShape,
     alike_layers,
     is_routed,
     linear_shapes,
@@ -20,6 +22,18 @@ VOCAB_MULTIPLE = 128
 def padded_vocab_size(vocab_size: int) -> int:
     """Rows of the embedding in Megatron."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def output_shape(model: ModelConfig) -> LinearShape:
+    """The output layer's weight, and the embedding's."""
+    return LinearShape(padded_vocab_size(model.vocab_size), model.hidden_size)
+
+
+def shapes_by_layer(model: ModelConfig) -> list[dict[str, LinearShape]]:
+    """The linear modules of every layer, then the output layer; equal layers share one dictionary."""
+    alike = [(linear_shapes(model, first), count) for first, count in alike_layers(model)]
+    layers = (shapes for shapes, count in alike for _ in range(count))
+    return [*layers, {OUTPUT: output_shape(model)}]
 
 
 def num_micro_batches_each(experiment: Experiment) -> int:
@@ -84,6 +98,6 @@ def flops_per_iteration(model: ModelConfig, seq_length: int, num_sequences: int)
     """
     tokens = seq_length * num_sequences
     linear = sum(n * active_linear_parameters(model, layer) for layer, n in alike_layers(model))
-    output = padded_vocab_size(model.vocab_size) * model.hidden_size
+    output = output_shape(model).count
     heads = model.num_attention_heads * (model.head_dim + value_head_dim(model))
     return 6.0 * tokens * (linear + output + model.num_layers * seq_length * heads)

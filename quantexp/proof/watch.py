@@ -1,9 +1,10 @@
-"""Observes every matrix product of the decoder where it is called.
+"""Observes every matrix product of the decoder, and of the modules beside it in the map, where it is called.
 
 A `TorchDispatchMode` around forward and backward sees each call below autograd, in our autograd functions and in any
 other code, with the operands that reach it. The context that our product functions set determines which slots the
 operands are compared with. A product that a decoder module calls without a context is recorded under that module and
-fails the run. Products outside the decoder (the output layer, the loss) are not checked.
+fails the run. The table of a tied embedding is judged like an operand where it is looked up. Products outside the
+map's modules (the loss, an output layer that no scheme quantises) are not checked.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from quantexp.quant.product_context import (
     watch_products,
 )
 from quantexp.quant.rows import Rows
-from quantexp.quant.sites import Operand, Product, operands_of
+from quantexp.quant.sites import LOOKUP_W, Operand, Product, operands_of
 from quantexp.quant.slots import WORKING
 from quantexp.quant.sources import as_source, differs_by_source
 from quantexp.quant.whole_amax import is_reduced, own_amax, reduced, whole_amax
@@ -54,6 +55,8 @@ OTHER = (
     "einsum",
 )
 FUSED_ATTENTION = "_scaled_dot_product"
+#: Operators that look up rows of their first argument.
+LOOKUPS = ("embedding", "index", "index_select")
 
 
 #: The declaration of a tensor in high precision.
@@ -77,7 +80,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         declared: the declaration of every slot; never what a module reports about itself.
-        decoder: the decoder's layers by name; a product inside them must be listed in the map.
+        decoder: the decoder's layers, and an output layer of the map, by name; a product inside them must be listed.
         routers: modules inside them, by name, whose products must be in high precision under every scheme.
     """
 
@@ -115,6 +118,8 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._fused(func, args, kwargs or {})
         elif name in PAIRED or name in OTHER:
             self._product(name, args)
+        elif name in LOOKUPS:
+            self._lookup(args[0])
         return func(*args, **(kwargs or {}))
 
     def _product(self, name: str, args: tuple[Any, ...]) -> None:
@@ -130,6 +135,15 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._high(self.observed.routers[owner], [args[position] for position in PAIRED[name]])
         elif owner is not None:
             self.observed.undeclared[owner, name] += 1
+
+    def _lookup(self, table: Tensor) -> None:
+        """A tied embedding's table; rows of other tensors are looked up without a context."""
+        context = current_product()
+        if isinstance(context, ProductContext) and context.product is Product.LOOKUP:
+            spec = self.observed.declared[context.module].spec(LOOKUP_W)
+            assert context.sources is not None
+            call = _Call(table.detach(), context.sources()[0], -1, 1, None, None)
+            self._judge_operand(Entry(context.module, LOOKUP_W, spec), call, recomputed=False)
 
     def _fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The products of one fused attention call: its inputs are judged, tensors internal to the kernel cannot be."""

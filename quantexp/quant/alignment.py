@@ -6,6 +6,7 @@ axis, a rank's shard starts within a block unless its extent is a multiple of th
     axis           shared by                  extent of a rank's shard
     input width    proj, fc2: tensor          input / tensor
     output width   qkv, q-*, kv-*: tensor     output / tensor
+                   output: tensor             padded vocabulary / tensor
                    fc1: tensor                output / 2 / tensor, for gate and up each
     tokens         linear layers: context     tokens / (2 x context): a rank has two ranges of a sequence
     queries        attention: context         the same
@@ -29,10 +30,19 @@ from dataclasses import dataclass
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import WHOLE_ROW, Axis, Family
-from quantexp.model.decoder import LinearShape, in_words, is_column_wise, is_routed, layer_modules
+from quantexp.model.decoder import (
+    EMBEDDING,
+    OUTPUT,
+    LinearShape,
+    in_words,
+    is_column_wise,
+    is_routed,
+    layer_modules,
+)
 from quantexp.model.layout import Layout
+from quantexp.model.sizes import output_shape
 from quantexp.quant.outside_products import StateSlot, state_slots
-from quantexp.quant.precision import PrecisionMap, Slots, declared_maps, forward_only
+from quantexp.quant.precision import PrecisionMap, Slots, configured, declared_maps, forward_only
 from quantexp.quant.sites import Operand, Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
 
@@ -70,7 +80,8 @@ Kind = tuple[str, LinearShape | None, Slots | dict[StateSlot, QuantSpec]]
 
 def kinds_of_modules(model: ModelConfig, maps: Sequence[PrecisionMap]) -> list[Kind]:
     """Every module name with each distinct set of slots that it has in the maps."""
-    shapes = [layer_modules(model, layer) for layer in _first_layers(model)]
+    beside = dict.fromkeys((OUTPUT, EMBEDDING), output_shape(model))
+    shapes = [{**layer_modules(model, layer), **beside} for layer in _first_layers(model)]
     kinds: dict[tuple[str, int, bool], Kind] = {}
     for declared in maps:
         for module, precision in declared.items():
@@ -102,7 +113,8 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
                 reasons += [(0, None)] if spec.draws else []
                 reasons += [(None, None)] if spec.is_scaled else []
             for reason in reasons:
-                modules.setdefault((*reason, slot), {})[name] = None
+                shown = configured(name, slot) if isinstance(slot, Slot) else slot
+                modules.setdefault((*reason, shown), {})[name] = None
     alike: dict[tuple[tuple[str, ...], int | None, int | None], list[Slot | StateSlot]] = {}
     for (block, extent, slot), names in modules.items():
         alike.setdefault((tuple(names), block, extent), []).append(slot)

@@ -175,7 +175,9 @@ def refuse(format_name: str, setting: Setting, options: tuple[str, ...]) -> None
     for option in options:
         value = getattr(setting.slot, option, None)
         if value is not None:
-            advice = "choose the whole site with quant/linear=, quant/qk= or quant/pv="
+            advice = (
+                "choose the whole site with quant/linear=, quant/qk=, quant/pv= or quant/output="
+            )
             raise ConfigError(
                 f"{setting.key}.{option} does not apply to {format_name}, got {value!r}; remove it"
                 + (f", or {advice}" if isinstance(setting.slot, Slot) else "")

@@ -8,29 +8,48 @@ iteration; `changes` lists the iterations at which it changes.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import WHOLE_ROW, Family
-from quantexp.model.decoder import ATTENTION, alike_layers, in_words, layer_modules
+from quantexp.model.decoder import (
+    ATTENTION,
+    EMBEDDING,
+    OUTPUT,
+    alike_layers,
+    in_words,
+    layer_modules,
+)
 from quantexp.quant.choosing import Setting
-from quantexp.quant.sites import Operand, Product, Site, Slot, slots_of
-from quantexp.quant.slots import declared_formats, resolve_site, site_configs
+from quantexp.quant.sites import LOOKUP_W, Operand, Product, Site, Slot, slots_of
+from quantexp.quant.slots import (
+    REUSE,
+    WORKING,
+    declared_formats,
+    resolve_site,
+    site_configs,
+    working_spec,
+)
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 
 @dataclass(frozen=True)
 class ModuleId:
-    """One module of the decoder with matrix products: its layer (from 0, global) and its name."""
+    """One module with matrix products: its layer (from 0, global) and its name.
+
+    The output layer and the embedding count as the layer after the last.
+    """
 
     layer: int
     name: str
 
     def __str__(self) -> str:
-        return f"layer {self.layer} {self.name}"
+        if self.name == OUTPUT:
+            return "output layer"
+        return EMBEDDING if self.name == EMBEDDING else f"layer {self.layer} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +63,12 @@ class Entry:
     @property
     def label(self) -> str:
         """The slot as named in every message: `layer 0 fc1 linear.wgrad.g`."""
-        return f"{self.module} {self.slot}"
+        return f"{self.module} {configured(self.module.name, self.slot)}"
+
+
+def configured(module: str, slot: Slot) -> Slot:
+    """A slot of a module under the site that configures it: the output layer has the slots of a linear layer."""
+    return slot._replace(site=Site.OUTPUT) if module == OUTPUT else slot
 
 
 #: The slots of a module's sites.
@@ -116,21 +140,84 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
                 slot: spec for site in sites for slot, spec in _resolved(site, quant, applying)
             }
         modules[module] = _with_streams(module, resolved[sites, applying])
+    return modules | (_beside_decoder(model, quant, rules) if quantises_output(quant) else {})
+
+
+def quantises_output(quant: QuantConfig) -> bool:
+    """Whether a scheme quantises the output layer: `quant.output` does, or a rule that names it.
+
+    Only then it is in the map, and rules that name neither a site nor a module cover it.
+    """
+    slots = resolve_site(Site.OUTPUT, quant.output, declared=declared_formats(quant))
+    return any(spec.quantised for spec in slots.values()) or any(
+        rule.format not in (None, WORKING, REUSE) and _names_output(rule) for rule in quant.rules
+    )
+
+
+def _names_output(rule: Rule) -> bool:
+    """Whether a rule covers the output layer and names it: as a site or as a module, not by a pattern alone."""
+    return (
+        OUTPUT in (*rule.sites, *rule.modules)
+        and (not rule.sites or OUTPUT in rule.sites)
+        and (not rule.modules or any(fnmatchcase(OUTPUT, p) for p in rule.modules))
+        and not rule.layers
+    )
+
+
+def _beside_decoder(
+    model: ModelConfig, quant: QuantConfig, rules: Sequence[tuple[int, Rule]]
+) -> PrecisionMap:
+    """The output layer, and the embedding if it is tied: it looks up the weight that fprop multiplies.
+
+    Raises:
+        ConfigError: an invalid site or rule, or rows of a tied weight that are no rows of an embedding.
+    """
+    output = ModuleId(model.num_layers, OUTPUT)
+    applying = [i for i, rule in rules if _applies(rule, output, model.num_layers)]
+    declared = _with_streams(output, dict(_resolved(Site.OUTPUT, quant, applying)))
+    modules = {output: _mapped(declared, lambda slot: slot._replace(site=Site.LINEAR))}
+    if model.tie_embeddings:
+        fprop_w = LOOKUP_W._replace(product=Product.FPROP)
+        _check_lookup(declared.spec(fprop_w))
+        embedding = replace(declared, module=ModuleId(model.num_layers, EMBEDDING))
+        modules[embedding.module] = _mapped(embedding, {fprop_w: LOOKUP_W}.get)
     return modules
 
 
+def _mapped(declared: ModulePrecision, name: Callable[[Slot], Slot | None]) -> ModulePrecision:
+    """The slots under other names; those without one are left out."""
+
+    def named(slots: Slots) -> Slots:
+        return {new: spec for slot, spec in slots.items() if (new := name(slot)) is not None}
+
+    plain = declared.without_streams
+    return ModulePrecision(
+        declared.module, named(declared.slots), None if plain is None else named(plain)
+    )
+
+
+def _check_lookup(spec: QuantSpec) -> None:
+    for option, is_set in (("hadamard", spec.is_transformed), ("pre_scale", spec.pre_scale)):
+        if is_set:
+            raise ConfigError(
+                f"quant.output.fprop.w must have no {option} in a model with model.tie_embeddings=true: the embedding "
+                "looks up rows of this weight, and only the product undoes it; remove it, or untie the embeddings"
+            )
+
+
 def forward_only(declared: PrecisionMap) -> PrecisionMap:
-    """A map with the slots of the forward products alone."""
+    """A map with the slots of the forward products, and of a lookup, alone."""
 
-    def forward(slots: Slots) -> Slots:
-        return {slot: spec for slot, spec in slots.items() if slot.product is Product.FPROP}
+    def forward(slot: Slot) -> Slot | None:
+        return slot if slot.product in (Product.FPROP, Product.LOOKUP) else None
 
+    return {name: _mapped(module, forward) for name, module in declared.items()}
+
+
+def unquantised(declared: PrecisionMap) -> PrecisionMap:
+    """A map with the same slots, all in the working precision."""
     return {
-        name: ModulePrecision(
-            name,
-            forward(module.slots),
-            None if module.without_streams is None else forward(module.without_streams),
-        )
+        name: ModulePrecision(name, {slot: working_spec(slot) for slot in module.slots})
         for name, module in declared.items()
     }
 
@@ -168,9 +255,9 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
     Raises:
         ConfigError: names the rule by its index.
     """
-    modules = [m for m, _ in decoder_modules(model)]
+    modules = [*(m.name for m, _ in decoder_modules(model)), OUTPUT]
     sites = [s.value for s in Site]
-    products = [p.value for p in Product]
+    products = [p.value for p in Product if p is not Product.LOOKUP]
     operands = sorted(operand.value for operand in Operand)
     for index, rule in enumerate(quant.rules):
         where = f"quant.rules[{index}]"
@@ -184,9 +271,14 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
                     f"{model.num_layers} layers, got {layer}"
                 )
         for pattern in rule.modules:
-            if not any(fnmatchcase(m.name, pattern) for m in modules):
-                names = in_words(m.name for m in modules)
+            if not any(fnmatchcase(name, pattern) for name in modules):
+                names = in_words(modules)
                 raise ConfigError(f"{where}.modules must match one of {names}, got {pattern!r}")
+        if rule.layers and [OUTPUT] in (rule.sites, rule.modules):
+            raise ConfigError(
+                f"{where}.layers are layers of the decoder, and the output layer is none of them, got {rule.layers}; "
+                "remove layers"
+            )
         _check_iterations(where, rule)
 
 
@@ -268,7 +360,7 @@ def entry_record(entry: Entry) -> dict[str, object]:
     return {
         "layer": entry.module.layer,
         "module": entry.module.name,
-        "site": entry.slot.site.value,
+        "site": configured(entry.module.name, entry.slot).site.value,
         "product": entry.slot.product.value,
         "operand": entry.slot.operand.value,
         **spec_record(entry.spec),

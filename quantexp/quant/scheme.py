@@ -41,7 +41,7 @@ from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 #: The formats of the ten schemes.
 SCHEME_FORMATS = ("mxfp8", "mxfp4", "hifp8")
 
-#: (linear, qk) choices of the ten schemes; pv is none in every one.
+#: (linear, qk) choices of the ten schemes; pv and output are none in every one.
 SCHEMES: dict[str, tuple[str, str]] = {
     "bf16": ("none", "none"),
     **{f"FA_{f}": ("none", f) for f in SCHEME_FORMATS},
@@ -57,6 +57,7 @@ _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
     Site.LINEAR: LinearSite,
     Site.QK: QkSite,
     Site.PV: PvSite,
+    Site.OUTPUT: LinearSite,
 }
 
 
@@ -67,7 +68,8 @@ def derived_name(quant: QuantConfig) -> str:
         site: _choice(site, config, declared) for site, config in site_configs(quant).items()
     }
     outside = _outside_parts(quant)
-    if not quant.rules and not outside and choices[Site.PV] == "none":
+    none = choices[Site.PV] == choices[Site.OUTPUT] == "none"
+    if not quant.rules and not outside and none:
         for name, (linear, qk) in SCHEMES.items():
             if (choices[Site.LINEAR], choices[Site.QK]) == (linear, qk):
                 return name
@@ -83,11 +85,16 @@ def derived_name(quant: QuantConfig) -> str:
 
 
 def content_hash(quant: QuantConfig) -> str:
-    """Hex sha256 of the scheme's content, not its name: its sites' slots, its rules, what it rounds elsewhere."""
+    """Hex sha256 of the scheme's content, not its name: its sites' slots, its rules, what it rounds elsewhere.
+
+    The output layer's slots enter only if one is quantised, so that the hashes of schemes without it stay the same.
+    """
     meaning = {
         "sites": {
-            site.value: _records(site, config, declared_formats(quant))
+            site.value: records
             for site, config in site_configs(quant).items()
+            for records in (_records(site, config, declared_formats(quant)),)
+            if site is not Site.OUTPUT or any(r["format"] != WORKING for r in records.values())
         },
         "rules": [_rule(rule) for rule in quant.rules],
     }

@@ -8,6 +8,7 @@ A product multiplies a left by a right operand and reduces over one axis; blocks
     pv      fprop   o  = P   v     over keys
             dgrad_p dP = dO  v^T   over head_dim
             dgrad_v dv = P^T dO    over queries
+    output  the products of linear, of the output layer; a tied embedding looks up rows of fprop's w
 
 The configuration (`quant.linear.wgrad.g`) and the precision map use these names.
 """
@@ -28,10 +29,11 @@ class Site(Enum):
     LINEAR = "linear"
     QK = "qk"
     PV = "pv"
+    OUTPUT = "output"
 
 
 class Product(Enum):
-    """One of the matrix products of a site."""
+    """One of the matrix products of a site, or the lookup of a tied embedding."""
 
     FPROP = "fprop"
     DGRAD = "dgrad"
@@ -40,6 +42,7 @@ class Product(Enum):
     DGRAD_K = "dgrad_k"
     DGRAD_P = "dgrad_p"
     DGRAD_V = "dgrad_v"
+    LOOKUP = "lookup"
 
 
 class Operand(StrEnum):
@@ -68,8 +71,8 @@ class Slot(NamedTuple):
 
     @property
     def shape(self) -> ProductShape:
-        """The operands and the axis of its product."""
-        return PRODUCTS[self.site][self.product]
+        """The operands and the axis of its product; a lookup has one operand."""
+        return _LOOKUP if self.product is Product.LOOKUP else PRODUCTS[self.site][self.product]
 
     @property
     def axis(self) -> Axis:
@@ -96,12 +99,14 @@ class ProductShape:
     axis: Axis
 
 
+_LOOKUP = ProductShape(Operand.W, Operand.W, Axis.INPUT_WIDTH)
+_LINEAR = {
+    Product.FPROP: ProductShape(Operand.X, Operand.W, Axis.INPUT_WIDTH),
+    Product.DGRAD: ProductShape(Operand.G, Operand.W, Axis.OUTPUT_WIDTH),
+    Product.WGRAD: ProductShape(Operand.G, Operand.X, Axis.TOKENS),
+}
 PRODUCTS: dict[Site, dict[Product, ProductShape]] = {
-    Site.LINEAR: {
-        Product.FPROP: ProductShape(Operand.X, Operand.W, Axis.INPUT_WIDTH),
-        Product.DGRAD: ProductShape(Operand.G, Operand.W, Axis.OUTPUT_WIDTH),
-        Product.WGRAD: ProductShape(Operand.G, Operand.X, Axis.TOKENS),
-    },
+    Site.LINEAR: _LINEAR,
     Site.QK: {
         Product.FPROP: ProductShape(Operand.Q, Operand.K, Axis.HEAD_DIM),
         Product.DGRAD_Q: ProductShape(Operand.DS, Operand.K, Axis.KEYS),
@@ -112,6 +117,7 @@ PRODUCTS: dict[Site, dict[Product, ProductShape]] = {
         Product.DGRAD_P: ProductShape(Operand.DO, Operand.V, Axis.HEAD_DIM),
         Product.DGRAD_V: ProductShape(Operand.P, Operand.DO, Axis.QUERIES),
     },
+    Site.OUTPUT: _LINEAR,
 }
 
 #: Operands that carry a gradient: the amax target of hifp8 is 224 for them instead of 15.
@@ -167,3 +173,4 @@ DGRAD_K_DS, DGRAD_K_Q = operands_of(Site.QK, Product.DGRAD_K)
 FPROP_P, FPROP_V = operands_of(Site.PV, Product.FPROP)
 DGRAD_P_DO, DGRAD_P_V = operands_of(Site.PV, Product.DGRAD_P)
 DGRAD_V_P, DGRAD_V_DO = operands_of(Site.PV, Product.DGRAD_V)
+LOOKUP_W = Slot(Site.OUTPUT, Product.LOOKUP, Operand.W)

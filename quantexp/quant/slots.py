@@ -71,7 +71,12 @@ def format_choices(declared: Mapping[str, Format] | None = None) -> str:
 
 def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
     """The configuration of each site."""
-    return {Site.LINEAR: quant.linear, Site.QK: quant.qk, Site.PV: quant.pv}
+    return {
+        Site.LINEAR: quant.linear,
+        Site.QK: quant.qk,
+        Site.PV: quant.pv,
+        Site.OUTPUT: quant.output,
+    }
 
 
 def site_settings(config: SiteConfig, slot: Slot) -> list[Setting]:
@@ -118,7 +123,7 @@ def _resolved(
             ):  # rules may cover other slots
                 refuse(word, setting, OPTIONS)
         if word == WORKING:
-            return QuantSpec(get_format(WORKING), axis=slot.axis)
+            return working_spec(slot)
         if slot.product is Product.FPROP:
             assert chosen is not None
             raise ConfigError(
@@ -136,6 +141,11 @@ def _resolved(
         weight=slot.operand is Operand.W,
     )
     return replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
+
+
+def working_spec(slot: Slot) -> QuantSpec:
+    """The specification of a slot that is not quantised."""
+    return QuantSpec(get_format(WORKING), axis=slot.axis)
 
 
 def _format(setting: Setting, declared: Mapping[str, Format] | None) -> Format:

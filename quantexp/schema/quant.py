@@ -71,7 +71,7 @@ class LinearWgrad:
 
 @dataclass
 class LinearSite(Slot):
-    """The decoder's linear layers; the keys of the site itself are the defaults of its six slots."""
+    """Linear layers: the decoder's, or the output layer; the site's own keys are the defaults of its six slots."""
 
     fprop: LinearFprop = field(default_factory=LinearFprop)
     dgrad: LinearDgrad = field(default_factory=LinearDgrad)
@@ -148,11 +148,11 @@ class PvSite(Slot):
 class Rule(Slot):
     """Changes the slots that it covers; later rules take precedence. An empty list means all."""
 
-    #: Layers, from 0; negative from the end.
+    #: Layers of the decoder, from 0; negative from the end.
     layers: list[int] = field(default_factory=list)
-    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, kv-*, expert*).
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, kv-*, expert*, output).
     modules: list[str] = field(default_factory=list)
-    #: linear, qk, pv.
+    #: linear, qk, pv, output.
     sites: list[str] = field(default_factory=list)
     #: fprop, dgrad, wgrad, dgrad_q, dgrad_k, dgrad_p, dgrad_v.
     products: list[str] = field(default_factory=list)
@@ -189,7 +189,7 @@ class GradReduce(Rounded):
 
 @dataclass
 class QuantConfig:
-    """A scheme: the three sites, then the rules, then what is rounded outside of products."""
+    """A scheme: the four sites, then the rules, then what is rounded outside of products."""
 
     #: Derived from the sites unless given; a shipped name on another composition is an error.
     name: str | None = limited(None, FOLDER_NAME)
@@ -199,6 +199,8 @@ class QuantConfig:
     linear: LinearSite = field(default_factory=LinearSite)
     qk: QkSite = field(default_factory=QkSite)
     pv: PvSite = field(default_factory=PvSite)
+    #: The output layer; where embeddings are tied, the embedding looks up its quantised weight.
+    output: LinearSite = field(default_factory=LinearSite)
     rules: list[Rule] = field(default_factory=list)
     optimizer: Moments = field(default_factory=Moments)
     grad_reduce: GradReduce = field(default_factory=GradReduce)

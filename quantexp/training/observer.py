@@ -249,7 +249,7 @@ class RunObserver:
             return
         self.recorder.begin(iteration, None, loss_scale)
         for name, module in self.watched.modules.items():
-            weight = getattr(module, "weight", None)
+            weight = self.watched.weights.get(name)
             if weight is not None and self.recorder.wants(name, "backward", "main_grad"):
                 self.recorder.record(
                     name, module.precision, "backward", "post", "main_grad", weight.main_grad

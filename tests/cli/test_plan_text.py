@@ -85,6 +85,17 @@ def test_layers_that_are_alike_share_a_row() -> None:
     assert "hifp8, one scale a tensor (current), amax to 224" in text
 
 
+def test_output_layer_has_no_number_and_the_embedding_is_explained() -> None:
+    words = ("quant=bf16", "quant/output=mxfp8")
+    text = " ".join(text_of(planned(*words), 200).split())
+    assert "output embedding output.lookup.w mxfp8_e4m3, blocks of 32 along input_width" in text
+    assert "embedding tied to the output layer's weight: it looks up the quantised weight" in text
+    untied = " ".join(text_of(planned(*words, "model.tie_embeddings=false"), 200).split())
+    assert "not tied to the output layer's weight: it stays in high precision" in untied
+    assert "output output output.wgrad.x" in untied
+    assert "embedding" not in text_of(planned("quant=linear_mxfp8"))
+
+
 def test_experts_that_are_alike_share_a_row() -> None:
     rule = "quant.rules=[{modules: ['expert1?-fc2'], format: bf16}]"
     words = ("model=deepseek2_lite", "model.num_layers=3", "quant=linear_mxfp8", rule)

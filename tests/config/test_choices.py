@@ -13,7 +13,7 @@ def test_groups_are_the_folders_and_the_sites_of_a_scheme() -> None:
     assert {"model", "dataset", "quant", "capture", "launcher", "experiment", "training"} <= set(
         groups()
     )
-    assert groups()[-3:] == ("quant/linear", "quant/qk", "quant/pv")
+    assert groups()[-4:] == ("quant/linear", "quant/qk", "quant/pv", "quant/output")
 
 
 def test_choices_of_schemes_are_the_ten_and_those_in_folders() -> None:

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from quantexp.config.compose import compose
-from quantexp.memory.footprint import HEAP_GB, RankMemory, fullest_rank, memory_parts_gb
+from quantexp.memory.footprint import (
+    HEAP_GB,
+    RankMemory,
+    _weight_copies,
+    fullest_rank,
+    memory_parts_gb,
+)
 from quantexp.model.decoder import is_routed, linear_shapes
+from quantexp.model.layout import Layout
+from quantexp.quant.precision import declared_maps
 from quantexp.quant.products import KEPT_BYTES, SCRATCH_BYTES, STRIP_BYTES
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "peak_memory.py"
@@ -47,6 +55,26 @@ def test_quantised_operands_have_memory_of_their_own_that_is_reused() -> None:
     scratch = parts("quant=linear_mxfp8")["scratch"]
     assert scratch == pytest.approx(2 * (w + tokens * (x + 2 * g)) / 1e9)
     assert parts("quant=linear_mxfp8", "training.weight_cache=false")["scratch"] == 0
+
+
+def test_output_layer_has_the_largest_operands_of_a_large_vocabulary() -> None:
+    tokens, width, rows = 128 * 2, 2048, 128256
+    vocabulary = ("model.vocab_size=128256", "dataset.path=data", "dataset.tokenizer_path=t")
+    words = ("quant/output=mxfp8", "training.global_batch_size=8", *vocabulary)
+    alone = parts("quant=bf16", *words)
+    assert alone["scratch"] == pytest.approx(2 * (rows * width + tokens * (width + 2 * rows)) / 1e9)
+    assert alone["weight_copies"] == pytest.approx(2 * 2 * rows * width / 1e9)
+    both = parts("quant=linear_mxfp8", *words)["scratch"]
+    assert both == pytest.approx(2 * (rows * width + tokens * (8192 + 2 * rows)) / 1e9)
+
+
+def test_tied_embedding_of_a_first_stage_has_a_copy_of_its_own() -> None:
+    words = ("quant=bf16", "quant/output=mxfp8", "training.global_batch_size=8")
+    experiment = compose([*FAST, *words, "launcher.num_processes=2", "parallel.pipeline=2"])
+    copies = _weight_copies(
+        experiment, declared_maps(experiment.model, experiment.quant), Layout.of(experiment)
+    )
+    assert copies == [384 * 2048, 2 * 384 * 2048]
 
 
 def test_products_through_fp32_have_fp32_operands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from quantexp.model.decoder import (
     linear_shapes,
     moe_of,
     other_parameters,
-    shapes_by_layer,
 )
+from quantexp.model.sizes import output_shape, shapes_by_layer
 from quantexp.schema import ModelConfig
 
 
@@ -29,7 +29,7 @@ def deepseek() -> ModelConfig:
 def test_routed_experts_are_named_by_the_first_and_the_last(deepseek: ModelConfig) -> None:
     wanted = (
         "modules must match one of q-proj, kv-down, kv-up, attention, proj, fc1, fc2, shared-fc1, shared-fc2, "
-        "(residual, router, )?expert0-fc1 to expert63-fc2, got 'fc3'"
+        "(output, )?(residual, router, )?expert0-fc1 to expert63-fc2, got 'fc3'"
     )
     for words in (
         "quant.rules=[{modules: [fc3], format: bf16}]",
@@ -112,7 +112,9 @@ def test_layers_that_are_alike_are_counted(words: list[str], alike: list[tuple[i
     model = compose(words, None, {}).model
     assert alike_layers(model) == alike
     layers = range(model.num_layers)
-    assert shapes_by_layer(model) == [linear_shapes(model, layer) for layer in layers]
+    *of_layers, beside = shapes_by_layer(model)
+    assert of_layers == [linear_shapes(model, layer) for layer in layers]
+    assert beside == {"output": output_shape(model)}
 
 
 def test_one_layer_of_a_model_with_more_dense_ones_is_dense(deepseek: ModelConfig) -> None:

@@ -276,3 +276,19 @@ def test_refusal_names_the_sizes_that_divide_blocks(layout: dict[str, int], key:
     with pytest.raises(ConfigError) as caught:
         validate(replace(experiment, parallel=parallel, launcher=launcher, training=training))
     assert str(caught.value).startswith(key)
+
+
+@pytest.mark.parametrize(("tensor", "is_cut"), [(4, False), (8, True)])
+def test_ranks_divide_the_padded_vocabulary_of_the_output_layer(tensor: int, is_cut: bool) -> None:
+    """257 ids are padded to 384 rows: 96 of four ranks are whole blocks of 32, 48 of eight are not."""
+    heads = ("model.num_attention_heads=8", "model.num_query_groups=8", "model.ffn_hidden_size=256")
+    words = ("training=fast", *heads, "quant=bf16", "quant/output=mxfp4")
+    slots = listed(experiment_of(*words), Layout(tensor=tensor))
+    divided = {("output", f"output.dgrad.{operand}") for operand in ("g", "w")}
+    assert slots == (divided if is_cut else set())
+
+
+def test_blocks_of_rows_are_divided_in_a_tied_embedding_too() -> None:
+    words = ("quant=bf16", "quant.output.fprop.w.format=fp8_128x128", "model.vocab_size=257")
+    slots = listed(experiment_of(*LLAMA, *words), Layout(tensor=4))
+    assert slots == {("output", "output.fprop.w"), ("embedding", "output.lookup.w")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from omegaconf import OmegaConf
 
 from quantexp.config.compose import compose
 from quantexp.folders import conf_dir
-from quantexp.quant.precision import spec_record
+from quantexp.quant.precision import entry_record, precision_map, spec_record
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import QuantConfig, Rule, Slot
@@ -70,7 +72,7 @@ QK = {
     "dgrad_k.q": ("head_dim", True, True),
 }
 HIGH = {
-    "linear": {slot: axis for slot, (axis, _) in LINEAR.items()},
+    **{site: {s: axis for s, (axis, _) in LINEAR.items()} for site in ("linear", "output")},
     "qk": {
         "fprop.q": "head_dim",
         "fprop.k": "head_dim",
@@ -142,7 +144,7 @@ def expected(linear: str, qk: str) -> dict[str, dict[str, dict[str, object]]]:
             slot: record(qk if quantised else BF16, axis, 15.0, reuse)
             for slot, (axis, quantised, reuse) in QK.items()
         }
-    return {"linear": lines, "qk": scores, "pv": high("pv")}
+    return {"linear": lines, "qk": scores, "pv": high("pv"), "output": high("output")}
 
 
 @pytest.mark.parametrize("scheme", TEN)
@@ -249,6 +251,38 @@ def test_hashes_from_before_later_options_are_unchanged() -> None:
     first = content_hash(quant)
     quant.rules = [Rule(layers=[0, -1], hadamard="deterministic")]
     assert content_hash(quant) != first
+
+
+#: Scheme -> hash of its content, and of its map's entries for two layers, from before there was an output layer.
+BEFORE_OUTPUT = {
+    "bf16": ("ddc74ca3", "11949916"),
+    "FA_mxfp8": ("9a6a32fa", "76eef0ed"),
+    "FA_mxfp4": ("9a1c6307", "59b73f06"),
+    "FA_hifp8": ("e0902052", "6443e3a8"),
+    "linear_mxfp8": ("6d3c07f6", "3fbd5112"),
+    "linear_mxfp4": ("92c13948", "3941f4f4"),
+    "linear_hifp8": ("31b38732", "1fe5b366"),
+    "FA_linear_mxfp8": ("87ade712", "f678f2f2"),
+    "FA_linear_mxfp4": ("2118e4ef", "d05370ff"),
+    "FA_linear_hifp8": ("60e6d2e1", "f0c85395"),
+}
+
+
+@pytest.mark.parametrize("scheme", TEN)
+def test_hash_and_map_from_before_the_output_layer_are_unchanged(scheme: str) -> None:
+    experiment = compose([f"quant={scheme}", "model.num_layers=2"], None, {})
+    modules = precision_map(experiment.model, experiment.quant).values()
+    entries = json.dumps([entry_record(entry) for module in modules for entry in module.entries()])
+    hashes = content_hash(experiment.quant), hashlib.sha256(entries.encode()).hexdigest()
+    assert tuple(each[:8] for each in hashes) == BEFORE_OUTPUT[scheme]
+
+
+def test_output_layer_adds_to_the_name_and_to_the_hash() -> None:
+    quant = compose(["quant=linear_mxfp8", "quant/output=mxfp8"], None, {}).quant
+    assert quant.name == "linear_mxfp8+output_mxfp8"
+    assert content_hash(quant) != content_hash(shipped("linear_mxfp8"))
+    alone = compose(["quant=bf16", "quant/output=nvfp4"], None, {}).quant
+    assert alone.name == "output_nvfp4"
 
 
 def test_hash_covers_meaning_and_not_the_name() -> None:

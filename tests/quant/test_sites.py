@@ -23,12 +23,14 @@ def test_products_operands_and_axes_are_the_designs() -> None:
         }
         for site, products in PRODUCTS.items()
     }
+    linear = {
+        "fprop": ("x", "w", "input_width"),
+        "dgrad": ("g", "w", "output_width"),
+        "wgrad": ("g", "x", "tokens"),
+    }
     assert table == {
-        "linear": {
-            "fprop": ("x", "w", "input_width"),
-            "dgrad": ("g", "w", "output_width"),
-            "wgrad": ("g", "x", "tokens"),
-        },
+        "linear": linear,
+        "output": linear,
         "qk": {
             "fprop": ("q", "k", "head_dim"),
             "dgrad_q": ("dS", "k", "keys"),
@@ -56,8 +58,8 @@ def test_every_site_has_six_slots_forward_first() -> None:
 
 
 def test_every_slot_has_a_name() -> None:
-    """`FPROP_X`: its product and its operand, which no two slots share."""
-    for site in Site:
+    """`FPROP_X`: its product and its operand, which no two slots share but those of the output layer."""
+    for site in (Site.LINEAR, Site.QK, Site.PV):
         for slot in slots_of(site):
             assert getattr(sites, f"{slot.product.name}_{slot.operand.name}") == slot
 

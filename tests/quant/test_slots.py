@@ -340,7 +340,7 @@ def test_option_the_format_lacks_is_refused(keys: dict[str, Any], message: str) 
     refused = refusal(LinearSite(**keys))
     assert refused.startswith(f"quant.linear.{message}")
     assert refused.endswith(
-        "; remove it, or choose the whole site with quant/linear=, quant/qk= or quant/pv="
+        "; remove it, or choose the whole site with quant/linear=, quant/qk=, quant/pv= or quant/output="
     )
 
 

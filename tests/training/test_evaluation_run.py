@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from quantexp.analysis.evaluate.table import part_words
 from quantexp.runs.evaluation import DOCUMENT_COLUMNS, Evaluation, is_evaluation, read_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
@@ -103,6 +104,19 @@ def test_parts_alone_are_the_scheme_with_rules_for_the_others(
     alone = results(evaluate("quant=linear_mxfp4", f"quant.rules=[{rule}]"))["scheme"]
     assert each[0]["loss"] == alone["loss"]
     assert each[1]["loss"] != alone["loss"]
+
+
+@pytest.mark.parametrize("key", ["each_layer", "each_module"])
+def test_output_layer_and_a_tied_embedding_are_evaluated_alone(
+    evaluate: Callable[..., RunDir], key: str
+) -> None:
+    run = evaluate("quant=bf16", "quant/output=mxfp4", f"evaluate.{key}=true")
+    each = results(run)["each"]
+    names = [(one.get("layer"), one.get("module")) for one in each]
+    assert names == [(2, "output"), (2, "embedding")]
+    whole = results(run)["scheme"]["loss"]
+    assert len({whole, *(one["loss"] for one in each)}) == 3
+    assert [part_words(one) for one in each] == ["output layer", "embedding"]
 
 
 def test_proof_has_the_forward_slots_and_nothing_else(evaluate: Callable[..., RunDir]) -> None:

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quantexp.model.decoder import layer_words
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format
+from quantexp.quant.sites import Site
+from quantexp.quant.slots import WORKING
 
 #: Layer, module, site, product, operand.
 _Slot = tuple[int, str, str, str, str]
@@ -82,12 +85,14 @@ def _slot(entry: Mapping[str, Any]) -> _Slot:
 def _differing(
     here: Mapping[_Slot, str], baseline: Mapping[_Slot, str]
 ) -> list[tuple[_Slot, str, str]]:
-    slots = dict.fromkeys([*baseline, *here])
-    return [
-        (slot, baseline.get(slot, "no such slot"), here.get(slot, "no such slot"))
-        for slot in slots
-        if baseline.get(slot) != here.get(slot)
-    ]
+    before = {slot: baseline.get(slot, _absent(slot)) for slot in dict.fromkeys([*baseline, *here])}
+    after = {slot: here.get(slot, _absent(slot)) for slot in before}
+    return [(slot, before[slot], after[slot]) for slot in before if before[slot] != after[slot]]
+
+
+def _absent(slot: _Slot) -> str:
+    """Of a map without a slot: an output layer that is not quantised is not listed."""
+    return WORKING if slot[2] == Site.OUTPUT.value else "no such slot"
 
 
 def _grouped(
@@ -111,7 +116,7 @@ def _grouped(
             tuple(names),
             describe_format(before, working_baseline),
             describe_format(after, working_here),
-            ranges(sorted({layer for layer, _ in places})),
+            layer_words(ranges(sorted({layer for layer, _ in places})), places[0][1]),
             tuple(dict.fromkeys(module for _, module in places)),
             len(places) * len(names),
         )

@@ -14,6 +14,7 @@ from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.verdicts import Verdict, Verdicts
+from quantexp.model.decoder import OUTPUT
 from quantexp.runs.precision import proof_word
 from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
@@ -225,7 +226,8 @@ def _differences(row: Row) -> list[tuple[str, str, str]]:
     lines = [(d.key, _shown(d.baseline), _shown(d.here)) for d in row.config]
     for change in row.precision:
         since = "" if change.iteration == 1 else f", from iteration {change.iteration}"
-        where = f"layers {change.layers}: {', '.join(change.modules)}" if change.modules else ""
+        of_layers = "" if change.layers == OUTPUT else f"layers {change.layers}: "
+        where = of_layers + ", ".join(change.modules)
         slots = ", ".join(change.slots)
         what = f"{change.site}: {slots} ({where}{since})" if where else f"precision map{since}"
         lines.append((what, change.baseline, change.here))

@@ -21,6 +21,7 @@ from quantexp.analysis.style import (
     new_figure,
     save_figure,
 )
+from quantexp.model.decoder import layer_words
 from quantexp.runs.evaluation import Evaluated
 from quantexp.terminal.escaping import printable
 
@@ -97,7 +98,7 @@ def _maps(results: Sequence[Result]) -> Figure:
         image = ax.imshow(table, aspect="auto", cmap=COLOUR_MAP, norm=norm)
         ax.set_yticks(range(len(modules)), modules, fontsize=TICK_PT)
         step = max(1, len(layers) // 16)
-        ax.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+        ax.set_xticks(range(0, len(layers), step), layers[::step])
         top -= own
     bar = figure.add_axes((1 - 1.35 / width, 0.5 / height, 0.14 / width, 1 - 0.95 / height))
     figure.colorbar(image, cax=bar)
@@ -108,7 +109,7 @@ def _maps(results: Sequence[Result]) -> Figure:
     return figure
 
 
-def _cells(each: Sequence[Evaluated]) -> tuple[list[int], list[str], np.ndarray]:
+def _cells(each: Sequence[Evaluated]) -> tuple[list[str], list[str], np.ndarray]:
     """Layers, modules, and the divergence of each, NaN where there is none."""
     layers = sorted({int(one.get("layer") or 0) for one in each})
     modules = list(dict.fromkeys(one.get("module") or _WHOLE for one in each))
@@ -117,4 +118,5 @@ def _cells(each: Sequence[Evaluated]) -> tuple[list[int], list[str], np.ndarray]
         place = modules.index(one.get("module") or _WHOLE), layers.index(int(one.get("layer") or 0))
         value = one.get("divergence")
         table[place] = np.nan if value is None else value
-    return layers, modules, table
+    labels = {int(one.get("layer") or 0): str(one.get("module")) for one in each}
+    return [layer_words(layer, labels[layer]) for layer in layers], modules, table

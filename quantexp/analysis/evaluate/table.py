@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
+from quantexp.model.decoder import EMBEDDING, OUTPUT
 from quantexp.runs.evaluation import Evaluated, Evaluation, TaskResult
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
@@ -189,8 +190,11 @@ def print_each(results: Sequence[Result], console: Console) -> None:
 
 
 def part_words(one: Evaluated) -> str:
-    """`layer 3`, or `layer 3 fc1`."""
-    return " ".join(filter(None, (f"layer {one.get('layer')}", one.get("module"))))
+    """`layer 3`, `layer 3 fc1`, `output layer` or `embedding`."""
+    layer, module = one.get("layer"), one.get("module")
+    if module in (OUTPUT, EMBEDDING):
+        return "output layer" if module == OUTPUT else EMBEDDING
+    return " ".join(filter(None, (f"layer {layer}", module)))
 
 
 def evaluated_words(one: Evaluated) -> dict[str, str]:

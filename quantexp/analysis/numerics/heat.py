@@ -35,7 +35,9 @@ _TOP_INCH, _BOTTOM_INCH, _GAP_INCH = 0.75, 0.3, 0.75
 def draw_heat(title: str, about: str, panels: Mapping[Measure, Sequence[Member]]) -> Figure:
     """The figure, with two panels in a row."""
     everyone = [member for members in panels.values() for member in members]
-    layers = sorted({member.place.layer for member in everyone})
+    by_layer = {member.place.layer: member.place.layer_label for member in everyone}
+    layers = sorted(by_layer)
+    labels = [by_layer[layer] for layer in layers]
     names = _rows(everyone)
     map_width = min(9.0, max(2.2, _CELL_INCH * len(layers)))
     map_height = max(1.2, _ROW_INCH * len(names))
@@ -54,7 +56,7 @@ def draw_heat(title: str, about: str, panels: Mapping[Measure, Sequence[Member]]
         bar_box = ((left + map_width + 0.1) / width, box[1], 0.13 / width, box[3])
         cells = _cells(members, names, layers)
         hatched = hatched or bool(np.isnan(cells).any())
-        _draw_map(figure, box, bar_box, measure, cells, names, layers)
+        _draw_map(figure, box, bar_box, measure, cells, names, labels)
     write_title(figure, title, about)
     words = "cell: the median over iterations, micro-batches, ranks and experts of a layer"
     write_note(figure, words + ("; hatched: no such tensor, or no finite number" * hatched))
@@ -91,7 +93,7 @@ def _draw_map(
     measure: Measure,
     cells: np.ndarray,
     names: Sequence[tuple[str, str]],
-    layers: Sequence[int],
+    layers: Sequence[str],
 ) -> None:
     ax = figure.add_axes(box)
     dress(ax, "", "layer", "")
@@ -134,12 +136,10 @@ def hatch(ax: Axes) -> None:
     ax.patch.set_edgecolor("#BBBBBB")
 
 
-def _number_layers(ax: Axes, layers: Sequence[int]) -> None:
+def _number_layers(ax: Axes, layers: Sequence[str]) -> None:
     step = max(1, math.ceil(len(layers) / 16))
     shown = range(0, len(layers), step)
-    ax.set_xticks(
-        list(shown), ["?" if layers[place] < 0 else str(layers[place]) for place in shown]
-    )
+    ax.set_xticks(list(shown), [layers[place] for place in shown])
 
 
 def _norm(scale: Scale, cells: np.ndarray) -> Normalize:

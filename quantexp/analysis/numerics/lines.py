@@ -26,6 +26,7 @@ from quantexp.analysis.numerics.series import (
     modules_of,
 )
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, TITLE_PT, dress, new_figure, power_of_two
+from quantexp.model.decoder import OUTPUT
 
 #: The linear threshold of the axis of fractions.
 LEAST_SHARE = 1e-6
@@ -63,6 +64,8 @@ def draw_lines(
         wspace=0.08,
     )
     missing = 0
+    is_by_layer = x_label == "layer"
+    beyond = {m.place.layer for m in everyone if is_by_layer and m.module == OUTPUT}
     for row, (measure, members) in enumerate(rows.items()):
         missing += sum(not math.isfinite(member.value) for member in members)
         for column, module in enumerate(modules):
@@ -79,6 +82,10 @@ def draw_lines(
                 grid="both",
             )
             draw_panel(ax, by_key(here, key), measure)
+            if beyond:
+                ax.xaxis.set_major_formatter(
+                    FuncFormatter(lambda x, _: OUTPUT if x in beyond else f"{x:g}")
+                )
             if is_left:
                 ax.yaxis.set_label_coords(-_LABEL_INCH / _PANEL_INCH, 0.5)
     write_title(figure, title, about)

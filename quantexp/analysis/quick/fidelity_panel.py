@@ -22,6 +22,7 @@ from quantexp.analysis.numerics.series import in_order
 from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, dress
 from quantexp.analysis.tensors.inventory import Kind, experts_as_one, in_flow
+from quantexp.model.decoder import OUTPUT, layer_words
 
 #: Maximum rows.
 MOST_ROWS = 32
@@ -57,7 +58,8 @@ class Grid:
 
     #: Module and the rest of the row's name; empty if the row is a module.
     rows: tuple[tuple[str, str], ...]
-    layers: tuple[int, ...]
+    #: Numbers, `output` for the output layer, `?` for one that is not known.
+    layers: tuple[str, ...]
     #: NaN for missing values; inf and -inf stay.
     values_RL: np.ndarray
     #: The worst tensors, the worst first, at most one a row: name, value, row and column.
@@ -108,7 +110,7 @@ def _measured(look: FirstLook) -> Iterable[Measured]:
 def _named(measured: Measured, slot: str) -> str:
     place = measured.place
     product, _, operand = slot.rpartition(".")
-    layer = f"L{place.layer} " if place.layer >= 0 else ""
+    layer = f"L{place.layer} " if place.layer >= 0 and place.module != OUTPUT else ""
     what = f"{product} {operand}" if slot else place.tensor
     return f"{layer}{place.module} {what}"
 
@@ -123,6 +125,7 @@ def grid_of(
         if len(rows) <= most_rows:
             break
     layers = sorted({cell.layer for cell in cells})
+    labels = {c.layer: layer_words(c.layer, c.module) if c.layer >= 0 else "?" for c in cells}
     places: dict[tuple[int, int], list[Cell]] = {}
     for cell in cells:
         if not math.isnan(cell.value):
@@ -138,7 +141,8 @@ def grid_of(
             of_row[row] = (who, value, row, column)
     worst = sorted(of_row.values(), key=lambda one: one[1], reverse=worst_of is max)
     shown = tuple(one for one in worst if not _is_perfect(one[1], worst_of))[:NUM_WORST]
-    return Grid(tuple(rows), tuple(layers), values, shown, aggregated)
+    names = tuple(labels[layer] for layer in layers)
+    return Grid(tuple(rows), names, values, shown, aggregated)
 
 
 def _is_perfect(value: float, worst_of: Callable[[Iterable[float]], float]) -> bool:
@@ -238,10 +242,10 @@ def _name_rows(ax: Axes, rows: Sequence[tuple[str, str]]) -> None:
             )
 
 
-def _name_layers(ax: Axes, layers: Sequence[int]) -> None:
+def _name_layers(ax: Axes, layers: Sequence[str]) -> None:
     step = max(1, -(-len(layers) // 14))
     places = range(0, len(layers), step)
-    ax.set_xticks(places, [str(layers[i]) if layers[i] >= 0 else "?" for i in places])
+    ax.set_xticks(places, [layers[i] for i in places])
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
 

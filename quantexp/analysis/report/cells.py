@@ -24,6 +24,7 @@ from quantexp.capture.lines import IterationIndex, unlisted
 from quantexp.capture.reader import CapturedTensor, open_capture, together
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.errors import CaptureError
+from quantexp.model.decoder import OUTPUT
 from quantexp.runs.paths import RunDir
 
 #: Maximum cells of tensors in all runs of a report, which keeps ten schemes below 10 MB.
@@ -49,7 +50,8 @@ class Numerics:
 
     iterations: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    layers: list[int] = field(default_factory=list)
+    #: Numbers; `output` for the output layer.
+    layers: list[int | str] = field(default_factory=list)
     cells: list[list[Any]] = field(default_factory=list)
     #: Notes on the numbers and on omitted parts.
     notes: list[str] = field(default_factory=list)
@@ -86,6 +88,8 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
     ]
     judge = Judge(run, folder, shown, deadline)
     _fill(content, shown, judge)
+    beyond = {place[2] for place in places if place[1].module == OUTPUT}
+    content.layers = [OUTPUT if layer in beyond else layer for layer in content.layers]
     content.notes += _remarks(content, shown, judge, name)
     if repeated:
         content.notes.append(
@@ -178,7 +182,7 @@ def _choose(numerics: Numerics, places: Sequence[_Place], lines: Lines, max_cell
     layers = tuple(sorted({place[2] for place in places}))
     rows = _in_order({place[1]: None for place in places})
     numerics.rows = rows[: max(1, max_cells // 2)]
-    numerics.layers = _spread(layers, max_cells // max(1, len(numerics.rows)))
+    numerics.layers = [*_spread(layers, max_cells // max(1, len(numerics.rows)))]
     each = max(1, len(numerics.rows) * len(numerics.layers))
     numerics.iterations = _spread(iterations, max_cells // each)
     for shown, there, what in (

@@ -9,6 +9,7 @@ from typing import Any
 
 from quantexp.analysis.compare.precision import settings
 from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.model.decoder import layer_words
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format
 from quantexp.quant.slots import WORKING
@@ -102,7 +103,7 @@ def _layers(alike: Sequence[Mapping[str, Any]]) -> set[int]:
 def _row(key: tuple[str, ...], alike: Sequence[Mapping[str, Any]]) -> ProofRow:
     module, site, slot, how, status, reason = key
     return ProofRow(
-        layers=ranges(sorted(_layers(alike))) or "all",
+        layers=layer_words(ranges(sorted(_layers(alike))) or "all", module),
         module=module,
         site=site,
         slot=slot,

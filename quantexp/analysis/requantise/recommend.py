@@ -3,8 +3,8 @@
 Cheapest is of the fewest bits an element; of those, the first (usual options come before others) within a tenth of a
 decibel of the highest SQNR. The two operands of a product must share their Hadamard transform, and the block of it, so
 that it cancels: the transform is taken under which both together cost the fewest bits, none before deterministic before
-random. Where no candidate reaches the SQNR, or an operand was not captured, it stays in the working precision, which
-takes no transform.
+random. The output layer's forward product takes none: an embedding may be tied to its weight. Where no candidate
+reaches the SQNR, or an operand was not captured, it stays in the working precision, which takes no transform.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quantexp.analysis.requantise.candidates import WORKING_BITS, Candidate, Tra
 from quantexp.analysis.requantise.tally import Place, Tally, Worst, best_of
 from quantexp.analysis.tensors.inventory import in_flow
 from quantexp.formats import Hadamard
-from quantexp.quant.sites import PRODUCTS, Site, Slot, operands_of
+from quantexp.quant.sites import LOOKUP_W, PRODUCTS, Product, Site, Slot, operands_of
 
 _NO_TRANSFORM: Transform = (Hadamard.NONE, None)
 
@@ -74,7 +74,8 @@ def _of_product(
     worst = [scored.get((module, slot)) for slot in slots]
     candidates = tally.work.candidates
     pairs = []
-    for transform in _transforms(candidates):
+    is_looked_up = slots[1] == LOOKUP_W._replace(product=Product.FPROP)
+    for transform in [_NO_TRANSFORM] if is_looked_up else _transforms(candidates):
         pair = [_cheapest(candidates, one, transform, sqnr_db) for one in worst]
         if transform == _NO_TRANSFORM or None not in pair:
             pairs.append(pair)

@@ -1,4 +1,4 @@
-"""Writes a recommendation as a scheme: three sites in the working precision, and rules by module and slot.
+"""Writes a recommendation as a scheme: four sites in the working precision, and rules by module and slot.
 
 Slots with the same settings share a rule. The file is `quant/recommended.yaml` below the output folder, so that
 `quantexp --config-dir FOLDER quant=recommended` trains with it.
@@ -23,6 +23,7 @@ defaults:
   - /quant/linear@linear: none
   - /quant/qk@qk: none
   - /quant/pv@pv: none
+  - /quant/output@output: none
   - _self_
 
 name: {name}

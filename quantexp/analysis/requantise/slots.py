@@ -13,6 +13,7 @@ from typing import Any
 from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.analysis.tensors.operands import operand_called
 from quantexp.errors import CaptureError
+from quantexp.model.decoder import OUTPUT
 from quantexp.quant.sites import Operand, Site, Slot
 from quantexp.quant.sites import slots_of as slots_of_site
 
@@ -33,7 +34,8 @@ def slots_of(metadata: Mapping[str, Any]) -> list[Slot]:
     """The slots of a captured tensor, forward first; none for outputs and weight gradients."""
     layer_type = str(metadata.get("layer_type"))
     name = operand_called(layer_type, str(metadata.get("tensor")))
-    sites = _SITES.get(layer_type, ())
+    is_output = metadata.get("module") == OUTPUT
+    sites = (Site.OUTPUT,) if is_output else _SITES.get(layer_type, ())
     return [slot for site in sites for slot in slots_of_site(site) if slot.operand == name]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from quantexp.capture.operands import SCALE, source_of
+from quantexp.model.decoder import OUTPUT
 
 
 class Kind(Enum):
@@ -27,8 +28,8 @@ _KINDS = {
     "value": Kind.ATTENTION,
     "attn_weights": Kind.PROBABILITY,
 }
-#: The order of a decoder layer.
-_FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual")
+#: The order of a decoder layer, then what follows the decoder.
+_FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual", OUTPUT)
 
 
 def kind_of(tensor: str) -> Kind:

@@ -28,7 +28,10 @@ _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
 
 #: Layer type and captured tensor -> operand.
 _OPERANDS = {
-    ("linear" if site is Site.LINEAR else "attention", SOURCES[slot.operand]): slot.operand.value
+    (
+        "attention" if site in (Site.QK, Site.PV) else "linear",
+        SOURCES[slot.operand],
+    ): slot.operand.value
     for site in Site
     for slot in slots_of(site)
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.capture.operands import SCALE, source_of
+from quantexp.model.decoder import OUTPUT, layer_words
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -53,6 +54,11 @@ class Place:
         return f"{experts_as_one(self.module)} {self.tensor}"
 
     @property
+    def layer_label(self) -> str:
+        """The layer's number, `output` for the output layer, `?` if it is not known."""
+        return layer_words(self.layer, self.module) if self.layer >= 0 else "?"
+
+    @property
     def source(self) -> str:
         """The source tensor of a quantised operand; any other tensor is its own source."""
         return source_of(self.tensor)
@@ -64,6 +70,6 @@ class Place:
 
     @property
     def label(self) -> str:
-        """`fc1 L3 backward grad_output`."""
-        layer = f"L{self.layer}" if self.layer >= 0 else ""
+        """`fc1 L3 backward grad_output`; the output layer has no number."""
+        layer = f"L{self.layer}" if self.layer >= 0 and self.module != OUTPUT else ""
         return " ".join(w for w in (self.module, layer, self.operation, self.tensor) if w)

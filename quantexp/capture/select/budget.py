@@ -21,7 +21,7 @@ from quantexp.capture.select.choice import Expected, expected_alike, takes_micro
 from quantexp.capture.select.rules import captured_iterations
 from quantexp.errors import CaptureError
 from quantexp.folders import user_path
-from quantexp.model.decoder import is_routed
+from quantexp.model.decoder import OUTPUT, is_routed
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.quant.precision import PrecisionMap, changes, declared_maps
 from quantexp.schema import CaptureLevel, Experiment
@@ -74,14 +74,18 @@ def price_of_iteration(experiment: Experiment, declared: PrecisionMap) -> Price:
 
 
 def rank_bytes_of_iteration(experiment: Experiment, declared: PrecisionMap) -> int:
-    """The bytes that the first rank captures in an iteration, with layers and experts spread evenly over ranks."""
+    """The bytes that a rank captures in an iteration, with layers and experts spread evenly over ranks.
+
+    The output layer, if it is captured, is counted whole: the last stage has it.
+    """
     holder, per_iteration = Holder.of(experiment, 0), _micro_batches(experiment)
     layout, num_bytes = holder.layout, 0
     for alike, group in expected_alike(experiment, declared):
         for expected in group:
             module = expected.module.name
             times = alike if expected.once else alike * per_iteration
-            divided = layout.pipeline * (layout.expert if is_routed(module) else 1)
+            divided = 1 if module == OUTPUT else layout.pipeline
+            divided *= layout.expert if is_routed(module) else 1
             for split in holder.splits(module, expected.tensor):
                 divided *= split.size if split.axis is not None else 1
             num_bytes += -(-times * expected.num_bytes // divided)

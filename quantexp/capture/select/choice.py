@@ -38,13 +38,13 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family
 from quantexp.model.decoder import (
     ATTENTION,
+    EMBEDDING,
     LinearShape,
     is_routed,
     moe_of,
-    shapes_by_layer,
     value_head_dim,
 )
-from quantexp.model.sizes import element_bytes
+from quantexp.model.sizes import element_bytes, shapes_by_layer
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, Slots, precision_map
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 
@@ -136,7 +136,7 @@ def _givers(experiment: Experiment, declared: PrecisionMap) -> Iterator[_Giver]:
     for module, precision in declared.items():
         if module.name == ATTENTION:
             yield _Giver(precision, _attention)
-        else:
+        elif module.name != EMBEDDING:
             shape = shapes[module.layer][module.name]
             yield _Giver(precision, _linear, (_tokens(experiment, module), shape))
     nothing: Slots = {}

@@ -12,6 +12,7 @@ from quantexp.config.validate.parallel import validate_parallel
 from quantexp.config.validate.tracking import validate_tracking
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import check_checkpoint, check_start
+from quantexp.model.decoder import OUTPUT
 from quantexp.quant.alignment import check_alignment
 from quantexp.quant.attention.fusable import require_fused_attention
 from quantexp.quant.outside_products import check_outside_products
@@ -20,6 +21,7 @@ from quantexp.quant.precision import (
     check_rules,
     decoder_modules,
     precision_map,
+    quantises_output,
 )
 from quantexp.quant.scoring import scored_spec
 from quantexp.quant.slots import declared_formats, resolve_site, site_configs
@@ -119,7 +121,8 @@ def _capture(experiment: Experiment) -> None:
     check_schedule(capture, experiment.training.iterations)
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
     routers = [] if model.moe is None else [ROUTER]
-    check_capture_rules(capture, model.num_layers, [*modules, RESIDUAL, *routers])
+    output = [OUTPUT] if quantises_output(experiment.quant) else []
+    check_capture_rules(capture, model.num_layers, [*modules, *output, RESIDUAL, *routers])
     if capture.router_logits and model.moe is None:
         raise ConfigError(
             f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"

@@ -17,13 +17,20 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.module import Float16Module
 
-from quantexp.config.evaluation import map_iteration
+from quantexp.config.evaluation import Part, map_iteration, parts_evaluated
 from quantexp.model.layout import Layout
 from quantexp.model.training_state import read_index
 from quantexp.proof.verdict import Verdict, require
-from quantexp.quant.precision import ModuleId, PrecisionMap, forward_only, precision_map
+from quantexp.quant.precision import (
+    ModuleId,
+    PrecisionMap,
+    forward_only,
+    precision_map,
+    quantises_output,
+    unquantised,
+)
 from quantexp.quant.step_state import StepState
-from quantexp.schema import Experiment, Precision, QuantConfig
+from quantexp.schema import Experiment, Precision
 from quantexp.training.megatron.collectives import (
     gather,
     mean_over_data_parallel,
@@ -40,14 +47,6 @@ from quantexp.training.megatron.watched import Watched
 
 
 @dataclass(frozen=True)
-class Part:
-    """What is quantised in one map; without layer everything that the scheme quantises."""
-
-    layer: int | None = None
-    module: str | None = None
-
-
-@dataclass(frozen=True)
 class Group:
     """The result of one group of micro-batches under the scheme, over all ranks."""
 
@@ -56,17 +55,6 @@ class Group:
     seconds: float
     #: Of the scheme, in the first group.
     verdict: Verdict | None
-
-
-def parts_evaluated(experiment: Experiment, declared: PrecisionMap) -> list[Part]:
-    """The whole scheme, then each layer and each module that it quantises, as configured."""
-    quantised = [name for name, module in forward_only(declared).items() if module.is_quantised]
-    parts = [Part()]
-    if experiment.evaluate.each_layer:
-        parts += [Part(layer) for layer in dict.fromkeys(name.layer for name in quantised)]
-    if experiment.evaluate.each_module:
-        parts += [Part(name.layer, name.name) for name in quantised]
-    return parts
 
 
 class Evaluator:
@@ -83,6 +71,7 @@ class Evaluator:
             inject(stock_spec(model)),
             self.layout,
             experiment.parallel.dispatcher,
+            has_output=quantises_output(experiment.quant),
         )
         start = load_initial_weights(self.chunks, experiment)
         state.updates_histories = False
@@ -95,8 +84,8 @@ class Evaluator:
             each.eval()
         self.passes = Passes(models, training, self.layout, device)
         self.watched = Watched(self.chunks)
-        self.reference = precision_map(model, QuantConfig())
         declared = precision_map(model, experiment.quant, self.iteration)
+        self.reference = unquantised(declared)
         self.parts = parts_evaluated(experiment, declared)
         self.maps = [self._map(declared, part) for part in self.parts]
         self.sums = DocumentSums(len(self.maps))

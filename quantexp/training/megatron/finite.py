@@ -19,9 +19,11 @@ from torch import Tensor
 
 from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
+from quantexp.quant.precision import configured
+from quantexp.quant.sites import WGRAD_G
 from quantexp.training.megatron.collectives import any_rank, gather
 from quantexp.training.megatron.experts import first_expert
-from quantexp.training.megatron.model import first_layer, scheme_modules
+from quantexp.training.megatron.model import first_layer, linear_weights
 
 #: The parameters of an attention in the order of the forward pass; Megatron registers them in another.
 _ATTENTION = (
@@ -95,9 +97,10 @@ def _first_gradient(gpt: GPTModel) -> str | None:
     if first is None:
         return None
     name, gradient = first
-    labels = {id(getattr(m, "weight", None)): m_id for m_id, m in scheme_modules(gpt).items()}
+    labels = {id(weight): module for module, weight in linear_weights(gpt).items()}
     module = labels.get(id(gpt.get_parameter(name)))
-    slot = "" if module is None else f" ({module} linear.wgrad)"
+    site = "" if module is None else configured(module.name, WGRAD_G).site.value
+    slot = "" if module is None else f" ({module} {site}.wgrad)"
     shown = global_name(name, first_layer(gpt), first_expert(gpt))
     return (
         f"the gradient of {shown}{slot} is the first in the order of the backward pass that is not finite: "

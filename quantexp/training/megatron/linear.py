@@ -160,6 +160,14 @@ class SchemeColumnParallelLinear(SchemeLinear, ColumnParallelLinear):  # type: i
         return output, bias
 
 
+class SchemeOutputLayer(SchemeColumnParallelLinear):
+    """The output layer. Its float32 logits are shown as a copy: Megatron's loss works on them in place."""
+
+    def _show_output(self, output: Tensor) -> None:
+        is_changed = output.dtype is torch.float32 and self.hook is not no_hook
+        super()._show_output(output.detach().clone() if is_changed else output)
+
+
 class SchemeRowParallelLinear(SchemeLinear, RowParallelLinear):  # type: ignore[misc]
     """Megatron's RowParallelLinear (proj, fc2) with the scheme's products."""
 

@@ -12,8 +12,16 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torch.nn import Parameter
 
-from quantexp.model.decoder import ATTENTION, is_routed, shared_width, value_head_dim
+from quantexp.model.decoder import (
+    ATTENTION,
+    EMBEDDING,
+    OUTPUT,
+    is_routed,
+    shared_width,
+    value_head_dim,
+)
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import padded_vocab_size
 from quantexp.quant.precision import ModuleId, PrecisionMap
@@ -30,13 +38,14 @@ from quantexp.schema import (
     TrainingConfig,
 )
 from quantexp.training.megatron.attention import SchemeAttention
+from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts
-from quantexp.training.megatron.linear import SchemeLinear
+from quantexp.training.megatron.linear import SchemeLinear, SchemeOutputLayer
 
 #: The layout of a model that one process holds whole.
 ONE_PROCESS = Layout()
 
-SchemeModule = SchemeLinear | SchemeAttention
+SchemeModule = SchemeLinear | SchemeAttention | SchemeEmbedding
 
 #: The path in a decoder layer of each module of the precision map, except routed experts.
 PATHS = {
@@ -224,12 +233,15 @@ def build_chunks(
     layer_spec: ModuleSpec | TransformerBlockSubmodules,
     layout: Layout = ONE_PROCESS,
     dispatcher: Dispatcher = Dispatcher.allgather,
+    *,
+    has_output: bool = False,
 ) -> tuple[list[GPTModel], TransformerConfig]:
     """This rank's parts of Megatron's GPTModel, in the working dtype, on the CPU: one, or its interleaved chunks.
 
     Their weights are uninitialised: `load_initial_weights` sets them.
 
-    `layer_spec` describes every layer of the model, or all layers alike.
+    `layer_spec` describes every layer of the model, or all layers alike; `has_output` is whether the output layer, and
+    a tied embedding, are in the precision map.
     """
     config = transformer_config(model, training, layout, dispatcher)
     stage = parallel_state.get_pipeline_model_parallel_rank() if layout.pipeline > 1 else 0
@@ -254,12 +266,26 @@ def build_chunks(
         )
         for moe in moe_layers(gpt).values():
             pass_rows_to_experts(moe)
+        if has_output:
+            _use_scheme_beside_decoder(gpt)
         chunks.append(gpt)
     if model.mla is not None:
         # Megatron would add the gradients of the query latent's norm, which every rank has whole, over the ranks; with
         # sequence parallelism, where they are parts, the weights are marked (`norm`).
         config.qk_layernorm = False
     return chunks, config
+
+
+def _use_scheme_beside_decoder(gpt: GPTModel) -> None:
+    """Let the output layer, and a tied embedding, use the scheme's products.
+
+    GPTModel builds both itself, from no spec. The scheme's classes only override methods, so that a built module may
+    change its class.
+    """
+    if gpt.post_process:
+        gpt.output_layer.__class__ = SchemeOutputLayer
+    if gpt.pre_process and gpt.share_embeddings_and_output_weights:
+        gpt.embedding.word_embeddings.__class__ = SchemeEmbedding
 
 
 def _spec_of(
@@ -279,13 +305,33 @@ def first_layer(model: GPTModel) -> int:
 
 
 def scheme_modules(model: GPTModel) -> dict[ModuleId, SchemeModule]:
-    """The decoder's modules that use the scheme's products, by their names in the precision map."""
+    """The modules that use the scheme's products, by their names in the precision map."""
     modules: dict[ModuleId, SchemeModule] = {}
     for layer in model.decoder.layers:
         for name, module in _by_name(layer):
             if isinstance(module, SchemeLinear | SchemeAttention):
                 modules[ModuleId(layer.layer_number - 1, name)] = module
+    beside = {
+        OUTPUT: getattr(model, "output_layer", None),
+        EMBEDDING: model.embedding.word_embeddings if model.pre_process else None,
+    }
+    for name, module in beside.items():
+        if isinstance(module, SchemeOutputLayer | SchemeEmbedding):
+            modules[ModuleId(model.config.num_layers, name)] = module
     return modules
+
+
+def linear_weights(model: GPTModel) -> dict[ModuleId, Parameter]:
+    """The weights that products multiply; a tied output layer beside its embedding has none of its own."""
+    modules: list[tuple[ModuleId, Any]] = [
+        (name, module)
+        for name, module in scheme_modules(model).items()
+        if isinstance(module, SchemeLinear)
+    ]
+    return {
+        name: model.shared_embedding_or_output_weight() if module.weight is None else module.weight
+        for name, module in modules
+    }
 
 
 def _by_name(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -324,8 +370,8 @@ def set_precision(
 
 
 def share_weight_copies(model: GPTModel, copies: WeightCopies) -> None:
-    """Share `copies` between the decoder's linear layers; loading a state dict clears it."""
+    """Share `copies` between the modules with weights; loading a state dict clears it."""
     for module in scheme_modules(model).values():
-        if isinstance(module, SchemeLinear):
+        if not isinstance(module, SchemeAttention):
             module.copies = copies
     model.register_load_state_dict_post_hook(lambda *_: copies.drop())

@@ -37,7 +37,12 @@ from quantexp.model.sizes import (
 )
 from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.outside_products import moment_slots, reduced_slots, state_slots
-from quantexp.quant.precision import PrecisionMap, declared_maps, distinct_slots
+from quantexp.quant.precision import (
+    PrecisionMap,
+    declared_maps,
+    distinct_slots,
+    quantises_output,
+)
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.metrics import Metrics
@@ -99,7 +104,12 @@ class Stepper:
         self.step_state, self.model = step_state, experiment.model
         forget_balancing_loss()
         self.chunks, config = build_chunks(
-            experiment.model, training, layer_spec, self.layout, experiment.parallel.dispatcher
+            experiment.model,
+            training,
+            layer_spec,
+            self.layout,
+            experiment.parallel.dispatcher,
+            has_output=quantises_output(experiment.quant),
         )
         self.copies = WeightCopies()
         for chunk in self.chunks:

@@ -36,6 +36,15 @@ def test_slots_that_one_map_lacks_are_changes() -> None:
     assert (change.layers, change.baseline) == ("2", "no such slot")
 
 
+def test_output_layer_that_a_map_lacks_is_in_high_precision() -> None:
+    places = {"layer": 16, "module": "output", "site": "output"}
+    here = [{**entry, **places} for entry in entries(MX8, 1)[:2]]
+    (change,) = precision_changes({1: here}, {1: []})
+    assert (change.layers, change.modules, change.baseline) == ("output", ("output",), "high")
+    unquantised = [{**entry, **places} for entry in entries(BF16, 1)[:2]]
+    assert precision_changes({1: unquantised}, {1: []}) == []
+
+
 def test_settings_name_every_option_that_is_set() -> None:
     entry = {**entries(MX8)[0], "hadamard": "random", "saturate": None, "reuse": True, "calls": 3}
     assert settings(entry) == "mxfp8_e4m3 32 rceil even (forward copy) hadamard=random"

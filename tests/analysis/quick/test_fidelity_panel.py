@@ -43,7 +43,7 @@ def test_a_cell_is_the_sqnr_of_its_operand_along_its_axis(capture: Capture) -> N
     grid = sqnr_grid(first_look(captured_in(capture.dir)))
     assert grid is not None
     assert grid.rows == (("fc1", "fprop x"), ("fc1", "wgrad x"))
-    assert grid.layers == (0, 1)
+    assert grid.layers == ("0", "1")
     expected = [[mxfp4.sqnr_db(y) for y in (x.numpy(), x.numpy().T.copy())] for x in tensors]
     np.testing.assert_allclose(grid.values_RL, np.array(expected).T, rtol=1e-12)
     assert [name for name, *_ in grid.worst] == ["L1 fc1 wgrad x", "L1 fc1 fprop x"][

@@ -21,6 +21,14 @@ def test_the_label_leaves_out_what_an_old_name_lacks() -> None:
     assert (place.module, place.layer, place.iteration, place.rank) == ("linear", -1, 0, 0)
 
 
+def test_output_layer_has_its_name_for_a_number() -> None:
+    place = Place(module="output", layer=16, operation="forward", tensor="input")
+    assert place.label == "output forward input"
+    assert [place.layer_label, Place(layer=3).layer_label, Place().layer_label] == [
+        *("output", "3", "?")
+    ]
+
+
 def test_experts_are_one_kind() -> None:
     place = Place.of({"module": "expert7-fc1", "layer": 3, "tensor": "input_wgrad"})
     assert place.kind == "expert-fc1 input_wgrad"

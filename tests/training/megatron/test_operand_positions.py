@@ -23,9 +23,10 @@ T, B, H, G, D, FFN = 16, 3, 4, 2, 6, 12
 _FORMAT = "{format: mxfp4, rounding: stochastic}"
 WORDS = [
     *("model=llama32-1b", "quant=linear_mxfp4", "quant/qk=mxfp4", "quant/pv=mxfp4"),
+    "quant/output=mxfp4",
     *(f"model.num_attention_heads={H}", f"model.num_query_groups={G}", f"model.head_dim={D}"),
     *(f"model.ffn_hidden_size={FFN}", f"training.seq_length={T}", "training=fast"),
-    *(f"quant.{site}.rounding=stochastic" for site in ("linear", "qk", "pv")),
+    *(f"quant.{site}.rounding=stochastic" for site in ("linear", "qk", "pv", "output")),
     *(f"quant.qk.dgrad_q.{each}={_FORMAT}" for each in ("dS", "k")),
     *(f"quant.qk.dgrad_k.{each}={_FORMAT}" for each in ("dS", "q")),
     *(f"quant.pv.dgrad_p.{each}={_FORMAT}" for each in ("dO", "v")),
@@ -51,7 +52,8 @@ def numbered(*shape: int) -> Tensor:
 def found(of: Positions, stream: str, part: Tensor) -> Tensor:
     """The positions of a part's elements."""
     result = torch.full_like(part, -1)
-    for indices, place in of(f"layer 0 {stream}", tuple(part.shape)):
+    module = "" if stream.startswith("output") else "layer 0 "
+    for indices, place in of(f"{module}{stream}", tuple(part.shape)):
         shape = result[indices].shape
         whole = numbered(*place.whole)
         box = tuple(slice(a, a + n) for a, n in zip(place.start, shape, strict=True))
@@ -108,6 +110,18 @@ def test_gate_and_up_lie_apart() -> None:
     weight = numbered(2 * FFN, 8)
     part = torch.cat([weight[FFN // 2 : FFN], weight[FFN + FFN // 2 :]])
     assert torch.equal(found(positions("tp2"), "fc1 linear.fprop.w", part), part)
+
+
+@pytest.mark.parametrize("name", ["tp2", "tp2 cp2", "tp4"])
+def test_ranks_divide_the_padded_vocabulary(name: str) -> None:
+    """The last rank has the last rows of the weight and the last columns of the gradient, 384 in all."""
+    of, tensor = positions(name), LAYOUTS[name][0]
+    weight = numbered(384, 8).chunk(tensor)[-1]
+    assert torch.equal(found(of, "output layer output.fprop.w", weight), weight)
+    g = own_tokens(numbered(T, B, 384).chunk(tensor, -1)[-1], 0, name)
+    assert torch.equal(found(of, "output layer output.wgrad.g", g), g)
+    if name != "tp2 cp2":
+        assert of("output layer output.fprop.x", (T, B, 8)) == ()
 
 
 def test_every_operand_has_a_case() -> None:

@@ -174,6 +174,9 @@ def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
         ["quant=linear_mxfp4", "training.recompute=full", "training.global_batch_size=1"],
         ["quant=linear_mxfp8", "training.weight_cache=false"],
         ["quant=FA_mxfp8"],
+        ["quant=linear_mxfp8", "quant/output=mxfp8"],
+        ["quant=bf16", "quant/output=hifp8", "model.tie_embeddings=false"],
+        ["quant/output=mxfp4", "training.recompute=full", "training.global_batch_size=1"],
     ],
     ids=str,
 )

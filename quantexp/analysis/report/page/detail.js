@@ -1,9 +1,14 @@
 // What is known of one cell: its numbers, the slots of its tensor, and its distribution over powers of two.
 
+// "Layer 3", or "Output layer".
+function layerTitle(layer) {
+  return typeof layer === "number" ? `Layer ${layer}` : "Output layer";
+}
+
 function showDetail(holder, numerics, row, layer, iteration, at) {
   const { operation, module, name } = numerics.rows[row];
   const content = at.get(`${row} ${layer}`);
-  holder.replaceChildren(element("h3", {}, `Layer ${numerics.layers[layer]}, ${module} ${operation} ${name}, iteration ${numerics.iterations[iteration]}`));
+  holder.replaceChildren(element("h3", {}, `${layerTitle(numerics.layers[layer])}, ${module} ${operation} ${name}, iteration ${numerics.iterations[iteration]}`));
   if (!content) {
     holder.append(element("p", { class: "note" }, "Not captured in this iteration."));
     return;

@@ -97,7 +97,7 @@ function panel(operation, rows, layers, buttons, choose) {
       element("th", { scope: "row" }, element("span", { class: "module" }, row.module), ` ${row.name}`));
     module = row.module;
     layers.forEach((layer, column) => {
-      const button = element("button", { type: "button", class: "cell", tabindex: "-1", "data-name": `L${layer} ${row.module} ${operation} ${row.name}` });
+      const button = element("button", { type: "button", class: "cell", tabindex: "-1", "data-name": `${typeof layer === "number" ? `L${layer} ` : ""}${row.module} ${operation} ${row.name}` });
       button.addEventListener("click", () => choose(row.index, column));
       buttons.set(`${row.index} ${column}`, button);
       line.append(element("td", {}, button));
