@@ -21,7 +21,8 @@ from quantexp.capture.operands import slot_key
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Format
 from quantexp.model.decoder import ATTENTION
-from quantexp.quant.precision import ModulePrecision, spec_record
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.records import spec_record
 from quantexp.quant.sites import FPROP_Q, FPROP_V, FPROP_X
 from quantexp.quant.slots import WORKING
 

@@ -33,7 +33,9 @@ from quantexp.model.sizes import (
     shapes_by_layer,
 )
 from quantexp.quant.outside_products import moment_slots, state_records
-from quantexp.quant.precision import Entry, changes, entry_record, quantises_output
+from quantexp.quant.precision import Entry, quantises_output
+from quantexp.quant.records import entry_record
+from quantexp.quant.rules import changes
 from quantexp.quant.sites import FPROP_W
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir

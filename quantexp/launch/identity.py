@@ -29,7 +29,9 @@ from quantexp.model.huggingface.fit import require_same_numbers
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout
 from quantexp.quant.outside_products import state_records
-from quantexp.quant.precision import changes, entry_record, precision_map
+from quantexp.quant.precision import precision_map
+from quantexp.quant.records import entry_record
+from quantexp.quant.rules import changes
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
 from quantexp.schema import EvaluateConfig, Experiment, ModelConfig, Nonfinite

@@ -9,7 +9,7 @@ library keeps, and `checkpoint`, the copy of what a rank saves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantexp.capture.select.budget import rank_bytes_of_iteration
@@ -22,14 +22,8 @@ from quantexp.memory.activations import (
     passing_bytes,
 )
 from quantexp.memory.part import Parameters, Part, parts_of
-from quantexp.model.decoder import (
-    EMBEDDING,
-    OUTPUT,
-    LinearShape,
-    is_column_wise,
-    is_routed,
-    linear_shapes,
-)
+from quantexp.memory.scratch import linear_widths, output_copies, scratch_bytes
+from quantexp.model.decoder import EMBEDDING, is_routed
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import (
     distributes_optimizer,
@@ -43,7 +37,7 @@ from quantexp.quant.precision import (
     declared_maps,
     map_in_force,
 )
-from quantexp.quant.sites import DGRAD_W, FPROP_W, LOOKUP_W, Operand, Site
+from quantexp.quant.sites import DGRAD_W, FPROP_W, LOOKUP_W, Operand
 from quantexp.quant.slots import working_spec
 from quantexp.quant.weight_cache.policy import num_kept
 from quantexp.runs.device import device_class, multiplies_natively
@@ -114,7 +108,7 @@ def _rank_parts_gb(
     activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
     copied = 0  # on a GPU, whose scratch is not counted, by the output layer, whose operands are the largest
     if not is_cpu:
-        copied = sum(_output_copies(model, training, maps, part).values()) * size
+        copied = sum(output_copies(model, training, maps, part).values()) * size
     temporaries = _temporary_bytes(experiment, parameters, activations, copied, part, is_cpu=is_cpu)
     parts = {
         "weights": parameters.total * size / 1e9,
@@ -124,7 +118,7 @@ def _rank_parts_gb(
         "weight_copies": copies * size / 1e9,
         "temporaries": temporaries / 1e9,
         "scratch": (
-            (_scratch_bytes(experiment, maps, part) + _products_bytes(model, training, part))
+            (scratch_bytes(experiment, maps, part) + _products_bytes(model, training, part))
             if is_cpu
             else 0
         )
@@ -145,7 +139,7 @@ def _forward_parts_gb(
     kept = logits * (part.layout.pipeline + 1)
     activations = largest_layer_bytes(model, training, is_cpu=is_cpu, part=part)
     scratch = _products_bytes(model, training, part) if is_cpu else 0
-    weight = _output_copies(model, training, maps, part).get(Operand.W, 0)
+    weight = output_copies(model, training, maps, part).get(Operand.W, 0)
     largest = max(largest_linear(model, part), weight) * element_bytes(training)
     parts = {
         "weights": part.parameters(model).total * element_bytes(training) / 1e9,
@@ -250,85 +244,6 @@ def _reduced_at_once(parameters: Parameters, part: Part) -> int:
     return max(dense, routed) // layout.chunks
 
 
-def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: Part) -> int:
-    """Bytes of the buffers that every linear layer writes its quantised operands to: the largest w, x and twice g.
-
-    On a CPU the buffers exist (`quantexp.quant.weight_cache.buffers`) if weight copies do; on a GPU the allocator
-    reuses the memory.
-    """
-    model, training = experiment.model, experiment.training
-    if not training.weight_cache:
-        return 0
-    widths = _linear_widths(model, part)
-    elements = _operand_elements(
-        part.tokens(training),
-        largest_linear(model, part),
-        max(width for width, _ in widths),
-        max(width for _, width in widths),
-    )
-    quantised = _quantised_operands(maps, lambda name: name not in (OUTPUT, EMBEDDING))
-    most = dict.fromkeys(elements, 0) | {name: elements[name] for name in quantised}
-    beside = _output_copies(model, training, maps, part)
-    return sum(max(n, beside.get(name, 0)) for name, n in most.items()) * element_bytes(training)
-
-
-def _output_copies(
-    model: ModelConfig, training: TrainingConfig, maps: Sequence[PrecisionMap], part: Part
-) -> dict[Operand, int]:
-    """Elements of the quantised operands of the output layer, or of a tied embedding, that a rank of the part has."""
-    names = (OUTPUT,) * part.is_last + (EMBEDDING,) * part.is_first
-    width, rows = model.hidden_size, output_shape(model).output_width // part.layout.tensor
-    elements = _operand_elements(part.tokens(training), rows * width, width, rows)
-    quantised = _quantised_operands(maps, lambda name: name in names)
-    return {name: elements[name] for name in quantised}
-
-
-def _operand_elements(
-    tokens: int, weight: int, input_width: int, output_width: int
-) -> dict[Operand, int]:
-    """Elements of the copies of each operand of a linear layer that exist at once."""
-    return {
-        Operand.W: weight,
-        Operand.X: tokens * input_width,
-        Operand.G: 2 * tokens * output_width,
-    }
-
-
-def _quantised_operands(
-    maps: Sequence[PrecisionMap], is_one: Callable[[str], bool]
-) -> set[Operand]:
-    """The operands that are quantised in some linear module with such a name, or in a lookup."""
-    modules = {
-        (id(module.alike), is_one(name.name)): module
-        for declared in maps
-        for name, module in declared.items()
-    }
-    return {
-        slot.operand
-        for (_, is_wanted), module in modules.items()
-        for slot, spec in module.alike.items()
-        if is_wanted and spec.quantised and slot.site in (Site.LINEAR, Site.OUTPUT)
-    }
-
-
-def _linear_widths(model: ModelConfig, part: Part) -> list[tuple[int, int]]:
-    """The widths of a rank's linear modules, without routed experts."""
-    return [
-        _widths(name, shape, part)
-        for layer, _ in part.alike_layers(model)
-        for name, shape in linear_shapes(model, layer).items()
-        if not is_routed(name)
-    ]
-
-
-def _widths(name: str, shape: LinearShape, part: Part) -> tuple[int, int]:
-    """The input and output width of a rank's share of a linear module."""
-    ranks = part.ranks_of(name)
-    if is_column_wise(name):
-        return shape.input_width // ranks, shape.output_width
-    return shape.input_width, shape.output_width // ranks
-
-
 def _products_bytes(model: ModelConfig, training: TrainingConfig, part: Part) -> int:
     """Bytes of 16-bit products through fp32: the smaller operand, and strips of the other and of the result.
 
@@ -340,7 +255,7 @@ def _products_bytes(model: ModelConfig, training: TrainingConfig, part: Part) ->
     from quantexp.quant.products import KEPT_BYTES, STRIP_BYTES
 
     tokens = part.tokens(training)
-    widest = max(max(widths) for widths in _linear_widths(model, part))
+    widest = max(max(widths) for widths in linear_widths(model, part))
     kept = max(STRIP_BYTES, min(KEPT_BYTES, 4 * tokens * widest))
     is_fused = training.attention is AttentionPath.fused
     return kept + 2 * STRIP_BYTES + is_fused * 32 * tokens * part.heads(model) * model.head_dim

@@ -14,14 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.proof.grids import Status
-from quantexp.proof.verdict import (
-    NOT_FINITE,
-    SlotCalls,
-    judge,
-    judged_entry,
-    merged_entry,
-    named_failures,
-)
+from quantexp.proof.merging import merged_entry, named_failures
+from quantexp.proof.verdict import NOT_FINITE, SlotCalls, judge, judged_entry
 from quantexp.quant.outside_products import GRAD_REDUCE, StateSlot
 from quantexp.schema import RoundedAt
 

@@ -21,7 +21,7 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Axis, Family, Format, Scaling
 from quantexp.model.layout import Layout
 from quantexp.quant.choosing import QUANTISE_OPTIONS, Setting, scheme_spec
-from quantexp.quant.precision import spec_record
+from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Operand
 from quantexp.quant.slots import WORKING, declared_formats
 from quantexp.schema import Experiment, QuantConfig, Rounded

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.types import WHOLE_ROW, Family
 from quantexp.model.decoder import (
     ATTENTION,
     EMBEDDING,
@@ -24,6 +23,7 @@ from quantexp.model.decoder import (
     layer_modules,
 )
 from quantexp.quant.choosing import Setting
+from quantexp.quant.rules import changes, check_iterations, covers, is_in_force
 from quantexp.quant.sites import LOOKUP_W, Operand, Product, Site, Slot, slots_of
 from quantexp.quant.slots import (
     REUSE,
@@ -129,7 +129,7 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
     Raises:
         ConfigError: an invalid site or rule, named by its full key.
     """
-    rules = [(i, rule) for i, rule in enumerate(quant.rules) if _is_in_force(rule, iteration)]
+    rules = [(i, rule) for i, rule in enumerate(quant.rules) if is_in_force(rule, iteration)]
     # A model may have thousands of modules; modules with the same rules share their slots.
     resolved: dict[tuple[tuple[Site, ...], tuple[int, ...]], Slots] = {}
     modules: PrecisionMap = {}
@@ -237,18 +237,6 @@ def distinct_slots(declared: PrecisionMap) -> list[Slots]:
     return list({id(module.alike): module.alike for module in declared.values()}.values())
 
 
-def changes(quant: QuantConfig) -> list[int]:
-    """The iterations, from 1, at which the map may change; 1 is always included."""
-    points = {1}
-    for rule in quant.rules:
-        if rule.iterations:
-            first, last = rule.iterations
-            points.add(first or 1)
-            if last is not None:
-                points.add(last + 1)
-    return sorted(points)
-
-
 def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
     """Refuse rules that can never apply or that name something unknown.
 
@@ -279,22 +267,7 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
                 f"{where}.layers are layers of the decoder, and the output layer is none of them, got {rule.layers}; "
                 "remove layers"
             )
-        _check_iterations(where, rule)
-
-
-def _check_iterations(where: str, rule: Rule) -> None:
-    if not rule.iterations:
-        return
-    if len(rule.iterations) != 2 or rule.iterations[0] is None:
-        raise ConfigError(
-            f"{where}.iterations must be [first, last], iterations from 1, got {rule.iterations}"
-        )
-    first, last = rule.iterations
-    assert first is not None
-    if first < 1 or (last is not None and last < first):
-        raise ConfigError(
-            f"{where}.iterations must be [first, last] with 1 <= first <= last, got {rule.iterations}"
-        )
+        check_iterations(where, rule)
 
 
 def _known(key: str, values: list[str], allowed: list[str]) -> None:
@@ -311,7 +284,7 @@ def _resolved(
         slot: [
             Setting(f"quant.rules[{i}]", quant.rules[i])
             for i in reversed(applying)
-            if _covers(quant.rules[i], slot)
+            if covers(quant.rules[i], slot)
         ]
         for slot in slots_of(site)
     }
@@ -334,75 +307,8 @@ def _with_stream(module: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
     return replace(spec, stream=f"{module} {source}")
 
 
-def _is_in_force(rule: Rule, iteration: int) -> bool:
-    first, last = rule.iterations or (1, None)
-    return (first or 1) <= iteration and (last is None or iteration <= last)
-
-
 def _applies(rule: Rule, module: ModuleId, num_layers: int) -> bool:
     layers = [layer % num_layers for layer in rule.layers]
     return (not layers or module.layer in layers) and (
         not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules)
     )
-
-
-def _covers(rule: Rule, slot: Slot) -> bool:
-    """Whether a rule covers a slot of the modules that it applies to."""
-    return (
-        (not rule.sites or slot.site.value in rule.sites)
-        and (not rule.products or slot.product.value in rule.products)
-        and (not rule.operands or slot.operand.value in rule.operands)
-    )
-
-
-def entry_record(entry: Entry) -> dict[str, object]:
-    """An entry in the form of the precision map's JSON."""
-    return {
-        "layer": entry.module.layer,
-        "module": entry.module.name,
-        "site": configured(entry.module.name, entry.slot).site.value,
-        "product": entry.slot.product.value,
-        "operand": entry.slot.operand.value,
-        **spec_record(entry.spec),
-    }
-
-
-def spec_record(spec: QuantSpec) -> dict[str, object]:
-    """A specification as JSON: Enums as their values, null for an option that the format does not have."""
-    options = {
-        "block": spec.block,
-        "scale_rule": spec.scale_rule.value,
-        "rounding": spec.rounding.value,
-        "scaling": spec.scaling.value,
-        "saturate": spec.saturate,
-        "amax_target": spec.amax_target if spec.is_scaled else None,
-    }
-    known = spec.fmt.options | ({"block"} if _has_plain_blocks(spec) else set())
-    return {
-        "format": spec.fmt.name,
-        "axis": None if spec.axis is None else spec.axis.value,
-        **{name: value if name in known else None for name, value in options.items()},
-        "reuse": spec.reuse,
-        **_later_options(spec),
-    }
-
-
-def _has_plain_blocks(spec: QuantSpec) -> bool:
-    """Whether a declared format has blocks of a number of elements, and of one row."""
-    fmt = spec.fmt
-    return (
-        fmt.family is Family.GRID and fmt.across == 1 and spec.block < WHOLE_ROW and bool(fmt.block)
-    )
-
-
-def _later_options(spec: QuantSpec) -> dict[str, object]:
-    """Options recorded only if set, so that schemes without them keep their identity."""
-    options = {
-        "definition": spec.fmt.definition or None,
-        "pre_scale": spec.pre_scale or None,
-        "window": spec.window,
-        "clip_gradient": spec.clip_gradient or None,
-        "hadamard": spec.hadamard.value if spec.is_transformed else None,
-        "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
-    }
-    return {name: value for name, value in options.items() if value is not None}

@@ -26,7 +26,7 @@ from quantexp.quant.outside_products import (
     state_records,
     state_slots,
 )
-from quantexp.quant.precision import spec_record
+from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Site, Slot
 from quantexp.quant.slots import (
     REUSE,

@@ -9,23 +9,23 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantexp.capture.store.manifest import finish_capture
-from quantexp.errors import EngagementError
 from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.metrics import Metrics
-from quantexp.runs.status import Phase, now, read_json, write_json
+from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLevel
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
+from quantexp.training.proofs import Proofs
 from quantexp.training.requests import Request
 from quantexp.training.tensor_metadata import metadata_of
 from quantexp.training.token_recorder import TokenRecorder
@@ -36,14 +36,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quantexp.proof.outside_products import StateWatch
-    from quantexp.proof.verdict import Verdict
     from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
 
 #: Minimum seconds between two log lines about iterations.
 LOG_S = 2.0
-#: Consecutive iterations without proof that fail the run; fp16 needs one for each halving of the loss scale.
-MAX_PROOFS = 64
 
 
 class RunObserver:
@@ -90,11 +87,8 @@ class RunObserver:
                 formats=declared_formats(self.experiment.quant),
             )
         self.last_captured = last_captured(self.experiment)
-        self.proofs = _earlier_proofs(context)
-        self.unproved = False
-        self._is_proving = False
+        self.proofs = Proofs(context)
         self._logged = -math.inf
-        self.attempts = 0
         self._hooks = contextlib.ExitStack()
         #: Seconds that the last save took.
         self.last_save_s: Callable[[], float] = lambda: 0.0
@@ -172,61 +166,24 @@ class RunObserver:
             module, lambda: ModulePrecision(module, {}), partial(metadata_of, None)
         )
 
-    @contextlib.contextmanager
-    def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
+    @property
+    def unproved(self) -> bool:
+        """Whether the next iteration must be proved, too."""
+        return self.proofs.are_open
+
+    def proof(
+        self, iteration: int, declared: PrecisionMap
+    ) -> contextlib.AbstractContextManager[None]:
         """Watch an iteration's matrix products and write the verdict; a mismatch ends the run."""
-        from quantexp.proof.verdict import require
-
-        self._is_proving = True
-        with self.watched.proving(iteration, declared) as result_of_all:
-            yield
-        self._is_proving = False
-        self.verdict = result_of_all()
-        self.proofs.append(self.verdict.record())
-        self._write_proof()
-        require(self.verdict)
-        self._repeat_if_unproved(self.verdict)
-
-    def _write_proof(self) -> None:
-        """Write precision.json: the last proof, and those before it."""
-        record = {
-            "scheme": self.experiment.quant.name,
-            **self.proofs[-1],
-            "earlier": self.proofs[:-1],
-        }
-        if self.context.rank.leads:
-            write_json(self.run.precision, record)
+        return self.proofs.of_products(self.watched, iteration, declared)
 
     def outside_products(self, watch: StateWatch, stepped: bool) -> None:
-        """Add what was rounded outside of products to the proof; a step that was left out is proved by a later one."""
-        from quantexp.proof.outside_products import merged_state
-        from quantexp.proof.verdict import require
-        from quantexp.training.megatron.collectives import gather
-
-        self.unproved = self.unproved or not stepped
-        state = merged_state(gather(watch.verdict() if stepped else watch.left_out()))
-        self.verdict = replace(
-            self.verdict,
-            entries=self.verdict.entries + state.entries,
-            failures=self.verdict.failures + state.failures,
-        )
-        self.proofs[-1] = self.verdict.record()
-        self._write_proof()
-        require(self.verdict)
-
-    def _repeat_if_unproved(self, result: Verdict) -> None:
-        """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""
-        self.unproved = not result.proved
-        self.attempts = self.attempts + 1 if self.unproved else 0
-        if self.attempts >= MAX_PROOFS:
-            raise EngagementError(
-                f"the precision map could not be proved in {MAX_PROOFS} iterations: operands contain NaN or Inf. See "
-                "precision.json"
-            )
+        """Add what was rounded outside of products to the proof."""
+        self.proofs.add_outside_products(watch, stepped)
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Pass the current iteration and micro-batch to the capture and to status.json."""
-        phase = Phase.PROVING if self._is_proving else Phase.TRAINING
+        phase = Phase.PROVING if self.proofs.is_running else Phase.TRAINING
         if self.recorder is not None:
             self.recorder.begin(iteration, index, loss_scale)
             if self.recorder.is_capturing:
@@ -350,16 +307,6 @@ class RunObserver:
         self._hooks.close()
         if self.recorder is not None:
             self.recorder.store.close()
-
-
-def _earlier_proofs(context: RunContext) -> list[dict[str, object]]:
-    """The proofs of the iterations before the one that the run goes on with."""
-    if context.start is None or not context.run.precision.exists():
-        return []
-    record = read_json(context.run.precision)
-    del record["scheme"]
-    proofs: list[dict[str, object]] = [*record.pop("earlier"), record]
-    return [each for each in proofs if int(str(each["iteration"])) <= context.start.iteration]
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.publish import write_published
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Precision, TokenizerKind
-from quantexp.training.megatron.model import DTYPES, build_model
+from quantexp.training.megatron.model import build_model
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
+from quantexp.training.megatron.transformer_config import DTYPES
 from tests.model.huggingface.published import FAMILIES, of_folder, published_model, training, write
 from tests.model.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
 from tests.training.megatron.whole_models import load, saved_tensors

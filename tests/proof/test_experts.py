@@ -12,8 +12,10 @@ from torch import Tensor
 
 from quantexp.formats import quantise, resolve
 from quantexp.proof.grids import Status
-from quantexp.proof.verdict import NO_TOKENS, NOT_CALLED, SlotCalls, Verdict, merged, status_of
-from quantexp.quant.precision import ModuleId, ModulePrecision, entry_record
+from quantexp.proof.merging import merged
+from quantexp.proof.verdict import NO_TOKENS, NOT_CALLED, SlotCalls, Verdict, status_of
+from quantexp.quant.precision import ModuleId, ModulePrecision
+from quantexp.quant.records import entry_record
 from quantexp.quant.sites import FPROP_X
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status

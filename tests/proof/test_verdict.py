@@ -6,8 +6,10 @@ import pytest
 
 from quantexp.errors import EngagementError
 from quantexp.formats import resolve
-from quantexp.proof.verdict import Verdict, merged, require
-from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, entry_record
+from quantexp.proof.merging import merged
+from quantexp.proof.verdict import Verdict, require
+from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
+from quantexp.quant.records import entry_record
 from quantexp.quant.sites import FPROP_X
 
 QKV, OTHER = ModuleId(0, "qkv"), ModuleId(1, "qkv")

@@ -10,18 +10,17 @@ from quantexp.errors import ConfigError
 from quantexp.quant.precision import (
     Entry,
     ModuleId,
-    changes,
     check_rules,
     declared_maps,
     decoder_modules,
     distinct_slots,
-    entry_record,
     forward_only,
     map_in_force,
     precision_map,
-    spec_record,
     unquantised,
 )
+from quantexp.quant.records import entry_record, spec_record
+from quantexp.quant.rules import changes
 from quantexp.quant.sites import DGRAD_Q_K, FPROP_K, FPROP_W, FPROP_X, WGRAD_G, WGRAD_X, Site
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from quantexp.config.compose import compose
 from quantexp.folders import conf_dir
-from quantexp.quant.precision import entry_record, precision_map, spec_record
+from quantexp.quant.precision import precision_map
+from quantexp.quant.records import entry_record, spec_record
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import QuantConfig, Rule, Slot

@@ -12,7 +12,7 @@ from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.table import FORMATS as FORMATS_OF_THE_TABLE
 from quantexp.formats.types import Axis, Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.quant import sites
-from quantexp.quant.precision import spec_record
+from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import resolve_site
 from quantexp.schema import LinearSite, PvSite, QkSite, Slot

@@ -129,7 +129,7 @@ def test_status_has_the_current_iteration_and_micro_batch(
     status = observer.context.status
     places = []
     for iteration in (1, 2):
-        observer._is_proving = iteration == 1
+        observer.proofs.is_running = iteration == 1
         for index in (0, 1):
             observer.micro_batch(iteration, index, None)
             places.append((status.phase, status.current_iteration, status.micro_batch))

@@ -23,7 +23,8 @@ from quantexp.errors import CaptureError
 from quantexp.folders import user_path
 from quantexp.model.decoder import OUTPUT, is_routed
 from quantexp.model.sizes import num_micro_batches_each
-from quantexp.quant.precision import PrecisionMap, changes, declared_maps
+from quantexp.quant.precision import PrecisionMap, declared_maps
+from quantexp.quant.rules import changes
 from quantexp.schema import CaptureLevel, Experiment
 
 #: A file's framing, its part of a file system block, and two lines of JSON.

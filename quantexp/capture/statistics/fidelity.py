@@ -25,7 +25,7 @@ from quantexp.capture.statistics.histogram import Histogram
 from quantexp.formats import Format, QuantSpec, Scales, TwoLevelScales, saturated, scales_of
 from quantexp.formats.decoding import scale_values
 from quantexp.quant.multiply import quantise_operand
-from quantexp.quant.precision import spec_record
+from quantexp.quant.records import spec_record
 from quantexp.quant.scoring import scored_spec
 
 #: signal, noise, energy, elements judged, non-zero, underflowed, saturated.

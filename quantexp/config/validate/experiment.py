@@ -16,13 +16,8 @@ from quantexp.model.decoder import OUTPUT
 from quantexp.quant.alignment import check_alignment
 from quantexp.quant.attention.fusable import require_fused_attention
 from quantexp.quant.outside_products import check_outside_products
-from quantexp.quant.precision import (
-    changes,
-    check_rules,
-    decoder_modules,
-    precision_map,
-    quantises_output,
-)
+from quantexp.quant.precision import check_rules, decoder_modules, precision_map, quantises_output
+from quantexp.quant.rules import changes
 from quantexp.quant.scoring import scored_spec
 from quantexp.quant.slots import declared_formats, resolve_site, site_configs
 from quantexp.schema import (

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import ATTENTION
-from quantexp.quant.precision import Entry, ModulePrecision, changes, precision_map
+from quantexp.quant.precision import Entry, ModulePrecision, precision_map
+from quantexp.quant.rules import changes
 from quantexp.quant.sites import Operand, Product
 from quantexp.schema import ModelConfig, QuantConfig
 

@@ -49,8 +49,9 @@ class Saver(Protocol):
 class Observer(Protocol):
     """Receives the loop's events; every method may raise to end the run."""
 
-    #: Whether the last proof was inconclusive and the next iteration must be watched, too.
-    unproved: bool
+    @property
+    def unproved(self) -> bool:
+        """Whether the last proof was inconclusive and the next iteration must be watched, too."""
 
     def built(self, chunks: list[GPTModel]) -> None:
         """This rank's parts of the model are built; the first iteration follows."""

@@ -38,10 +38,10 @@ from quantexp.training.megatron.collectives import (
 )
 from quantexp.training.megatron.experts import forget_balancing_loss
 from quantexp.training.megatron.model import build_chunks, scheme_modules, set_precision
+from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.passes import Batch, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
 from quantexp.training.megatron.specs import inject, stock_spec
-from quantexp.training.megatron.step import has_delayed_scales
 from quantexp.training.megatron.token_measures import DocumentSums, TokenMeasure, token_measures
 from quantexp.training.megatron.watched import Watched
 

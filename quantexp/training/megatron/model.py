@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import Parameter
 
 from quantexp.model.decoder import (
@@ -19,8 +18,6 @@ from quantexp.model.decoder import (
     EMBEDDING,
     OUTPUT,
     is_routed,
-    shared_width,
-    value_head_dim,
 )
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import padded_vocab_size
@@ -28,22 +25,15 @@ from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.schema import (
     AttentionPath,
-    AuxLoss,
     Dispatcher,
-    MlaConfig,
     ModelConfig,
-    MoeConfig,
-    Precision,
-    Recompute,
     TrainingConfig,
 )
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts
 from quantexp.training.megatron.linear import SchemeLinear, SchemeOutputLayer
-
-#: The layout of a model that one process holds whole.
-ONE_PROCESS = Layout()
+from quantexp.training.megatron.transformer_config import ONE_PROCESS, transformer_config
 
 SchemeModule = SchemeLinear | SchemeAttention | SchemeEmbedding
 
@@ -70,151 +60,6 @@ def path_of(module: str) -> str:
         return PATHS[module]
     expert, _, name = module.partition("-")
     return f"mlp.experts.local_experts.{expert.removeprefix('expert')}.linear_{name}"
-
-
-DTYPES = {
-    Precision.bf16: torch.bfloat16,
-    Precision.fp16: torch.float16,
-    Precision.fp32: torch.float32,
-}
-
-
-def transformer_config(
-    model: ModelConfig,
-    training: TrainingConfig,
-    layout: Layout = ONE_PROCESS,
-    dispatcher: Dispatcher = Dispatcher.allgather,
-) -> TransformerConfig:
-    """Megatron's configuration of the decoder.
-
-    Fusions are off: their kernels are not available everywhere, and compared runs must use the same path. Weights are
-    allocated on the CPU and not initialised.
-    """
-    dtype = DTYPES[training.precision]
-    kind = TransformerConfig if model.mla is None else MLATransformerConfig
-    return kind(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_query_groups=model.num_query_groups,
-        kv_channels=value_head_dim(model),
-        normalization="RMSNorm",
-        layernorm_epsilon=model.norm_epsilon,
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        attention_softmax_in_fp32=True,
-        init_method_std=model.init_std,
-        bf16=training.precision is Precision.bf16,
-        fp16=training.precision is Precision.fp16,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        use_cpu_initialization=True,
-        perform_initialization=False,  # see load_initial_weights
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        cross_entropy_loss_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        **_parallel(layout, model.num_layers),
-        **_latent(model, model.mla),
-        **_experts(model, model.moe, dispatcher),
-        **_recompute(training.recompute),
-    )
-
-
-def _parallel(layout: Layout, num_layers: int) -> dict[str, object]:
-    """Megatron's settings of the layout; a last stage with fewer layers is named."""
-    last = len(layout.layers(num_layers, layout.pipeline - 1))
-    is_even = layout.chunks > 1 or last * layout.pipeline == num_layers
-    return {
-        "tensor_model_parallel_size": layout.tensor,
-        "sequence_parallel": layout.sequence,
-        "pipeline_model_parallel_size": layout.pipeline,
-        "virtual_pipeline_model_parallel_size": layout.chunks if layout.chunks > 1 else None,
-        # In a batch, messages of two chunks between the same two ranks are taken for one another.
-        "overlap_p2p_comm": layout.chunks > 1,
-        "batch_p2p_comm": layout.chunks == 1,
-        "num_layers_in_last_pipeline_stage": None if is_even else last,
-        "context_parallel_size": layout.context,
-        "expert_model_parallel_size": layout.expert,
-        "expert_tensor_parallel_size": layout.expert_tensor,
-    }
-
-
-def _latent(model: ModelConfig, mla: MlaConfig | None) -> dict[str, object]:
-    """Megatron's latent attention settings, which include the rotary embedding."""
-    if mla is None:
-        return {}
-    settings: dict[str, object] = {
-        "q_lora_rank": mla.q_lora_rank,
-        "kv_lora_rank": mla.kv_lora_rank,
-        "qk_head_dim": mla.qk_head_dim,
-        "qk_pos_emb_head_dim": mla.qk_pos_emb_head_dim,
-        "v_head_dim": mla.v_head_dim,
-        "qk_layernorm": True,
-        "rotary_base": model.rotary_base,
-    }
-    if mla.yarn is None:  # a factor of 1 leaves the softmax scale as it is
-        return {**settings, "rope_type": "rope", "rotary_scaling_factor": 1.0}
-    return {
-        **settings,
-        "rope_type": "yarn",
-        "rotary_scaling_factor": mla.yarn.factor,
-        "original_max_position_embeddings": mla.yarn.original_length,
-        "beta_fast": mla.yarn.beta_fast,
-        "beta_slow": mla.yarn.beta_slow,
-        "mscale": mla.yarn.mscale,
-        "mscale_all_dim": mla.yarn.mscale_all_dim,
-    }
-
-
-#: Megatron's names; without a balancing loss the coefficient is 0.
-_BALANCING = {
-    AuxLoss.none: "none",
-    AuxLoss.batch: "aux_loss",
-    AuxLoss.sequence: "seq_aux_loss",
-}
-
-
-def _experts(
-    model: ModelConfig, moe: MoeConfig | None, dispatcher: Dispatcher
-) -> dict[str, object]:
-    """Megatron's settings of the experts: no token is dropped and the router computes in fp32, as published."""
-    if moe is None:
-        return {}
-    num_moe_layers = model.num_layers - moe.num_dense_layers
-    normalised = moe.norm_topk_prob and moe.top_k > 1
-    return {
-        "num_moe_experts": moe.num_experts,
-        "moe_layer_freq": [0] * moe.num_dense_layers + [1] * num_moe_layers,
-        "moe_ffn_hidden_size": moe.expert_ffn_hidden_size,
-        "moe_shared_expert_intermediate_size": shared_width(moe) or None,
-        "moe_router_topk": moe.top_k,
-        "moe_router_pre_softmax": not normalised,
-        "moe_router_topk_scaling_factor": moe.routed_scaling_factor,
-        "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": _BALANCING[moe.aux_loss],
-        "moe_aux_loss_coeff": moe.aux_loss_coefficient,
-        "moe_token_dispatcher_type": dispatcher.value,
-    }
-
-
-def _recompute(recompute: Recompute) -> dict[str, object]:
-    if recompute is Recompute.none:
-        return {}
-    if recompute is Recompute.selective:
-        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-    return {
-        "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
-    }
 
 
 def build_model(

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from quantexp.formats.types import Scaling
 from quantexp.model.layout import Layout
+from quantexp.quant.precision import declared_maps, distinct_slots
 from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.quant.whole_amax import use_reduction
 from quantexp.schema import Experiment
@@ -28,3 +30,13 @@ def use_numerics(experiment: Experiment, *, weights_once: bool) -> Iterator[Step
         use_reduction(reduce_amax) if is_divided else contextlib.nullcontext(),
     ):
         yield state
+
+
+def has_delayed_scales(experiment: Experiment) -> bool:
+    """Whether any slot has a scale that follows the amaxes of earlier iterations."""
+    return any(
+        spec.scaling is Scaling.DELAYED
+        for declared in declared_maps(experiment.model, experiment.quant)
+        for slots in distinct_slots(declared)
+        for spec in slots.values()
+    )

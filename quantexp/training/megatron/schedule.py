@@ -9,7 +9,7 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from quantexp.schema import LrSchedule, Precision, TrainingConfig
-from quantexp.training.megatron.model import DTYPES
+from quantexp.training.megatron.transformer_config import DTYPES
 
 #: Megatron's names of schedules that differ from ours.
 _DECAY_STYLES = {LrSchedule.wsd: "WSD"}

@@ -28,7 +28,7 @@ from quantexp.schema import Precision, TrainingConfig
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.cpu import cpu_device
 from quantexp.training.megatron.grad_norm import same_norm_in_every_layout
-from quantexp.training.megatron.model import DTYPES
+from quantexp.training.megatron.transformer_config import DTYPES
 
 
 def is_deterministic(training: TrainingConfig) -> bool:

@@ -11,24 +11,20 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
     finalize_model_grads,
 )
 from megatron.core.optimizer import get_megatron_optimizer
-from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
 from quantexp.capture.store.queue import wait_for_copies
 from quantexp.config.start_point import StartPoint
-from quantexp.formats.types import Scaling
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import (
     distributes_optimizer,
@@ -39,8 +35,6 @@ from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.outside_products import moment_slots, reduced_slots, state_slots
 from quantexp.quant.precision import (
     PrecisionMap,
-    declared_maps,
-    distinct_slots,
     quantises_output,
 )
 from quantexp.quant.step_state import StepState
@@ -59,6 +53,7 @@ from quantexp.training.megatron.device import device_name, memory_gb, peak_tflop
 from quantexp.training.megatron.experts import forget_balancing_loss, take_balancing_loss
 from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
 from quantexp.training.megatron.grad_reduce import GradientRounding
+from quantexp.training.megatron.gradient_buffers import overlap, overlaps, wrapped
 from quantexp.training.megatron.lookout import first_of_all, looking_out
 from quantexp.training.megatron.model import (
     build_chunks,
@@ -67,6 +62,7 @@ from quantexp.training.megatron.model import (
     share_weight_copies,
 )
 from quantexp.training.megatron.moments import Moments
+from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
@@ -123,7 +119,7 @@ class Stepper:
         self.parts = parts_of(self.chunks, experiment.model, self.layout, place)
         self.is_distributed = distributes_optimizer(experiment)
         overlaps_reduction = overlaps(device) and not reduced_slots(experiment.quant)
-        self.models = _wrapped(
+        self.models = wrapped(
             self.chunks,
             config,
             training.precision,
@@ -148,7 +144,7 @@ class Stepper:
             self.reduction = GradientRounding(slot, self.models, self.parts, training.seed)
             config.finalize_model_grads_func = self.reduction.finalize
         config.grad_scale_func = self.optimizer.scale_loss
-        _overlap(config, self.models)
+        overlap(config, self.models)
         is_merged = self.layout.num_processes > 1 and has_delayed_scales(experiment)
         self._merge = merge_amaxes if is_merged else None
         self.passes = Passes(self.models, training, self.layout, device)
@@ -345,59 +341,3 @@ class Stepper:
         own = take_balancing_loss(self.device) * moe.aux_loss_coefficient
         own = sum_over_model_parallel(own / self.num_micro_batches)
         return float(mean_over_data_parallel(own))
-
-
-def has_delayed_scales(experiment: Experiment) -> bool:
-    """Whether any slot has a scale that follows the amaxes of earlier iterations."""
-    return any(
-        spec.scaling is Scaling.DELAYED
-        for declared in declared_maps(experiment.model, experiment.quant)
-        for slots in distinct_slots(declared)
-        for spec in slots.values()
-    )
-
-
-def overlaps(device: torch.device) -> bool:
-    """Whether reductions and gathers run while the device computes: a CPU would share its cores with them."""
-    return device.type == "cuda"
-
-
-def _wrapped(
-    chunks: list[Any],
-    config: Any,
-    precision: Precision,
-    device: torch.device,
-    *,
-    distributed: bool,
-    overlaps_reduction: bool,
-) -> list[DistributedDataParallel]:
-    """Each chunk on the device, in the working precision, with buckets for its gradients."""
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        overlap_grad_reduce=overlaps_reduction,
-        overlap_param_gather=overlaps_reduction and distributed,
-        use_distributed_optimizer=distributed,
-    )
-    models = []
-    for index, chunk in enumerate(chunks):
-        model: Any = chunk.to(device)
-        if precision is not Precision.fp32:
-            model = Float16Module(config, model)
-        models.append(DistributedDataParallel(config, ddp, model, disable_bucketing=index > 0))
-    return models
-
-
-def _overlap(config: Any, models: list[DistributedDataParallel]) -> None:
-    """Let the schedules start the reduction of gradients, and the gathering of parameters, while they compute."""
-    ddp = models[0].ddp_config
-    if not ddp.overlap_grad_reduce:
-        return
-
-    def of_each(functions: list[Any]) -> Any:
-        return functions if len(functions) > 1 else functions[0]
-
-    config.no_sync_func = of_each([model.no_sync for model in models])
-    if len(models) > 1:
-        config.grad_sync_func = of_each([model.start_grad_sync for model in models])
-        if ddp.overlap_param_gather:
-            config.param_sync_func = of_each([model.start_param_sync for model in models])

@@ -17,7 +17,8 @@ from quantexp.errors import RunError
 from quantexp.model.checkpoints import is_saved
 from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
-from quantexp.quant.precision import changes, precision_map
+from quantexp.quant.precision import precision_map
+from quantexp.quant.rules import changes
 from quantexp.quant.step_state import StepState
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig

@@ -10,7 +10,8 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import nn
 
 from quantexp.model.decoder import OUTPUT
-from quantexp.proof.verdict import Verdict, merged, verdict
+from quantexp.proof.merging import merged
+from quantexp.proof.verdict import Verdict, verdict
 from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.training.megatron.collectives import gather

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 from quantexp.training.megatron import grad_reduce, moments, rounded_pieces
+from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.grad_reduce import GradientRounding
 
 #: The environment variable with the folder for each rank's own gradients.
@@ -27,7 +28,8 @@ def keep_own_gradients() -> Iterator[None]:
 
     def finalize(rounding: GradientRounding, *args: Any, **kwargs: Any) -> None:
         if not file.exists():
-            own = {name: part.tensor.main_grad.clone() for name, part in rounding._parts.items()}
+            tensors: dict[str, Any] = {n: part.tensor for n, part in rounding._parts.items()}
+            own = {name: tensor.main_grad.clone() for name, tensor in tensors.items()}
             torch.save(own, file)
         plain(rounding, *args, **kwargs)
 
@@ -76,7 +78,7 @@ def blocks_of_own_range() -> Iterator[None]:
 @contextlib.contextmanager
 def amax_of_own_range() -> Iterator[None]:
     """The scale of a moment follows each rank's own range."""
-    plain = moments.gather
+    plain = gather
 
     def own(value: Any) -> list[Any]:
         is_amaxes = isinstance(value, dict) and all(isinstance(x, float) for x in value.values())

@@ -22,6 +22,7 @@ from quantexp.training.megatron.parameters import mark_divided
 from quantexp.training.megatron.published_weights import load_initial_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
+from quantexp.training.megatron.transformer_config import transformer_config
 
 from .whole_models import draw, parts
 
@@ -43,7 +44,7 @@ def build(experiment: Experiment) -> Any:
 
 def megatrons(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The model with the weights that Megatron gives it."""
-    ours = model_module.transformer_config
+    ours = transformer_config
     with monkeypatch.context() as patch:
         patch.setattr(
             model_module,
@@ -123,7 +124,7 @@ def test_no_two_parameters_of_a_shipped_model_begin_with_the_same_numbers(name: 
 def test_model_that_megatron_builds_is_not_initialised_by_it(tiny: Tiny) -> None:
     """Otherwise building would draw every weight twice."""
     experiment = tiny()
-    config = model_module.transformer_config(experiment.model, experiment.training)
+    config = transformer_config(experiment.model, experiment.training)
     assert not config.perform_initialization
 
 

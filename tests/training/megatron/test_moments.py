@@ -16,6 +16,7 @@ from quantexp.model.checkpoints import STATE, folder_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import read_precision
 from quantexp.runs.status import State, read_status
+from quantexp.training.megatron.finite import step_if_finite
 from quantexp.training.megatron.rounded_pieces import RoundedPiece
 from quantexp.training.megatron.state_shards import Held
 
@@ -48,9 +49,8 @@ def fp8_in_blocks(x: Tensor) -> Tensor:
 def close_to_a_grid_point(actual: Tensor, expected: Tensor) -> bool:
     """Equal but for ties and last bits: a quotient that is rounded on the other side is one step of E4M3 away."""
     differ = (actual - expected).abs() > 1e-6 * expected.abs()
-    return differ.float().mean() < 1e-3 and bool(
-        torch.allclose(actual, expected, rtol=0.13, atol=1e-12)
-    )
+    is_near = torch.allclose(actual, expected, rtol=0.13, atol=1e-12)
+    return bool(differ.float().mean() < 1e-3) and is_near
 
 
 def test_a_step_reads_the_rounded_moments_and_updates_with_the_new_ones(run_tiny: RunTiny) -> None:
@@ -106,15 +106,13 @@ def test_moments_that_are_not_on_the_grid_fail_the_run(
 def test_a_step_that_is_left_out_is_proved_by_a_later_one(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quantexp.training.megatron import step
-
-    plain, calls = step.step_if_finite, []
+    calls: list[float] = []
 
     def left_out_once(optimizer: object, loss: float) -> tuple[bool, float]:
         calls.append(loss)
-        return (False, float("inf")) if len(calls) == 1 else plain(optimizer, loss)
+        return (False, float("inf")) if len(calls) == 1 else step_if_finite(optimizer, loss)
 
-    monkeypatch.setattr(step, "step_if_finite", left_out_once)
+    monkeypatch.setattr("quantexp.training.megatron.step.step_if_finite", left_out_once)
     run = run_tiny(*RUN, *FP8)
     precision = read_precision(run.precision)
     assert precision["proved"]

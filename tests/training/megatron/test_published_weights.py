@@ -17,9 +17,10 @@ from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.safetensors import write_safetensors
 from quantexp.schema import ModelConfig, Precision
-from quantexp.training.megatron.model import DTYPES, build_model
+from quantexp.training.megatron.model import build_model
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
+from quantexp.training.megatron.transformer_config import DTYPES
 from tests.model.huggingface.memory import bytes_of_loading
 from tests.model.huggingface.published import (
     FAMILIES,

@@ -1,0 +1,60 @@
+"""The precision map as JSON: in precision.json, plans, manifests and identities. Needs no torch."""
+
+from __future__ import annotations
+
+from quantexp.formats.spec import QuantSpec
+from quantexp.formats.types import WHOLE_ROW, Family
+from quantexp.quant.precision import Entry, configured
+
+
+def entry_record(entry: Entry) -> dict[str, object]:
+    """An entry in the form of the precision map's JSON."""
+    return {
+        "layer": entry.module.layer,
+        "module": entry.module.name,
+        "site": configured(entry.module.name, entry.slot).site.value,
+        "product": entry.slot.product.value,
+        "operand": entry.slot.operand.value,
+        **spec_record(entry.spec),
+    }
+
+
+def spec_record(spec: QuantSpec) -> dict[str, object]:
+    """A specification as JSON: Enums as their values, null for an option that the format does not have."""
+    options = {
+        "block": spec.block,
+        "scale_rule": spec.scale_rule.value,
+        "rounding": spec.rounding.value,
+        "scaling": spec.scaling.value,
+        "saturate": spec.saturate,
+        "amax_target": spec.amax_target if spec.is_scaled else None,
+    }
+    known = spec.fmt.options | ({"block"} if _has_plain_blocks(spec) else set())
+    return {
+        "format": spec.fmt.name,
+        "axis": None if spec.axis is None else spec.axis.value,
+        **{name: value if name in known else None for name, value in options.items()},
+        "reuse": spec.reuse,
+        **_later_options(spec),
+    }
+
+
+def _has_plain_blocks(spec: QuantSpec) -> bool:
+    """Whether a declared format has blocks of a number of elements, and of one row."""
+    fmt = spec.fmt
+    return (
+        fmt.family is Family.GRID and fmt.across == 1 and spec.block < WHOLE_ROW and bool(fmt.block)
+    )
+
+
+def _later_options(spec: QuantSpec) -> dict[str, object]:
+    """Options recorded only if set, so that schemes without them keep their identity."""
+    options = {
+        "definition": spec.fmt.definition or None,
+        "pre_scale": spec.pre_scale or None,
+        "window": spec.window,
+        "clip_gradient": spec.clip_gradient or None,
+        "hadamard": spec.hadamard.value if spec.is_transformed else None,
+        "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,54 @@
+"""When a rule is in force, and which slots of a module it covers. Needs no torch."""
+
+from __future__ import annotations
+
+from quantexp.errors import ConfigError
+from quantexp.quant.sites import Slot
+from quantexp.schema import QuantConfig, Rule
+
+
+def changes(quant: QuantConfig) -> list[int]:
+    """The iterations, from 1, at which the map may change; 1 is always included."""
+    points = {1}
+    for rule in quant.rules:
+        if rule.iterations:
+            first, last = rule.iterations
+            points.add(first or 1)
+            if last is not None:
+                points.add(last + 1)
+    return sorted(points)
+
+
+def is_in_force(rule: Rule, iteration: int) -> bool:
+    """Whether a rule applies at an iteration (from 1)."""
+    first, last = rule.iterations or (1, None)
+    return (first or 1) <= iteration and (last is None or iteration <= last)
+
+
+def covers(rule: Rule, slot: Slot) -> bool:
+    """Whether a rule covers a slot of the modules that it applies to."""
+    return (
+        (not rule.sites or slot.site.value in rule.sites)
+        and (not rule.products or slot.product.value in rule.products)
+        and (not rule.operands or slot.operand.value in rule.operands)
+    )
+
+
+def check_iterations(where: str, rule: Rule) -> None:
+    """Refuse a range of iterations that is none; `where` is the rule's key.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if not rule.iterations:
+        return
+    if len(rule.iterations) != 2 or rule.iterations[0] is None:
+        raise ConfigError(
+            f"{where}.iterations must be [first, last], iterations from 1, got {rule.iterations}"
+        )
+    first, last = rule.iterations
+    assert first is not None
+    if first < 1 or (last is not None and last < first):
+        raise ConfigError(
+            f"{where}.iterations must be [first, last] with 1 <= first <= last, got {rule.iterations}"
+        )
