@@ -113,8 +113,8 @@ def _rank_parts_gb(
     master = 0 if training.precision is Precision.fp32 else 4
     activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
     # Of what a CPU has as scratch, a GPU's count has the operands of the output layer, by far the largest.
-    copies = {} if is_cpu else _output_copies(model, training, maps, part)
-    copied = sum(copies.values()) * size
+    beside = {} if is_cpu else _output_copies(model, training, maps, part)
+    copied = sum(beside.values()) * size
     temporaries = _temporary_bytes(experiment, parameters, activations, copied, part, is_cpu=is_cpu)
     parts = {
         "weights": parameters.total * size / 1e9,
