@@ -165,14 +165,8 @@ def precision_table(plan: Plan, width: int) -> Table:
         for module, layers in modules.items():
             by_layers.setdefault(_ranges(layers) or "all", []).append(module)
         for ranges, names in by_layers.items():
-            rows.append(
-                [
-                    layer_words(ranges, names[0]),
-                    escape(" ".join(_experts_together(names))),
-                    slot,
-                    held_as,
-                ]
-            )
+            shown = escape(" ".join(_experts_together(names)))
+            rows.append([layer_words(ranges, names[0]), shown, slot, held_as])
     table = fitted_table(_MAP, rows, width, "precision map").table
     if len(plan.map_changes_at) > 1:
         table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"

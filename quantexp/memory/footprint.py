@@ -106,9 +106,9 @@ def _rank_parts_gb(
     size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
     activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
-    copied = 0  # on a GPU, whose scratch is not counted, by the output layer, whose operands are the largest
-    if not is_cpu:
-        copied = sum(output_copies(model, training, maps, part).values()) * size
+    # Of what a CPU has as scratch, a GPU's count has the operands of the output layer, by far the largest.
+    beside = {} if is_cpu else output_copies(model, training, maps, part)
+    copied = sum(beside.values()) * size
     temporaries = _temporary_bytes(experiment, parameters, activations, copied, part, is_cpu=is_cpu)
     parts = {
         "weights": parameters.total * size / 1e9,
@@ -191,9 +191,8 @@ def _weight_copies(
     for declared_by_module in maps:
         counts = [{False: 0, True: 0} for _ in most]
         for module, declared in declared_by_module.items():
-            if (
-                module.name == EMBEDDING and layout.pipeline > 1
-            ):  # else it looks up the other's copy
+            # Without stages a tied embedding looks up the output layer's copy.
+            if module.name == EMBEDDING and layout.pipeline > 1:
                 lookup, no_dgrad = declared.spec(LOOKUP_W), working_spec(DGRAD_W)
                 count = num_kept(lookup, no_dgrad, several, recomputed) * output_shape(model).count
                 counts[0][False] += count
