@@ -1,7 +1,7 @@
 """The style of a scheme or a format in every figure: colour, dash and marker. Needs no matplotlib.
 
     colour   the number format                              mxfp8 blue, mxfp4 vermillion, hifp8 green, bf16 grey, ...
-    dash     the sites that are quantised                   FA_linear solid, linear dashed, FA dotted, FA_full dash-dot
+    dash     the sites that are quantised                   FA_linear solid, linear dashed, FA dotted, FA_full dash-dot, ...
     shade    what else tells schemes of one page apart      linear_mxfp4 as above, linear_mxfp4_hadamard darker
 
 A scheme without a variant looks the same on every page. The colours are those of Okabe and Ito (2008), which people
@@ -34,6 +34,7 @@ SOLID: Dash = ()
 DASHED: Dash = (5.0, 2.0)
 DOTTED: Dash = (1.2, 1.6)
 DASH_DOT: Dash = (5.0, 1.6, 1.2, 1.6)
+SPARSE: Dash = (1.2, 3.6)
 #: Markers, used when the shades of one colour and dash are exhausted.
 _MORE_DASHES: tuple[Dash, ...] = (
     (9.0, 2.5),
@@ -48,6 +49,7 @@ _SITES = {
     "linear": (DASHED, "s"),
     "FA": (DOTTED, "^"),
     "FA_full": (DASH_DOT, "v"),
+    "adam": (SPARSE, "P"),
 }
 _BASELINE_MARKER, _OTHER_MARKER = "D", "X"
 
@@ -80,7 +82,7 @@ def scheme_style(scheme: str) -> SchemeStyle:
     if scheme == BASELINE:
         return SchemeStyle(colour, SOLID, _BASELINE_MARKER)
     words = re.split(r"[_/ ]", scheme)
-    sites = "_".join(word for word in words[:2] if word in ("FA", "linear", "full"))
+    sites = "_".join(word for word in words[:2] if word in ("FA", "linear", "full", "adam"))
     dash, marker = _SITES.get(sites, (SOLID, _OTHER_MARKER))
     return SchemeStyle(colour, dash, marker)
 

@@ -177,7 +177,8 @@ VERBS = {
             "--config-dir mine quant=my_scheme training=fast",
         ),
         "Groups: model, dataset, quant (the scheme), quant/linear, quant/qk, quant/pv,\n"
-        "quant/output, capture, training, launcher, +experiment; quantexp list shows their choices.\n"
+        "quant/output, capture, training, launcher, +experiment; quantexp list shows\n"
+        "their choices.\n"
         "A value with a character that the shell reads stands in single quotes.",
     ),
     "plan": Verb(

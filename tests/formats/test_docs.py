@@ -24,7 +24,10 @@ def test_the_overview_names_every_page() -> None:
     overview = (DOCS / "README.md").read_text()
     pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
     of_families = {f"{name.partition('_')[0]}.md" for name in FORMATS}
-    assert pages == of_families | {"your_own.md", "mxint8.md", "fp8_block.md", "fp4_int4.md"}
+    assert pages == of_families | {"your_own.md", "mxint8.md", "fp8_block.md"} | {
+        "fp4_int4.md",
+        "sixteen_bits.md",
+    }
     assert all(f"]({page})" in overview for page in pages)
 
 

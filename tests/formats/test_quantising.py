@@ -308,4 +308,8 @@ def test_unscaled_hif8_suffers_where_tensors_are_small_and_scaled_does_not(
 
 def test_every_family_has_a_format() -> None:
     assert {fmt.family for fmt in FORMATS.values()} == set(Family) - {Family.GRID, Family.PYTHON}
-    assert {fmt.family for fmt in shipped_formats().values()} == {Family.GRID, Family.MX}
+    assert {fmt.family for fmt in shipped_formats().values()} == {
+        Family.GRID,
+        Family.MX,
+        Family.FP8,
+    }

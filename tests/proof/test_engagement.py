@@ -19,7 +19,6 @@ import quantexp.quant.linear
 import quantexp.quant.multiply
 import quantexp.quant.weight_cache.weights
 import quantexp.training.megatron.linear
-import quantexp.training.observer
 from quantexp.formats import Axis, QuantSpec, quantise
 from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.precision import ModulePrecision
@@ -358,7 +357,7 @@ def test_a_start_that_overflows_is_watched_until_it_can_be_proved(run_tiny: RunT
 def test_a_start_that_never_becomes_finite_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantexp.training.observer, "MAX_PROOFS", 2)
+    monkeypatch.setattr("quantexp.training.proofs.MAX_PROOFS", 2)
     run = run_tiny(
         "quant=linear_mxfp8",
         "training.precision=fp16",

@@ -243,7 +243,7 @@ def test_words_select_by_metadata(write: Write) -> None:
             ["tensor=output"],
             r"none of these tensors is an operand of a matrix product; those are input, .*",
         ),
-        (["--formats", "fp3"], r"--formats must be among fp4_ue5m3, .*, got 'fp3'"),
+        (["--formats", "fp3"], r"--formats must be among bfloat16, .*, got 'fp3'"),
         (["--elements", "-1"], r"--elements must be at least 0 \(0 is all\), got -1"),
         (["--jobs", "0"], r"--jobs must be at least 1, got 0"),
         (["--sqnr", "nan"], r"--sqnr must be a finite number of dB, got nan"),
