@@ -1,10 +1,10 @@
 """The style of a scheme or a format in every figure: colour, dash and marker. Needs no matplotlib.
 
     colour   the number format                              mxfp8 blue, mxfp4 vermillion, hifp8 green, bf16 grey, ...
-    dash     the sites that are quantised                   FA_linear solid, linear dashed, FA dotted, FA_full dash-dot, ...
+    dash     the sites that are quantised                   FA_linear solid, linear dashed, FA dotted, FA_full dash-dot
     shade    what else tells schemes of one page apart      linear_mxfp4 as above, linear_mxfp4_hadamard darker
 
-A scheme without a variant looks the same on every page. The colours are those of Okabe and Ito (2008), which people
+Schemes of the optimizer (adam) have sparse dots. A scheme without a variant looks the same on every page. The colours are those of Okabe and Ito (2008), which people
 with any colour vision can tell apart; shades of one colour differ in lightness.
 """
 
