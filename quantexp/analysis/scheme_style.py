@@ -4,8 +4,9 @@
     dash     the sites that are quantised                   FA_linear solid, linear dashed, FA dotted, FA_full dash-dot
     shade    what else tells schemes of one page apart      linear_mxfp4 as above, linear_mxfp4_hadamard darker
 
-Schemes of the optimizer (adam) have sparse dots. A scheme without a variant looks the same on every page. The colours are those of Okabe and Ito (2008), which people
-with any colour vision can tell apart; shades of one colour differ in lightness.
+Schemes of the optimizer (adam) have sparse dots. A scheme without a variant looks the same on every page. The colours
+are those of Okabe and Ito (2008), which people with any colour vision can tell apart; shades of one colour differ in
+lightness.
 """
 
 from __future__ import annotations
