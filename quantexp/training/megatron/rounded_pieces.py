@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from quantexp.formats import Place, QuantSpec, quantise
+from quantexp.model.finite import is_finite
 from quantexp.model.pieces import Piece
 from quantexp.model.row_blocks import Box, boxes, matrix_shape
 from quantexp.quant.step_state import Draw, seed_of
@@ -38,10 +40,16 @@ class RoundedPiece:
         return self.flat[box.first : box.stop].view(box.rows, box.columns)
 
     def round(self, x: Tensor, row: int, column: int, amax: Tensor | None, draw: Draw) -> None:
-        """Round a matrix in place, whose first element is in this row and column of the parameter."""
+        """Round a matrix in place, whose first element is in this row and column of the parameter.
+
+        NaN and Inf stay, also where the format saturates: a step with one must be left out.
+        """
         shape = matrix_shape(self.piece.shape)
         place = Place(shape, (row, column)) if draw else None
+        before = None if is_finite(x) else x.clone()
         quantise(x, self.spec, axis=-1, amax=amax, out=x, place=place, **draw)
+        if before is not None:
+            x.copy_(torch.where(before.isfinite(), x, before))
 
 
 def draw_of(spec: QuantSpec, seed: int, stream: str, iteration: int) -> Draw:
