@@ -38,6 +38,8 @@ class Side:
     precision: Mapping[str, Any] | None = None
     #: Messages about files that exist but cannot be read.
     trouble: tuple[str, ...] = ()
+    #: The iterations whose step was left out, each with what was not finite.
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def scheme(self) -> str:
@@ -138,4 +140,5 @@ def read_side(run: RunDir, measure: str = "loss") -> Side:
         read_file(read_provenance, run.provenance),
         read_file(read_precision, run.precision),
         tuple(trouble),
+        {line["iteration"]: str(line.get("nonfinite")) for line in metrics if line.get("skipped")},
     )

@@ -11,6 +11,7 @@ from quantexp.analysis.evaluate.table import evaluated_words, task_words
 from quantexp.analysis.report.origin import Origin
 from quantexp.analysis.report.proof import Proof
 from quantexp.errors import UnreadableError
+from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_scheme
 from quantexp.runs.evaluation import is_evaluation, read_evaluation
 
@@ -28,6 +29,7 @@ def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
     rows = {
         "state": side.state + (f": {status.reason}" if status and status.reason else ""),
         "training": _training(side, training) if trains else None,
+        "steps left out": _left_out(side),
         **({} if trains else _evaluated(side)),
         "model": side.names.model_label,
         "scheme": describe_scheme(side.scheme, side.names.precision),
@@ -88,6 +90,15 @@ def _training(side: Side, training: Mapping[str, Any]) -> str | None:
         return None if wanted is None else f"no iteration{of}"
     lowest = min(side.losses.losses)
     return f"iteration {last_iteration(side)}{of}, loss {side.last_loss}, lowest {lowest:.4f}"
+
+
+def _left_out(side: Side) -> str | None:
+    """The steps with a value that was not finite, and what that was in the last of them."""
+    if not side.left_out:
+        return None
+    last = max(side.left_out)
+    shown = ranges(sorted(side.left_out))
+    return f"in iteration{'s' * (len(side.left_out) > 1)} {shown}; in {last}, {side.left_out[last]}"
 
 
 def _precision(side: Side, identity: Mapping[str, Any]) -> str | None:
