@@ -5,8 +5,9 @@
 A model with its optimizer makes one step. Then, by turns, a checkpoint with the training state is saved, of which the
 time until training may go on counts, and each of its tensors is copied to a warm buffer of the host (`copy_`). Before
 each turn the background is done and everything is on the disk. The first turns of both are left out: they allocate the
-memory. All figures are medians; the ratio of a turn compares neighbours, which share the load of other programs. The
-step after a save runs beside the background; how much longer it takes is shown too.
+memory. The check of the tensors for NaN and Inf, which is part of every save, is timed by itself. All figures are
+medians; the ratio of a turn compares neighbours, which share the load of other programs. The step after a save runs
+beside the background; how much longer it takes is shown too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class _Turns:
         self.buffers: dict[str, Any] = {}
         #: Seconds: of holding up the step, of copying, of the background, of a step beside it and of one at rest.
         self.held_up: list[float] = []
+        #: Of the check for NaN and Inf.
+        self.checked: list[float] = []
         self.copied: list[float] = []
         self.background: list[float] = []
         self.steps: dict[bool, list[float]] = {True: [], False: []}
@@ -57,8 +60,9 @@ class _Turns:
             ),
             lambda: self.background.append(_seconds(self.saver.finish)),
             lambda: self.copied.append(self._copy(state())),
+            lambda: self.checked.append(_seconds(lambda: _check(state()))),
         ]
-        order = saves if iteration % 2 else [saves[2], *saves[:2]]
+        order = saves if iteration % 2 else [*saves[2:], *saves[:2]]
         for turn in order:
             turn()
         self._is_beside = iteration % 4 > 1
@@ -78,6 +82,12 @@ class _Turns:
 
     def finish(self) -> None:
         self.saver.finish()
+
+
+def _check(state: Any) -> None:
+    from quantexp.model.finite import is_finite
+
+    assert all(is_finite(x) for _, x in state.named_tensors())
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -168,6 +178,9 @@ def results(words: list[str], turns: int) -> dict[str, str]:
     result = measured(words, turns)
     held_up, copied = (statistics.median(each[1:]) for each in (result.held_up, result.copied))
     ratios = [a / b for a, b in zip(result.held_up[1:], result.copied[1:], strict=True)]
+    checked = statistics.median(result.checked[1:])
+    saving = [a + b for a, b in zip(result.held_up[1:], result.background[1:], strict=True)]
+    shares = [a / b for a, b in zip(result.checked[1:], saving, strict=True)]
     lines = {
         "machine": platform.processor() or platform.machine(),
         "training state": f"{result.num_bytes / 1e6:.0f} MB",
@@ -177,6 +190,7 @@ def results(words: list[str], turns: int) -> dict[str, str]:
         "ratio": f"{held_up / copied:.2f}",
         "ratio of a turn": f"{statistics.median(ratios):.2f}",
         "background": f"{statistics.median(result.background[1:]) * 1e3:.0f} ms",
+        "check for NaN and Inf": f"{checked * 1e3:.1f} ms, {100 * statistics.median(shares):.1f}% of saving",
     }
     for is_beside, name in ((False, "step at rest"), (True, "step beside the background")):
         if steps := result.steps[is_beside]:
