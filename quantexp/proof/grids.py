@@ -194,6 +194,8 @@ def which_grid(
             continue
         on_grid, other_step = other.both(windows, amax)
         telling = _telling(other, other_step, windows, step, working)
+        if other.spec.fmt.block_scale and other.block is not None:
+            telling &= _has_company(windows, other.block, -2 if other.across else -1)
         if coarser_scales:
             assert declared is not None
             telling |= _largest_of_blocks(windows, declared.block)
@@ -252,6 +254,15 @@ def _telling(
 ) -> Tensor:
     """The elements around which another grid is coarser than the declared one, by enough to distinguish them."""
     return (windows != 0) & (other_step > step) & (other_step > other.margin * working)
+
+
+def _has_company(windows: Tensor, block: int, dim: int) -> Tensor:
+    """Whether another element of an element's block is not zero; one alone is its own scale, with any significand."""
+    is_nonzero = (windows != 0).movedim(dim, -1)
+    extent = is_nonzero.shape[-1]
+    padded = torch.nn.functional.pad(is_nonzero, (0, -extent % block))
+    several = padded.reshape(*padded.shape[:-1], -1, block).sum(dim=-1) > 1
+    return several.repeat_interleave(block, dim=-1)[..., :extent].movedim(-1, dim)
 
 
 def _is_soon_off(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: Tensor) -> bool:

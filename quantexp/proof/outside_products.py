@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quantexp.model.finite import tensors_in
 from quantexp.proof.grids import Status
 from quantexp.proof.merging import merged_entry, named_failures
 from quantexp.proof.verdict import NOT_FINITE, SlotCalls, judge, judged_entry
@@ -45,7 +46,7 @@ class StateVerdict:
 
 
 class StateWatch:
-    """Collects the results of one rank in one iteration; a call is a parameter, or a rank's piece of it."""
+    """Collects the results of one rank in one iteration; a call is a part of a parameter that is rounded at once."""
 
     def __init__(self, slots: Sequence[StateSlot]) -> None:
         self._seen = {slot: _Seen(SlotCalls(), {}) for slot in slots}
@@ -134,12 +135,12 @@ class SendWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         expected: by name, a tensor whose memory must lie in one of the tensors that are sent.
-        found: is called with the name when it is, before the tensor is sent.
+        sent: is called with the name when it is, before the tensor is sent.
     """
 
-    def __init__(self, expected: Mapping[str, Tensor], found: Callable[[str], None]) -> None:
+    def __init__(self, expected: Mapping[str, Tensor], sent: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._expected, self._found = dict(expected), found
+        self._expected, self._sent = dict(expected), sent
 
     @property
     def left(self) -> list[str]:
@@ -154,19 +155,11 @@ class SendWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func.namespace == "c10d" and func.overloadpacket.__name__.startswith(_SENDING):
-            for tensor in _tensors(args):
+            for _, tensor in tensors_in(args):
                 for name in [name for name, x in self._expected.items() if _lies_in(x, tensor)]:
                     del self._expected[name]
-                    self._found(name)
+                    self._sent(name)
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(arguments: Any) -> list[Tensor]:
-    if isinstance(arguments, Tensor):
-        return [arguments]
-    if isinstance(arguments, list | tuple):
-        return [tensor for each in arguments for tensor in _tensors(each)]
-    return []
 
 
 def _lies_in(x: Tensor, sent: Tensor) -> bool:

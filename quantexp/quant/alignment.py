@@ -133,7 +133,8 @@ def unaligned_slots(experiment: Experiment) -> list[Misalignment]:
     if experiment.evaluate.only:
         maps = list(map(forward_only, maps))
     kinds = kinds_of_modules(experiment.model, maps)
-    if outside := {slot: slot.spec for slot in state_slots(experiment.quant)}:
+    outside = {slot: slot.spec for slot in state_slots(experiment.quant)}
+    if outside and not experiment.evaluate.only:
         shapes = {name: shape for name, shape, _ in kinds if shape is not None}
         kinds += [(name, shape, outside) for name, shape in shapes.items()]
     return misalignments(kinds, layout, experiment.training.seq_length)

@@ -90,12 +90,12 @@ def reduced_slots(quant: QuantConfig) -> list[StateSlot]:
 
 
 def state_slots(quant: QuantConfig) -> list[StateSlot]:
-    """All of both."""
+    """The moments and the gradient that a scheme rounds."""
     return [*moment_slots(quant), *reduced_slots(quant)]
 
 
 def state_records(quant: QuantConfig) -> list[dict[str, object]]:
-    """The entries of the precision map for all of both."""
+    """Their entries of the precision map."""
     return [slot.record() for slot in state_slots(quant)]
 
 
@@ -112,7 +112,7 @@ def check_outside_products(experiment: Experiment) -> None:
     if layout.data * layout.context == 1:
         raise ConfigError(
             f"quant.{GRAD_REDUCE}.format rounds gradients that data-parallel ranks send to each other, got one rank, "
-            "which sends none; take launcher.num_processes=2 or more, or leave it out"
+            f"which sends none; take launcher.num_processes={2 * layout.model_ranks} or more, or leave it out"
         )
 
 
@@ -121,24 +121,26 @@ def _spec(key: str, config: Rounded, declared: Mapping[str, Format]) -> list[Qua
     setting = Setting(key, config)
     if config.format is None:
         default = type(config)()
-        is_set = (
+        changed = (
             o for o in (*_OPTIONS, "at") if getattr(config, o, None) != getattr(default, o, None)
         )
-        if option := next(is_set, None):
+        if option := next(changed, None):
             raise ConfigError(
                 f"{key}.{option} is set and {key}.format is not; set the format, or remove it"
             )
         return []
+    possible = {
+        n: fmt for n in known_names(declared) if _is_possible(fmt := get_format(n, declared))
+    }
     try:
-        fmt = get_format(config.format, declared)
+        fmt = possible.get(config.format) or get_format(config.format, declared)
     except ValueError:
         fmt = get_format(WORKING)
     if fmt.family is Family.BF16:
-        names = ", ".join(sorted(known_names(declared) - {WORKING}))
         raise ConfigError(
-            f"{key}.format must be one of {names}, or null for float32, got {config.format!r}"
+            f"{key}.format must be one of {', '.join(sorted(possible))}, or null for float32, got {config.format!r}"
         )
-    if fmt.family is Family.PYTHON or fmt.across > 1:
+    if not _is_possible(fmt):
         kind = (
             "is a class of yours" if fmt.family is Family.PYTHON else "has blocks of several rows"
         )

@@ -36,7 +36,16 @@ from quantexp.quant.slots import (
     resolve_site,
     site_configs,
 )
-from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
+from quantexp.schema import (
+    GradReduce,
+    LinearSite,
+    Moments,
+    PvSite,
+    QkSite,
+    QuantConfig,
+    Rounded,
+    Rule,
+)
 
 #: The formats of the ten schemes.
 SCHEME_FORMATS = ("mxfp8", "mxfp4", "hifp8")
@@ -138,10 +147,15 @@ def _short(fmt: Format) -> str:
 
 def _is_plain(quant: QuantConfig) -> bool:
     """Whether format names alone say what is rounded outside of products: none is declared, and no option is set."""
-    configs = (quant.optimizer.exp_avg, quant.optimizer.exp_avg_sq, quant.grad_reduce)
-    return all(each == type(each)(format=each.format) for each in configs) and not any(
-        slot.spec.fmt.definition for slot in state_slots(quant)
+    of_formats = QuantConfig(
+        formats=quant.formats,
+        optimizer=Moments(
+            Rounded(quant.optimizer.exp_avg.format), Rounded(quant.optimizer.exp_avg_sq.format)
+        ),
+        grad_reduce=GradReduce(quant.grad_reduce.format),
     )
+    slots = state_slots(quant)
+    return slots == state_slots(of_formats) and not any(slot.spec.fmt.definition for slot in slots)
 
 
 def _records(

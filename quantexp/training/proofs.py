@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quantexp.errors import EngagementError
+from quantexp.quant.outside_products import state_slots
 from quantexp.runs.status import read_json, write_json
 from quantexp.training.context import RunContext
 
@@ -29,6 +30,8 @@ class Proofs:
         self._proofs = _earlier_proofs(context)
         self._verdict: Verdict | None = None
         self._attempts = 0
+        #: Whether the scheme rounds outside of products, which is added to each proof.
+        self._is_more = bool(state_slots(context.experiment.quant))
         #: Whether an iteration is being watched.
         self.is_running = False
         #: Whether the last proof met values that were not finite, so that the next iteration must be watched, too.
@@ -49,7 +52,8 @@ class Proofs:
         self._proofs.append(self._verdict.record())
         self._write_proof()
         require(self._verdict)
-        self._repeat_if_unproved(self._verdict)
+        if not self._is_more:
+            self._repeat_if_unproved(self._verdict)
 
     def _write_proof(self) -> None:
         """Write precision.json: the last proof, and those before it."""
@@ -68,7 +72,6 @@ class Proofs:
         from quantexp.training.megatron.collectives import gather
 
         assert self._verdict is not None
-        self.are_open = self.are_open or not stepped
         state = merged_state(gather(watch.verdict() if stepped else watch.left_out()))
         self._verdict = replace(
             self._verdict,
@@ -78,6 +81,7 @@ class Proofs:
         self._proofs[-1] = self._verdict.record()
         self._write_proof()
         require(self._verdict)
+        self._repeat_if_unproved(self._verdict)
 
     def _repeat_if_unproved(self, result: Verdict) -> None:
         """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""

@@ -257,3 +257,18 @@ def test_equal_elements_are_one_accident() -> None:
     operand = quantise(torch.cat([x, largest]).half(), "mxfp8_e4m3", axis=-1)
     finding = judge(operand, MXFP8, -1)
     assert finding.status is Status.ENGAGED, finding
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("declared", [name for name in DECLARED if name != "bf16"])
+def test_rows_that_are_mostly_zero_do_not_look_like_another_format(
+    declared: str, dtype: torch.dtype
+) -> None:
+    """The gradient of an embedding: an element alone in a block of nvfp4 across the rows is its own scale."""
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.zeros(384, 128)
+        rows = torch.arange(seed, 384, 16)
+        x[rows] = torch.randn(len(rows), 128, generator=generator)
+        finding = judge(quantise_as(declared, x.to(dtype)), DECLARED[declared], -1)
+        assert finding.status is Status.ENGAGED, finding

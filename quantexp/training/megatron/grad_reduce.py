@@ -4,7 +4,7 @@
     each_hop   the sum s goes from rank to rank, s := round(s) + g; only the last sum is not rounded
 
 A gradient has been multiplied by 1 / ranks before, as Megatron-Core does, so the sum is the mean. With `each_hop` the
-last rank keeps the sum and all others zeros, so that Megatron's own reduction distributes it and changes no bit. Ranks
+last rank keeps the sum and all others zeros, so that Megatron's own reduction distributes it unchanged. Ranks
 of context parallelism take part. Parameters of a group of one rank, experts for example that no other rank holds, are
 not sent and keep their gradients. What is added afterwards, over tensor-parallel ranks (norms with sequence
 parallelism) and over the first and the last stage (a tied embedding), is in float32.
@@ -119,7 +119,7 @@ class GradientRounding:
         amax = self._amax(piece)
         is_compared = self._watch is not None and needs_origin(piece.spec)
         before = piece.flat.clone() if is_compared else None
-        # Each rank of the group draws its own numbers.
+        # Each rank of the group draws its own numbers; parts of one gradient draw by position.
         stream = f"{piece.name} {self.slot} {group.rank()}"
         draw = draw_of(piece.spec, self.seed, stream, self._iteration)
         for box in piece.boxes():

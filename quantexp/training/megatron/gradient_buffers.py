@@ -41,7 +41,7 @@ def wrapped(
     return models
 
 
-def overlap(config: Any, models: list[DistributedDataParallel]) -> None:
+def let_schedules_overlap(config: Any, models: list[DistributedDataParallel]) -> None:
     """Let the schedules start the reduction of gradients, and the gathering of parameters, while they compute."""
     ddp = models[0].ddp_config
     if not ddp.overlap_grad_reduce:

@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
-from quantexp.model.finite import count_words, is_finite
+from quantexp.model.finite import count_words, is_finite, tensors_in
 from quantexp.model.shards import global_name
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.experts import first_expert
@@ -35,8 +35,9 @@ class _Moment(NamedTuple):
 
 @dataclass
 class Lookout:
-    """What one rank has found."""
+    """What one rank has seen: the first tensor in time that was not finite."""
 
+    forward_only: bool
     micro_batch: int = 0
     first: tuple[_Moment, str] | None = None
 
@@ -53,9 +54,12 @@ class Lookout:
 
 
 @contextlib.contextmanager
-def looking_out(chunks: Sequence[GPTModel]) -> Iterator[Lookout]:
-    """Watch every module of a rank's chunks inside; its micro-batch must be kept up to date."""
-    lookout, handles = Lookout(), []
+def looking_out(chunks: Sequence[GPTModel], *, forward_only: bool) -> Iterator[Lookout]:
+    """Watch every module of a rank's chunks inside; its micro-batch must be kept up to date.
+
+    `forward_only` leaves gradients out: those of a loss that is not finite itself.
+    """
+    lookout, handles = Lookout(forward_only), []
     stage = parallel_state.get_pipeline_model_parallel_rank()
     num_stages = parallel_state.get_pipeline_model_parallel_world_size()
     try:
@@ -64,7 +68,7 @@ def looking_out(chunks: Sequence[GPTModel]) -> Iterator[Lookout]:
             for module, name in _names(chunk).items():
                 watch = partial(_watch, lookout, name, place)
                 handles.append(module.register_forward_hook(watch))
-            for name, parameter in chunk.named_parameters():
+            for name, parameter in chunk.named_parameters() if not forward_only else ():
                 shown = global_name(name, first_layer(chunk), first_expert(chunk))
                 see = partial(lookout.see, f"the gradient of {shown}", place, True)
                 handles.append(parameter.register_hook(_unchanged(see)))
@@ -74,19 +78,16 @@ def looking_out(chunks: Sequence[GPTModel]) -> Iterator[Lookout]:
             handle.remove()
 
 
-def first_of_all(lookout: Lookout, *, forward_only: bool = False) -> str | None:
-    """The first tensor of all ranks that was not finite, in words; None if there was none. Every rank calls this.
-
-    `forward_only` leaves gradients out: those of a loss that is not finite itself.
-    """
-    found = [
+def first_of_all(lookout: Lookout) -> str | None:
+    """The first tensor of all ranks that was not finite, in words; None if there was none. Every rank calls this."""
+    firsts = [
         (first[0], rank, first[1])
         for rank, first in enumerate(gather(lookout.first))
-        if first is not None and not (forward_only and first[0].is_backward)
+        if first is not None
     ]
-    if not found:
+    if not firsts:
         return None
-    _, rank, words = min(found)
+    _, rank, words = min(firsts)
     return f"the first tensor that is not finite is {words}, on rank {rank}"
 
 
@@ -104,9 +105,9 @@ def _names(gpt: GPTModel) -> dict[nn.Module, str]:
 def _watch(
     lookout: Lookout, name: str, place: int, module: nn.Module, inputs: Any, output: Any
 ) -> None:
-    for x in _tensors(output):
+    for _, x in tensors_in(output):
         lookout.see(f"the output of {name}", place, False, x)
-        if x.requires_grad:
+        if x.requires_grad and not lookout.forward_only:
             see = partial(lookout.see, f"the gradient of the output of {name}", place, True)
             x.register_hook(_unchanged(see))  # type: ignore[no-untyped-call]
 
@@ -118,11 +119,3 @@ def _unchanged(see: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         see(gradient)
 
     return hook
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)

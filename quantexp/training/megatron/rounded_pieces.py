@@ -32,8 +32,7 @@ class RoundedPiece:
 
     def boxes(self) -> list[Box]:
         """The piece in boxes of whole and of cut blocks."""
-        width = matrix_shape(self.piece.shape)[1]
-        return list(boxes(self.piece, self.spec.block if self.spec.fmt.block else width))
+        return list(boxes(self.piece, self.spec.block if self.spec.fmt.block else 1))
 
     def values(self, box: Box) -> Tensor:
         """The values in a box, [rows, columns], of which `flat` is the memory."""

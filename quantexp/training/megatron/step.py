@@ -53,7 +53,7 @@ from quantexp.training.megatron.device import device_name, memory_gb, peak_tflop
 from quantexp.training.megatron.experts import forget_balancing_loss, take_balancing_loss
 from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
 from quantexp.training.megatron.grad_reduce import GradientRounding
-from quantexp.training.megatron.gradient_buffers import overlap, overlaps, wrapped
+from quantexp.training.megatron.gradient_buffers import let_schedules_overlap, overlaps, wrapped
 from quantexp.training.megatron.lookout import first_of_all, looking_out
 from quantexp.training.megatron.model import (
     build_chunks,
@@ -144,7 +144,7 @@ class Stepper:
             self.reduction = GradientRounding(slot, self.models, self.parts, training.seed)
             config.finalize_model_grads_func = self.reduction.finalize
         config.grad_scale_func = self.optimizer.scale_loss
-        overlap(config, self.models)
+        let_schedules_overlap(config, self.models)
         is_merged = self.layout.num_processes > 1 and has_delayed_scales(experiment)
         self._merge = merge_amaxes if is_merged else None
         self.passes = Passes(self.models, training, self.layout, device)
@@ -229,13 +229,13 @@ class Stepper:
             self.moments.round(iteration, watch)
         if watch is not None:
             self.observer.outside_products(watch, stepped)
-        self.step_state.finish(stepped or fp16, self._merge)
         nonfinite = None
         if not stepped:
             nonfinite = cause(self.chunks, [float(each) for each in own_losses])
             if not lowers_scale(scale, loss):
                 first = self._first_nonfinite(iteration, forward_only=not math.isfinite(loss))
                 nonfinite = "; ".join(filter(None, (nonfinite, first)))
+        self.step_state.finish(stepped or fp16, self._merge)
         step_time_s = time.perf_counter() - start
         return Metrics(
             iteration=iteration,
@@ -288,8 +288,9 @@ class Stepper:
         self.step_state.updates_histories = False
         for model in self.models:
             model.zero_grad_buffer()
+        self.optimizer.zero_grad()
         with (
-            looking_out(self.chunks) as lookout,
+            looking_out(self.chunks, forward_only=forward_only) as lookout,
             self._keep_weight_copies(several=self.num_micro_batches > 1),
         ):
 
@@ -300,7 +301,7 @@ class Stepper:
             self.passes.train(iter(self._seen), self.num_micro_batches, begin)
         self._balancing_loss()  # which Megatron has added up once more
         self.step_state.updates_histories = True
-        return first_of_all(lookout, forward_only=forward_only)
+        return first_of_all(lookout)
 
     def _loss(self, own_losses: list[Tensor]) -> float:
         """The mean over all micro-batches, on every rank; before the last stage there are no own losses."""

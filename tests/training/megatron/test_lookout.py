@@ -24,10 +24,13 @@ Tiny = Callable[..., Experiment]
 
 
 class WithWeight(RecordingObserver):
-    """Makes one weight NaN in the second iteration, before its first micro-batch."""
+    """Makes one weight NaN before a micro-batch."""
+
+    #: Iteration and micro-batch.
+    at = (2, 0)
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        if (iteration, index) == (2, 0):
+        if (iteration, index) == self.at:
             with torch.no_grad():
                 self.model.get_parameter("decoder.layers.1.mlp.linear_fc1.weight")[3, 5] = math.nan
 
@@ -78,6 +81,18 @@ def test_the_first_gradient_of_the_backward_pass_is_named(tiny: Tiny) -> None:
         "; the first tensor that is not finite is the gradient of the output of layer 0 attention (backward, "
         "micro-batch 0): 1 of "
     ) in str(metrics[1].nonfinite)
+
+
+def test_gradients_of_an_earlier_micro_batch_hide_no_output(tiny: Tiny) -> None:
+    """Micro-batch 0 has an infinite gradient, micro-batch 1 a loss that is NaN, whose cause is an output."""
+
+    class Later(WithWeight):
+        at = (2, 1)
+
+    experiment = tiny("training.iterations=2", "training.global_batch_size=4")
+    with infinite_gradient_at(ModuleId(0, "proj")):
+        words = str(trained(experiment, Later()).metrics[1].nonfinite)
+    assert "the first tensor that is not finite is the output of layer 1 fc1 (forward, " in words
 
 
 def test_a_value_that_does_not_come_back_is_named_by_its_gradient_alone(tiny: Tiny) -> None:

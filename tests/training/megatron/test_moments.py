@@ -83,6 +83,12 @@ def test_proof_and_map_name_the_moments(run_tiny: RunTiny) -> None:
     assert all(e["calls"] >= e["quantised_calls"] > 10 for e in entries)
 
 
+def test_moments_with_rows_of_zeros_are_proved(run_tiny: RunTiny) -> None:
+    """An embedding that is not tied has a gradient for the tokens of the micro-batches alone."""
+    run = run_tiny("quant=more/adam_fp8_fp16", *RUN[1:], "model.tie_embeddings=false")
+    assert read_precision(run.precision)["proved"]
+
+
 @pytest.mark.parametrize(
     "plant",
     [

@@ -64,9 +64,9 @@ def test_moments_of_every_layout_are_those_of_one_process(tmp_path: Path) -> Non
     one = ranks["one"]
     assert isinstance(one, Result)
     for name in ("dp2", "tp2", "pp2", "cp2 divided"):
-        found = ranks[name]
-        assert isinstance(found, Result), found
-        assert difference(found, one).weight < 1e-4, name
+        result = ranks[name]
+        assert isinstance(result, Result), result
+        assert difference(result, one).weight < 1e-4, name
 
 
 def mxfp8(x: Tensor) -> Tensor:
@@ -93,17 +93,29 @@ def test_gradients_are_rounded_once_or_at_each_hop(
     three = "training.global_batch_size=3"
     for at, mean in expected.items():
         case = Case([*words, f"quant.grad_reduce.at={at}", three], 3, PLANT + "keep_own_gradients")
-        (found,) = run_all([case], tmp_path / at)
-        assert isinstance(found, Result), found
+        (result,) = run_all([case], tmp_path / at)
+        assert isinstance(result, Result), result
         own = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
-        assert len(found.gradients) > 20
-        for name, gradient in found.gradients.items():
+        assert len(result.gradients) > 20
+        for name, gradient in result.gradients.items():
             shares = [rank[name] * (1 / 3) for rank in own]
             # The order in which gloo adds three numbers is its own: two roundings of float32.
             most = 3e-7 * sum(float(share.abs().max()) for share in shares)
             torch.testing.assert_close(gradient, mean(shares), rtol=0, atol=most)
         for rank in range(3):
             (tmp_path / f"{rank}.pt").unlink()
+
+
+@pytest.mark.parametrize("at", ["once", "each_hop"])
+def test_a_distributed_optimizer_reduces_the_same_rounded_gradients(
+    tmp_path: Path, at: str
+) -> None:
+    """Two ranks add in one order, so the reduce-scatter of the default equals an all-reduce."""
+    words = [*BASE, "quant.grad_reduce.format=fp8_e4m3", f"quant.grad_reduce.at={at}"]
+    words += ["quant.grad_reduce.rounding=stochastic", "training.iterations=2"]
+    cases = {"whole": Case(words, 2), "divided": Case([*words, DIVIDED], 2)}
+    ranks = results(cases, tmp_path / "cases")
+    assert equal(ranks["divided"], ranks["whole"])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +131,7 @@ def test_gradients_that_are_sent_otherwise_than_declared_are_noticed(
     tmp_path: Path, at: str, fault: str, words: str
 ) -> None:
     scheme = ["quant.grad_reduce.format=mxfp8", f"quant.grad_reduce.at={at}"]
-    (found,) = run_all([Case([*BASE, *scheme], 2, PLANT + fault)], tmp_path / "case")
-    assert isinstance(found, str)
-    assert f"grad_reduce.{at}.dw of " in found
-    assert words in found
+    (result,) = run_all([Case([*BASE, *scheme], 2, PLANT + fault)], tmp_path / "case")
+    assert isinstance(result, str)
+    assert f"grad_reduce.{at}.dw of " in result
+    assert words in result
