@@ -4,8 +4,9 @@ In fp32 the ranks of a layout add the same products as one process, in another o
 differs by some n 2^-24 of the sum of magnitudes at most, which leaves errors of some 1e-7 in a parameter's gradient,
 relative in the 2-norm. Wrong operands of a 4- or 8-bit format differ by 1e-2 and more. An element within 1e-7 of the
 boundary between two grid points may be rounded to the other one, though, and quantised layers enlarge that: such a
-seed tells nothing. A sound layout therefore agrees in at least one of three seeds, a faulty one in none. Products of
-mxfp4 are exact in fp32, so that one seed is enough there.
+seed tells nothing. A sound layout therefore agrees in at least one of three seeds, or of six where random numbers give
+every element such a boundary of its own; a faulty one in none. Products of mxfp4 are exact in fp32, so that one seed is
+enough there.
 
 Micro-batches and stages change no order: a pipeline is equal bit for bit if its embeddings are untied. Tied ones get
 their two uses added in another order.
@@ -82,7 +83,9 @@ def test_every_layout_takes_the_first_step_of_one_process(tmp_path: Path) -> Non
 
 
 def test_layouts_agree_under_every_kind_of_operand(tmp_path: Path) -> None:
-    table = differences(SOME, tmp_path / "cases", FP32)
+    drawn = [row for row in SOME if "_sr_" in row[1]]
+    table = differences([row for row in SOME if row not in drawn], tmp_path / "cases", FP32)
+    table |= differences(drawn, tmp_path / "drawn", FP32, seeds=tuple(range(1, 7)))
     assert {row: by_seed for row, by_seed in table.items() if not any(map(agrees, by_seed))} == {}
 
 
