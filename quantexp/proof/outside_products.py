@@ -7,7 +7,7 @@ collective of torch.distributed, seen by a TorchDispatchMode; not what the code 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +34,8 @@ class _Seen:
     calls: SlotCalls
     #: Parameter -> what is wrong with it.
     wrong: dict[str, str]
+    #: Tensor -> the amax of this rank's part of it, and the stated one that its scale follows from.
+    amaxes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class StateVerdict:
     slots: list[StateSlot]
     entries: list[dict[str, object]]
     failures: list[str]
+    #: For each slot, as in `_Seen`.
+    amaxes: list[dict[str, tuple[float, float]]] = field(default_factory=list)
 
 
 class StateWatch:
@@ -61,7 +65,7 @@ class StateWatch:
             name: the parameter's.
             x: the values that were found.
             before: the values before they were rounded; required if `needs_origin` (see `origin`).
-            amax: of the whole parameter, where its scale depends on it.
+            amax: of the whole parameter, where its scale depends on it (`scale`).
         """
         finding = judge(x.detach(), slot.spec, -1, before, amax)
         seen = self._seen[slot]
@@ -71,6 +75,13 @@ class StateWatch:
             seen.calls.findings.append(finding)
         if finding.status is Status.MISMATCH:
             seen.wrong.setdefault(name, finding.reason)
+
+    def scale(self, slot: StateSlot, tensor: str, own: Tensor, stated: Tensor) -> None:
+        """Note the amax that a tensor's scale follows from, and that of this rank's part of it before it was rounded.
+
+        The merged verdict compares the first with the largest of all parts.
+        """
+        self._seen[slot].amaxes[tensor] = float(own), float(stated)
 
     def missing(self, slot: StateSlot, name: str) -> None:
         """Record that a parameter's values were not found where they must be."""
@@ -101,12 +112,14 @@ class StateWatch:
             ]
             if entry["status"] == Status.NOT_REACHED.value and slot.product != EACH_HOP:
                 failures.append(_not_reached(slot))
-        return StateVerdict(list(self._seen), entries, failures)
+        amaxes = [seen.amaxes for seen in self._seen.values()]
+        return StateVerdict(list(self._seen), entries, failures, amaxes)
 
 
 def merged_state(verdicts: Sequence[StateVerdict]) -> StateVerdict:
     """One verdict over all ranks, which have the same slots; the last rank of a chain of hops sends nothing."""
     failures = named_failures([verdict.failures for verdict in verdicts])
+    failures += _wrong_amaxes(verdicts)
     entries = []
     for slot, *by_rank in zip(
         verdicts[0].slots, *(verdict.entries for verdict in verdicts), strict=True
@@ -120,6 +133,23 @@ def merged_state(verdicts: Sequence[StateVerdict]) -> StateVerdict:
         if not reached and slot.product == EACH_HOP:
             failures.append(_not_reached(slot))
     return StateVerdict(verdicts[0].slots, entries, failures)
+
+
+def _wrong_amaxes(verdicts: Sequence[StateVerdict]) -> list[str]:
+    """The tensors whose stated amax is not the largest of their parts on all ranks."""
+    failures = []
+    by_slot = zip(*(verdict.amaxes for verdict in verdicts), strict=True)
+    for slot, of_ranks in zip(verdicts[0].slots, by_slot, strict=False):
+        for tensor in dict.fromkeys(name for amaxes in of_ranks for name in amaxes):
+            pairs = [amaxes[tensor] for amaxes in of_ranks if tensor in amaxes]
+            largest = max(own for own, _ in pairs)
+            wrong = next((stated for _, stated in pairs if stated != largest), None)
+            if wrong is not None:
+                failures.append(
+                    f"{slot} of {tensor}: declared {slot.spec.fmt.name}, its scale is that of an amax of {wrong:.4g}, "
+                    f"and its parts have one of {largest:.4g}"
+                )
+    return failures
 
 
 def _not_reached(slot: StateSlot) -> str:

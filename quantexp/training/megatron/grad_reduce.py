@@ -119,12 +119,23 @@ class GradientRounding:
         amax = self._amax(piece)
         is_compared = self._watch is not None and needs_origin(piece.spec)
         before = piece.flat.clone() if is_compared else None
+        if self._watch is not None and amax is not None:
+            tensor = f"{piece.name} on {self._owner(piece, group)}"
+            self._watch.scale(self.slot, tensor, finite_amax(piece.flat), amax)
         # Each rank of the group draws its own numbers; parts of one gradient draw by position.
         stream = f"{piece.name} {self.slot} {group.rank()}"
         draw = draw_of(piece.spec, self.seed, stream, self._iteration)
         for box in piece.boxes():
             piece.round(piece.values(box), box.row, box.column, amax, draw)
         return _Rounded(piece, amax, before)
+
+    @staticmethod
+    def _owner(piece: RoundedPiece, group: Any) -> str:
+        """The ranks that have parts of one gradient, in words; a gradient that is not divided is a rank's own."""
+        if piece.piece.shard.axis is None:
+            return f"rank {torch.distributed.get_rank()}"
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        return f"data-parallel rank {group.rank()} of stage {stage}"
 
     def _amax(self, piece: RoundedPiece) -> Tensor | None:
         """The amax of a gradient over the ranks that have the other parts of it."""

@@ -72,6 +72,8 @@ class Moments:
         shared = self._shared(pieces)
         for piece in pieces:
             amax = amaxes.get(piece.name)
+            if watch is not None and amax is not None:
+                watch.scale(slot, piece.name, finite_amax(piece.flat), amax)
             draw = draw_of(slot.spec, self.seed, f"{piece.name} {slot}", iteration)
             for box in piece.boxes():
                 whole, column = piece.values(box), box.column

@@ -41,11 +41,12 @@ class RoundedPiece:
     def round(self, x: Tensor, row: int, column: int, amax: Tensor | None, draw: Draw) -> None:
         """Round a matrix in place, whose first element is in this row and column of the parameter.
 
-        NaN and Inf stay, also where the format saturates: a step with one must be left out.
+        A value that is not finite stays so, also where the format saturates: a step with one must be left out.
         """
         shape = matrix_shape(self.piece.shape)
         place = Place(shape, (row, column)) if draw else None
-        before = None if is_finite(x) else x.clone()
+        hides = self.spec.fmt.block is None  # in blocks, NaN or Inf makes the whole block NaN
+        before = x.clone() if hides and not is_finite(x) else None
         quantise(x, self.spec, axis=-1, amax=amax, out=x, place=place, **draw)
         if before is not None:
             x.copy_(torch.where(before.isfinite(), x, before))

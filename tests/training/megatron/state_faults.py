@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 
+from quantexp.model.shards import WHOLE
 from quantexp.training.megatron import grad_reduce, moments, rounded_pieces
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.grad_reduce import GradientRounding
@@ -85,4 +86,17 @@ def amax_of_own_range() -> Iterator[None]:
         return [value] if is_amaxes else plain(value)
 
     with mock.patch.object(moments, "gather", own):
+        yield
+
+
+@contextlib.contextmanager
+def amax_of_own_part() -> Iterator[None]:
+    """The scale of a gradient follows each rank's own part of it."""
+    plain = GradientRounding._amax
+
+    def own(rounding: GradientRounding, piece: rounded_pieces.RoundedPiece) -> Any:
+        whole = dataclasses.replace(piece.piece, shard=WHOLE)
+        return plain(rounding, dataclasses.replace(piece, piece=whole))
+
+    with mock.patch.object(GradientRounding, "_amax", own):
         yield

@@ -60,7 +60,7 @@ def test_moments_of_every_layout_are_those_of_one_process(tmp_path: Path) -> Non
     )
     assert equal(ranks["dp2 divided"], ranks["dp2"])
     assert not equal(ranks["own blocks"], ranks["dp2"])
-    assert not equal(ranks["own amax"], ranks["dp2"])
+    assert "its scale is that of an amax of" in str(ranks["own amax"])
     one = ranks["one"]
     assert isinstance(one, Result)
     for name in ("dp2", "tp2", "pp2", "cp2 divided"):
@@ -116,6 +116,13 @@ def test_a_distributed_optimizer_reduces_the_same_rounded_gradients(
     cases = {"whole": Case(words, 2), "divided": Case([*words, DIVIDED], 2)}
     ranks = results(cases, tmp_path / "cases")
     assert equal(ranks["divided"], ranks["whole"])
+
+
+def test_gradient_scaled_by_a_part_of_it_is_noticed(tmp_path: Path) -> None:
+    words = [*BASE, "quant.grad_reduce.format=fp8_e4m3", "parallel.tensor=2"]
+    (result,) = run_all([Case(words, 4, PLANT + "amax_of_own_part")], tmp_path / "case")
+    assert "grad_reduce.once.dw of " in str(result)
+    assert "its scale is that of an amax of" in str(result)
 
 
 @pytest.mark.parametrize(
