@@ -51,3 +51,18 @@ def test_a_deterministic_run_repeats_its_numbers(
     assert numbers[0] == numbers[1]
     hashes = [(folder_of(run, 4) / "hashes.json").read_bytes() for run in runs]
     assert hashes[0] == hashes[1]
+
+
+def test_output_layer_and_moments_are_proved(run_tiny: RunTiny) -> None:
+    run = run_tiny(
+        *("quant=linear_mxfp8", "quant/output=mxfp8", "capture=off"),
+        *(
+            "quant.optimizer.exp_avg.format=fp8_1x128",
+            "quant.optimizer.exp_avg.rounding=stochastic",
+        ),
+        "quant.optimizer.exp_avg_sq.format=fp16_scaled",
+    )
+    precision = json.loads(run.precision.read_text())
+    assert precision["proved"]
+    sites = {entry["site"] for entry in precision["entries"] if entry["status"] == "engaged"}
+    assert {"linear", "output", "optimizer"} <= sites
