@@ -11,7 +11,7 @@ from quantexp.launch.identity import identity
 from quantexp.quant.alignment import check_alignment
 from quantexp.quant.outside_products import state_records, state_slots
 from quantexp.quant.scheme import content_hash
-from quantexp.schema import Experiment, QuantConfig
+from quantexp.schema import Experiment, QuantConfig, Unaligned
 
 Tiny = Callable[..., Experiment]
 FIRST = "quant.optimizer.exp_avg.format"
@@ -51,6 +51,7 @@ def test_entries_of_the_map_say_what_is_rounded_and_where(tiny: Tiny) -> None:
         ([f"{REDUCE}=mxfp8", "quant.grad_reduce.at=each_hop"], "grad_reduce_mxfp8~"),
         ([f"{FIRST}=mxfp8", "quant.optimizer.exp_avg.rounding=stochastic"], "exp_avg_mxfp8~"),
         ([f"{FIRST}=fp8_1x128"], "exp_avg_fp8_1x128~"),
+        ([f"{FIRST}=mxfp8", "quant.optimizer.exp_avg.scale_rule=rceil"], "exp_avg_mxfp8"),
         (["quant=more/adam_fp8_block"], "adam_fp8_block"),
         (["quant=more/adam_fp8_fp16"], "adam_fp8_fp16"),
     ],
@@ -100,6 +101,10 @@ def test_what_is_rounded_is_part_of_the_identity(tiny: Tiny) -> None:
             r"exp_avg.block does not apply to fp8_e4m3, got 32; remove it$",
         ),
         ([f"{REDUCE}=mxfp8"], "got one rank, which sends none; take launcher.num_processes=2"),
+        (
+            [f"{REDUCE}=mxfp8", "launcher.num_processes=2", "parallel.tensor=2"],
+            "which sends none; take launcher.num_processes=4 or more",
+        ),
     ],
 )
 def test_refusals(tiny: Tiny, words: list[str], message: str) -> None:
@@ -121,3 +126,6 @@ def test_a_layout_that_divides_blocks_must_be_accepted(tiny: Tiny) -> None:
         check_alignment(tiny(*layout))
     check_alignment(tiny(*layout, "parallel.unaligned=accept"))
     check_alignment(tiny(*layout, f"{FIRST}=fp8_e4m3"))
+    evaluation = tiny(*layout, "parallel.unaligned=accept")
+    evaluation.parallel.unaligned, evaluation.evaluate.only = Unaligned.refuse, True
+    check_alignment(evaluation)
