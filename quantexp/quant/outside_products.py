@@ -23,7 +23,7 @@ from quantexp.model.layout import Layout
 from quantexp.quant.choosing import QUANTISE_OPTIONS, Setting, scheme_spec
 from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Operand
-from quantexp.quant.slots import WORKING, declared_formats
+from quantexp.quant.slots import declared_formats
 from quantexp.schema import Experiment, QuantConfig, Rounded
 
 OPTIMIZER, GRAD_REDUCE = "optimizer", "grad_reduce"
@@ -71,27 +71,30 @@ def moment_slots(quant: QuantConfig) -> list[StateSlot]:
     """
     declared = declared_formats(quant)
     moments = {"exp_avg": quant.optimizer.exp_avg, "exp_avg_sq": quant.optimizer.exp_avg_sq}
-    return [
-        StateSlot(OPTIMIZER, "adam", name, spec)
+    specs = {
+        name: _spec(f"quant.{OPTIMIZER}.{name}", config, declared)
         for name, config in moments.items()
-        for spec in _spec(f"quant.{OPTIMIZER}.{name}", config, declared)
+    }
+    return [
+        StateSlot(OPTIMIZER, "adam", name, spec) for name, spec in specs.items() if spec is not None
     ]
 
 
-def reduced_slots(quant: QuantConfig) -> list[StateSlot]:
-    """The gradient that ranks send to each other, if a scheme rounds it.
+def reduced_slot(quant: QuantConfig) -> StateSlot | None:
+    """The gradient that ranks send to each other; None if a scheme does not round it.
 
     Raises:
         ConfigError: an unknown format or option, or one that gradients cannot have.
     """
     config = quant.grad_reduce
-    specs = _spec(f"quant.{GRAD_REDUCE}", config, declared_formats(quant))
-    return [StateSlot(GRAD_REDUCE, config.at.value, "dw", spec) for spec in specs]
+    spec = _spec(f"quant.{GRAD_REDUCE}", config, declared_formats(quant))
+    return None if spec is None else StateSlot(GRAD_REDUCE, config.at.value, "dw", spec)
 
 
 def state_slots(quant: QuantConfig) -> list[StateSlot]:
     """The moments and the gradient that a scheme rounds."""
-    return [*moment_slots(quant), *reduced_slots(quant)]
+    reduced = reduced_slot(quant)
+    return [*moment_slots(quant), *([] if reduced is None else [reduced])]
 
 
 def state_records(quant: QuantConfig) -> list[dict[str, object]]:
@@ -107,7 +110,7 @@ def check_outside_products(experiment: Experiment) -> None:
     """
     moment_slots(experiment.quant)
     layout = Layout.of(experiment)
-    if not reduced_slots(experiment.quant) or experiment.evaluate.only:
+    if reduced_slot(experiment.quant) is None or experiment.evaluate.only:
         return
     if layout.data * layout.context == 1:
         raise ConfigError(
@@ -116,29 +119,35 @@ def check_outside_products(experiment: Experiment) -> None:
         )
 
 
-def _spec(key: str, config: Rounded, declared: Mapping[str, Format]) -> list[QuantSpec]:
-    """The specification, in a list; empty where nothing is rounded."""
+def _spec(key: str, config: Rounded, declared: Mapping[str, Format]) -> QuantSpec | None:
+    """The specification; None where nothing is rounded."""
     setting = Setting(key, config)
     if config.format is None:
         default = type(config)()
-        changed = (
-            o for o in (*_OPTIONS, "at") if getattr(config, o, None) != getattr(default, o, None)
-        )
-        if option := next(changed, None):
-            raise ConfigError(
-                f"{key}.{option} is set and {key}.format is not; set the format, or remove it"
-            )
-        return []
-    possible = {
-        n: fmt for n in known_names(declared) if _is_possible(fmt := get_format(n, declared))
-    }
-    try:
-        fmt = possible.get(config.format) or get_format(config.format, declared)
-    except ValueError:
-        fmt = get_format(WORKING)
-    if fmt.family is Family.BF16:
+        for option in (*_OPTIONS, "at"):
+            if getattr(config, option, None) != getattr(default, option, None):
+                raise ConfigError(
+                    f"{key}.{option} is set and {key}.format is not; set the format, or remove it"
+                )
+        return None
+    fmt = _format(key, config.format, declared)
+    options = {name: setting for name in _OPTIONS if getattr(config, name) is not None}
+    spec = scheme_spec(fmt, Operand.G, options)
+    if spec.scaling is Scaling.DELAYED:
         raise ConfigError(
-            f"{key}.format must be one of {', '.join(sorted(possible))}, or null for float32, got {config.format!r}"
+            f"{key}.scaling must not be delayed, which is for operands of products; take current or exact"
+        )
+    return replace(spec, axis=Axis.INPUT_WIDTH)
+
+
+def _format(key: str, name: str, declared: Mapping[str, Format]) -> Format:
+    """The format with a name, if values outside of products can have it."""
+    formats = {each: get_format(each, declared) for each in known_names(declared)}
+    fmt = formats.get(name)
+    if fmt is None or fmt.family is Family.BF16:
+        possible = ", ".join(sorted(each for each in formats if _is_possible(formats[each])))
+        raise ConfigError(
+            f"{key}.format must be one of {possible}, or null for float32, got {name!r}"
         )
     if not _is_possible(fmt):
         kind = (
@@ -148,13 +157,7 @@ def _spec(key: str, config: Rounded, declared: Mapping[str, Format]) -> list[Qua
             f"{key}.format {fmt.name} {kind}, and ranks divide parameters between them; take a format with blocks of "
             "one row, or with one scale a tensor"
         )
-    options = {name: setting for name in _OPTIONS if getattr(config, name) is not None}
-    spec = scheme_spec(fmt, Operand.G, options)
-    if spec.scaling is Scaling.DELAYED:
-        raise ConfigError(
-            f"{key}.scaling must not be delayed, which is for operands of products; take current or exact"
-        )
-    return [replace(spec, axis=Axis.INPUT_WIDTH)]
+    return fmt
 
 
 def _is_possible(fmt: Format) -> bool:

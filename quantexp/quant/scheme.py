@@ -22,7 +22,7 @@ from quantexp.formats.types import Format
 from quantexp.quant.outside_products import (
     GRAD_REDUCE,
     moment_slots,
-    reduced_slots,
+    reduced_slot,
     state_records,
     state_slots,
 )
@@ -137,7 +137,8 @@ def _outside_parts(quant: QuantConfig) -> list[str]:
     named = [(slot.operand, slot) for slot in moments]
     if len(moments) == 2 and moments[0].spec == moments[1].spec:
         named = [("adam", moments[0])]
-    named += [(GRAD_REDUCE, slot) for slot in reduced_slots(quant)]
+    if (reduced := reduced_slot(quant)) is not None:
+        named.append((GRAD_REDUCE, reduced))
     return [f"{name}_{_short(slot.spec.fmt)}" for name, slot in named]
 
 

@@ -32,7 +32,7 @@ from quantexp.model.sizes import (
     num_micro_batches_each,
 )
 from quantexp.proof.outside_products import StateWatch
-from quantexp.quant.outside_products import moment_slots, reduced_slots, state_slots
+from quantexp.quant.outside_products import moment_slots, reduced_slot, state_slots
 from quantexp.quant.precision import (
     PrecisionMap,
     quantises_output,
@@ -118,14 +118,14 @@ class Stepper:
         place = self.layout.place(torch.distributed.get_rank())
         self.parts = parts_of(self.chunks, experiment.model, self.layout, place)
         self.is_distributed = distributes_optimizer(experiment)
-        overlaps_reduction = overlaps(device) and not reduced_slots(experiment.quant)
+        reduced = reduced_slot(experiment.quant)
         self.models = wrapped(
             self.chunks,
             config,
             training.precision,
             device,
             distributed=self.is_distributed,
-            overlaps_reduction=overlaps_reduction,
+            overlaps_reduction=overlaps(device) and reduced is None,
         )
         self.optimizer = get_megatron_optimizer(
             optimizer_config(training, self.is_distributed), self.models
@@ -140,8 +140,8 @@ class Stepper:
         if start is not None:
             self._resume(start, with_state=own is not None or training.start_optimizer)
         config.finalize_model_grads_func = finalize_model_grads
-        for slot in reduced_slots(experiment.quant):
-            self.reduction = GradientRounding(slot, self.models, self.parts, training.seed)
+        if reduced is not None:
+            self.reduction = GradientRounding(reduced, self.models, self.parts, training.seed)
             config.finalize_model_grads_func = self.reduction.finalize
         config.grad_scale_func = self.optimizer.scale_loss
         let_schedules_overlap(config, self.models)

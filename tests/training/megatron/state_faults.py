@@ -1,4 +1,4 @@
-"""What ranks of `test_rounded_state_in_layouts` train with: own gradients kept, and faults."""
+"""Keeps each rank's own gradients, and plants faults, for `test_rounded_state_in_layouts`."""
 
 from __future__ import annotations
 
