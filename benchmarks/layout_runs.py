@@ -20,6 +20,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from idle_observer import IdleObserver
+
 _ROOT = Path(__file__).parents[1]
 _TINY = [
     *("training=fast", "model.num_layers=2", "model.hidden_size=64", "model.ffn_hidden_size=128"),
@@ -213,10 +215,8 @@ def _train_case(folder: Path) -> None:
         observer.store()
 
 
-class _Observer:
+class _Observer(IdleObserver):
     """Keeps the first step's gradients and the last weights of a rank's parameters."""
-
-    unproved = False
 
     def __init__(self, experiment: Any, rank: int, folder: Path) -> None:
         self.experiment, self.rank, self.folder = experiment, rank, folder
@@ -226,9 +226,6 @@ class _Observer:
     def built(self, chunks: list[Any]) -> None:
         self.chunks = chunks
 
-    def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
     def outside_products(self, watch: Any, stepped: bool) -> None:
         """Fail unless what was rounded outside of products is what was declared."""
         from quantexp.proof.outside_products import merged_state
@@ -237,26 +234,12 @@ class _Observer:
         if failures := merged_state(gather(watch.verdict())).failures:
             raise RuntimeError(failures[0])
 
-    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        pass
-
     def needs_gradients(self, iteration: int) -> bool:
         return True
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         if iteration == 1:
             self.gradients_of = self._parts(lambda p: p.main_grad)
-
-    def tokens(self, iteration: int, index: int, tokens: object) -> None:
-        pass
-
-    def evaluation(self) -> None:
-        pass
-
-    def request(self) -> Any:
-        from quantexp.training.requests import Request
-
-        return Request.NONE
 
     def iteration(self, metrics: Any) -> bool:
         self.metrics.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm})

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from idle_observer import IdleObserver
 from layouts import LAYOUTS, reference
 
 NAMES = [
@@ -70,17 +71,10 @@ class Spent:
     passes: float
 
 
-class _Observer:
+class _Observer(IdleObserver):
     """Calls `mark` between the passes and the optimizer."""
 
-    unproved = False
     mark: Callable[[], None]
-
-    def needs_gradients(self, iteration: int) -> bool:
-        return False
-
-    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        pass
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         self.mark()
@@ -104,7 +98,7 @@ def sides(experiment: Any, device: Any, functions: Any) -> dict[str, Step]:
     ids = torch.randint(256, (1, T + 1), generator=generator)
     batch = {"tokens": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
     batch |= {"position_ids": torch.arange(T)[None], "loss_mask": torch.ones(1, T)}
-    observer: Any = _Observer()
+    observer = _Observer()
     state = StepState(experiment.training.seed)
     spec = inject(stock_spec(experiment.model))
     stepper = Stepper(experiment, spec, device, observer, state)

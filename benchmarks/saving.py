@@ -19,9 +19,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from idle_observer import IdleObserver
 
 #: 17 million parameters: 12 bytes of training state for each.
 _WORDS = [
@@ -130,47 +132,8 @@ def measured(words: list[str], turns: int) -> _Turns:
         saver = make_saver(RunContext(RunDir(Path(root)), experiment, Rank()))
         result = _Turns(saver)
         with contextlib.closing(saver):
-            train(experiment, batches.train, _Observer(), device, saver=result)
+            train(experiment, batches.train, IdleObserver(), device, saver=result)
     return result
-
-
-class _Observer:
-    """Does nothing."""
-
-    unproved = False
-
-    def built(self, chunks: list[Any]) -> None:
-        pass
-
-    @contextlib.contextmanager
-    def proof(self, iteration: int, declared: Any) -> Iterator[None]:
-        yield
-
-    def outside_products(self, watch: Any, stepped: bool) -> None:
-        pass
-
-    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        pass
-
-    def needs_gradients(self, iteration: int) -> bool:
-        return False
-
-    def gradients(self, iteration: int, loss_scale: float | None) -> None:
-        pass
-
-    def tokens(self, iteration: int, index: int, tokens: object) -> None:
-        pass
-
-    def evaluation(self) -> None:
-        pass
-
-    def request(self) -> Any:
-        from quantexp.training.requests import Request
-
-        return Request.NONE
-
-    def iteration(self, metrics: Any) -> bool:
-        return True
 
 
 def results(words: list[str], turns: int) -> dict[str, str]:
