@@ -58,7 +58,7 @@ class TensorName:
     @property
     def layer_idx(self) -> str:
         """`L3`, or `L3-fc1`."""
-        return f"L{self.layer}" if self.module in _COMPONENTS else f"L{self.layer}-{self.module}"
+        return place(self.layer, self.module)
 
     def file(self, timestamp: str, counter: int) -> str:
         """The path relative to the tensors folder."""
@@ -66,6 +66,11 @@ class TensorName:
             f"{self.quant_type}/{timestamp}_{counter:04d}_{self.layer_type}_{self.layer_idx}_"
             f"{self.operation}_{self.phase}_{self.component}_{self.quant_type}_{self.tensor}.pt"
         )
+
+
+def place(layer: int, module: str) -> str:
+    """`L3`, or `L3-fc1`: a module as file names and messages call it."""
+    return f"L{layer}" if module in _COMPONENTS else f"L{layer}-{module}"
 
 
 def quant_type(precision: ModulePrecision) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantexp.capture.ring.price import dossier_bytes, ring_bytes
 from quantexp.capture.select.budget import price
 from quantexp.cli.plan_layout import LayoutPlan, layout_plan
 from quantexp.config.evaluation import maps_of
@@ -93,6 +94,10 @@ class Plan:
     capture_statistics: int
     #: pt or safetensors.
     capture_store: str
+    #: Iterations of the ring, its host memory over all processes, and the values of a dossier on disk.
+    ring: int | None
+    ring_bytes: int
+    dossier_bytes: int
     #: What the checkpoints take that are there at once, and how many they are at most.
     checkpoint_bytes: int
     checkpoints: int
@@ -166,6 +171,9 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         capture_tensors=captured.tensors,
         capture_statistics=captured.statistics,
         capture_store=experiment.capture.store.value,
+        ring=experiment.capture.ring,
+        ring_bytes=ring_bytes(experiment, maps[0]),
+        dossier_bytes=dossier_bytes(experiment, maps[0]),
         checkpoint_bytes=checkpoints * checkpoint_bytes(experiment),
         checkpoints=checkpoints,
         tflop_per_iteration=done.flop / done.iterations / 1e12,

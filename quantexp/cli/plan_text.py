@@ -87,6 +87,8 @@ def show(plan: Plan, console: Console) -> None:
         table.add_row("tasks", f"{', '.join(plan.tasks)}: {words}")
     if not plan.evaluates:
         table.add_row("capture", _captured(plan))
+        if plan.ring is not None:
+            table.add_row("ring", _ring(plan))
     if plan.checkpoints:
         table.add_row(
             "checkpoints", f"{human_bytes(plan.checkpoint_bytes)} in {plan.checkpoints} of them"
@@ -123,6 +125,13 @@ def _captured(plan: Plan) -> str:
         f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors"
         + (f" ({_STORES[plan.capture_store]})" if plan.capture_tensors else "")
         + f", statistics of {plan.capture_statistics:,}"
+    )
+
+
+def _ring(plan: Plan) -> str:
+    return (
+        f"statistics of {plan.ring:,} iterations, {human_bytes(plan.ring_bytes)} of host memory; "
+        f"a dossier has {human_bytes(plan.dossier_bytes)} of values"
     )
 
 

@@ -133,6 +133,11 @@ def _logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
 
 
+def _capture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is written")
+
+
 def _captures(parser: argparse.ArgumentParser) -> None:
     about = "a run, a part of its name, or a folder of captured tensors"
     parser.add_argument("folder", metavar="DIR", help=about)
@@ -222,6 +227,14 @@ VERBS = {
         _logs,
         ("logs FA_mxfp8-1a2b3c4d", "logs -f FA_mxfp8 --rank 1"),
         module="ledger",
+    ),
+    "capture": Verb(
+        "let a running run write what it computes now",
+        "[--no-wait] RUN [paths.root=FOLDER]",
+        _capture,
+        ("capture FA_mxfp8-1a2b3c4d", "capture FA_mxfp8 --no-wait"),
+        "All tensors of its next iteration, the tokens, and the statistics of the last\n"
+        "ones with capture.ring=N, in its folder dossiers/.",
     ),
     "resume": Verb(
         "go on with what was interrupted or is missing",
@@ -344,7 +357,7 @@ VERBS = {
 #: The verbs as the help lists them.
 GROUPS = {
     "experiments": ("train", "plan", "prepare", "list"),
-    "runs": ("status", "logs", "resume", "retry", "cancel"),
+    "runs": ("status", "logs", "capture", "resume", "retry", "cancel"),
     "results": ("compare", "report", "captures", "draw", "requantise", "evaluate", "export"),
     "this machine": ("doctor", "verify", "completion", "help"),
 }

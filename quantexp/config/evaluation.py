@@ -57,6 +57,7 @@ def _check_evaluate(experiment: Experiment) -> None:
         )
     without_effect = {
         "capture": experiment.capture.level is not CaptureLevel.off and experiment.capture.name,
+        "capture.ring": experiment.capture.ring,
         "evaluation.every": experiment.evaluation.every,
         "checkpoint.every": checkpoint.every,
         "checkpoint.every_min": checkpoint.every_min,

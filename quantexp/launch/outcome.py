@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.errors import RunError, RunInUseError
+from quantexp.launch.progress import dossier_words, left_out_words
 from quantexp.runs.metrics import Speed, recent_metrics, speed_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import Precision, read_precision
@@ -36,6 +37,9 @@ class Outcome:
     tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: The verdict of the certificates of `quantexp verify` on the numerics of the run.
     verified: str | None = None
+    #: Steps that were left out, and dossiers that were written, in words.
+    left_out: str = ""
+    dossiers: str = ""
 
 
 def stopping_words(grace_s: float) -> str:
@@ -78,6 +82,8 @@ def outcome(
         read_precision(run.precision) if run.precision.exists() else None,
         status.tracking,
         _verified(run),
+        left_out_words(status),
+        dossier_words(status),
     )
 
 

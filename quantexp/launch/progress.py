@@ -28,6 +28,8 @@ from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 from quantexp.terminal.units import clock, duration, human_bytes
 
+#: Iterations with a dossier that are listed.
+_MOST_DOSSIERS = 3
 #: Minimum seconds between two plain lines about a run.
 LINE_S = 2.0
 #: Seconds after which the line of an unchanged run is printed again.
@@ -225,6 +227,22 @@ def captured_words(captured: Mapping[str, Any]) -> str:
     words += f", {human_bytes(captured['queue_bytes'])} wait"
     rate = captured.get("bytes_per_s")
     return f"{words}, {human_bytes(rate)}/s" if rate else words
+
+
+def left_out_words(status: Status) -> str:
+    """The steps that were left out, and why the last one was; empty without one."""
+    steps = "1 step" if status.skipped == 1 else f"{status.skipped} steps"
+    return f"{steps} left out, the last in {status.nonfinite}" if status.skipped else ""
+
+
+def dossier_words(status: Status) -> str:
+    """The iterations after which a dossier was written, the last ones; empty without one."""
+    if not status.dossiers:
+        return ""
+    after = ", ".join(map(str, status.dossiers[-_MOST_DOSSIERS:]))
+    noun = "1 dossier" if len(status.dossiers) == 1 else f"{len(status.dossiers)} dossiers"
+    last = ", the last" if len(status.dossiers) > _MOST_DOSSIERS else ""
+    return f"{noun}{last} after iteration {after}"
 
 
 def captured_size(num_tensors: int, num_bytes: int) -> str:

@@ -68,6 +68,9 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
             table.add_row("held out", f"loss {validation_loss:.4f}, perplexity {words}")
     if not experiment.evaluate.only:
         table.add_row("captured", _captured(outcome))
+    for name, words in (("left out", outcome.left_out), ("dossiers", outcome.dossiers)):
+        if words:
+            table.add_row(name, f"[yellow]{escape(words)}[/]")
     for name, text in tracking_lines(outcome).items():
         table.add_row(name, escape(text))
     table.add_path("run", outcome.run.root)

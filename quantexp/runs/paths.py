@@ -140,6 +140,16 @@ class RunDir:
         return self.root / "tensors"
 
     @property
+    def dossiers(self) -> Path:
+        """One folder for each moment at which something went wrong, or that was asked for."""
+        return self.root / "dossiers"
+
+    @property
+    def capture_request(self) -> Path:
+        """A request for a dossier of the running run; deleted when it is served."""
+        return self.root / ".capture"
+
+    @property
     def checkpoints(self) -> Path:
         """One folder for each saved iteration."""
         return self.root / "checkpoints"

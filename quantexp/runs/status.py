@@ -164,6 +164,11 @@ class Status:
     restarts: Annotated[list[dict[str, Any]], Like(list[Restart])] = field(default_factory=list)
     #: The number of captured tensors, their bytes, and the last one.
     capture: Annotated[dict[str, Any], Like(Capturing)] = field(default_factory=dict)
+    #: Steps that were left out, and why the last one was, with its iteration.
+    skipped: Count = 0
+    nonfinite: str = ""
+    #: The iterations after which a dossier was written.
+    dossiers: list[Count] = field(default_factory=list)
     #: For each tracker: the run's address, its id there, the last iteration delivered, and the error if any.
     tracking: Annotated[dict[str, dict[str, Any]], Like(dict[str, Delivered])] = field(
         default_factory=dict

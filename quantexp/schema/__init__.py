@@ -19,6 +19,7 @@ from quantexp.schema.capture import (
     CaptureValues,
     SampleOf,
     StoreKind,
+    TriggerConfig,
 )
 from quantexp.schema.dataset import (
     DatasetConfig,
@@ -146,6 +147,7 @@ __all__ = [
     "TokenizerKind",
     "TrackingConfig",
     "TrainingConfig",
+    "TriggerConfig",
     "Unaligned",
     "WandbConfig",
     "WandbMode",

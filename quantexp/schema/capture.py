@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, at_most, between, limited
+from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_most, between, limited
 
 _ITERATION, _COUNT = between(1, 1_000_000_000), between(0, 1 << 40)
 
@@ -62,6 +62,22 @@ class CaptureRule:
 
 
 @dataclass
+class TriggerConfig:
+    """What writes the ring and leaves a dossier, besides a value that is not finite and a request from outside."""
+
+    #: Loss or gradient norm lies so many robust standard deviations above the median of the recent past; null means
+    #: never.
+    deviations: float | None = limited(10.0, POSITIVE)
+    #: The iterations of that recent past; there is no trigger before 16 of them.
+    window: int = limited(64, *between(16, 1_000_000))
+    #: The share of a tensor's values that saturate, or of its non-zero values that become zero, lies so far above its
+    #: median in the ring; null means never.
+    share: float | None = limited(0.1, POSITIVE, Limit(lambda x: x <= 1, "must be at most 1"))
+    #: Dossiers that triggers may leave in a run; requests from outside are not counted.
+    most: int = limited(4, *between(1, 1_000_000))
+
+
+@dataclass
 class CaptureConfig:
     """What is captured of the tensors at the sites."""
 
@@ -109,5 +125,9 @@ class CaptureConfig:
     residual: bool = False
     #: Each router's scores of the experts, before softmax, and their gradients (models with experts).
     router_logits: bool = False
+    #: Hold the statistics of all sites of the last N iterations in memory, and write them when something goes wrong;
+    #: null holds none (docs/forensics.md).
+    ring: int | None = limited(None, *between(8, 1_000_000))
+    trigger: TriggerConfig = field(default_factory=TriggerConfig)
     #: A folder other than the run folder; the run's own folder is created below it.
     dir: str | None = None

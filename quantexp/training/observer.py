@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantexp.capture.store.manifest import finish_capture
@@ -19,15 +18,17 @@ from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
+from quantexp.runs.dossiers import read_dossiers
 from quantexp.runs.fencing import require_ours
-from quantexp.runs.metrics import Metrics
+from quantexp.runs.metrics import Metrics, read_metrics
 from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLevel
+from quantexp.training.capture_hooks import CaptureHooks
 from quantexp.training.context import RunContext
+from quantexp.training.dossiers import Dossiers
 from quantexp.training.log import LOG
 from quantexp.training.proofs import Proofs
 from quantexp.training.requests import Request
-from quantexp.training.tensor_metadata import metadata_of
 from quantexp.training.token_recorder import TokenRecorder
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from torch import Tensor
 
+    from quantexp.capture.record.recorder import Recorder
     from quantexp.proof.outside_products import StateWatch
-    from quantexp.quant.hooks import TensorHook
-    from quantexp.quant.precision import ModuleId, PrecisionMap
+    from quantexp.quant.precision import PrecisionMap
 
 #: Minimum seconds between two log lines about iterations.
 LOG_S = 2.0
@@ -86,6 +87,8 @@ class RunObserver:
                 before=before,
                 formats=declared_formats(self.experiment.quant),
             )
+        self.dossiers = Dossiers(context, text_of)
+        self._count_left_out()
         self.last_captured = last_captured(self.experiment)
         self.proofs = Proofs(context)
         self._logged = -math.inf
@@ -120,51 +123,22 @@ class RunObserver:
         """Connect the capture to the hooks of this rank's parts of the model."""
         from quantexp.capture.record.operand_recorder import OperandRecorder
         from quantexp.quant.hooks import hook_operands
-        from quantexp.training.megatron.attention import SchemeAttention
         from quantexp.training.megatron.watched import Watched
 
+        self.watched = Watched(chunks)
+        self.hooks = CaptureHooks(self.experiment, self.watched, chunks)
         if self.recorder is not None:
             operand_recorder = OperandRecorder(self.recorder)
             self._hooks.enter_context(hook_operands(operand_recorder, operand_recorder.wants))
-        self.watched = Watched(chunks)
-        for chunk in chunks:
-            self._hook_unquantised_modules(chunk)
-        for name, module in self.watched.modules.items():
-            if self.recorder is not None:
-                metadata = partial(metadata_of, module)
-                module.hook = self.recorder.hook(name, lambda m=module: m.precision, metadata)  # type: ignore[misc]
-                if isinstance(module, SchemeAttention):
-                    module.wants = partial(self.recorder.passes, name)
+            self.hooks.add(self.recorder)
+        if self.dossiers.recorder is not None:
+            self.hooks.add(self.dossiers.recorder)
         self.context.status.micro_batches = num_micro_batches_each(self.experiment)
 
-    def _hook_unquantised_modules(self, model: GPTModel) -> None:
-        """Connect the capture to the residual stream and the routers of the layers to be captured."""
-        from quantexp.capture.names import RESIDUAL, ROUTER
-        from quantexp.capture.select.choice import expected_tensors
-        from quantexp.quant.precision import ModuleId
-        from quantexp.training.megatron.experts import moe_layers, watch_router
-        from quantexp.training.megatron.residual import watch_residual
-
-        if self.recorder is None:
-            return
-        expected = {each.module for each in expected_tensors(self.experiment)}
-        for layer in model.decoder.layers:
-            module = ModuleId(layer.layer_number - 1, RESIDUAL)
-            if module in expected:
-                watch_residual(layer, module.layer == 0, self._plain_hook(module))
-        for index, moe in moe_layers(model).items():
-            module = ModuleId(index, ROUTER)
-            if module in expected:
-                watch_router(moe, self._plain_hook(module))
-
-    def _plain_hook(self, module: ModuleId) -> TensorHook:
-        """The hook of a module that no scheme quantises."""
-        from quantexp.quant.precision import ModulePrecision
-
-        assert self.recorder is not None
-        return self.recorder.hook(
-            module, lambda: ModulePrecision(module, {}), partial(metadata_of, None)
-        )
+    @property
+    def recorders(self) -> list[Recorder]:
+        """What captures: the configured capture, and the ring with its dossiers."""
+        return [each for each in (self.recorder, self.dossiers.recorder) if each is not None]
 
     @property
     def unproved(self) -> bool:
@@ -184,40 +158,41 @@ class RunObserver:
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Pass the current iteration and micro-batch to the capture and to status.json."""
         phase = Phase.PROVING if self.proofs.is_running else Phase.TRAINING
-        if self.recorder is not None:
-            self.recorder.begin(iteration, index, loss_scale)
-            if self.recorder.is_capturing:
-                phase = Phase.CAPTURING
+        for recorder in self.recorders:
+            recorder.begin(iteration, index, loss_scale)
+        is_capturing = self.recorder is not None and self.recorder.is_capturing
+        if is_capturing or self.dossiers.takes_values:
+            phase = Phase.CAPTURING
         self.context.set_micro_batch(phase, iteration, index + 1)
 
     def tokens(self, iteration: int, index: int, tokens: Tensor) -> None:
         """List the tokens of a captured micro-batch."""
         if self.token_recorder is not None:
             self.token_recorder.add(iteration, index, tokens)
+        self.dossiers.tokens(iteration, index, tokens)
 
     def needs_gradients(self, iteration: int) -> bool:
         """Whether this iteration's main gradients are captured."""
-        is_captured = self.recorder is not None and self.recorder.captures(iteration)
+        is_captured = any(recorder.captures(iteration) for recorder in self.recorders)
         return is_captured and self.experiment.capture.weight_grads
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Capture the requested main gradients, which have been reduced."""
-        if self.recorder is None:
-            return
-        self.recorder.begin(iteration, None, loss_scale)
-        for name, module in self.watched.modules.items():
-            weight = self.watched.weights.get(name)
-            if weight is not None and self.recorder.wants(name, "backward", "main_grad"):
-                self.recorder.record(
-                    name, module.precision, "backward", "post", "main_grad", weight.main_grad
-                )
-        self.recorder.settle()
+        for recorder in self.recorders:
+            recorder.begin(iteration, None, loss_scale)
+            for name, module in self.watched.modules.items():
+                weight = self.watched.weights.get(name)
+                if weight is not None and recorder.wants(name, "backward", "main_grad"):
+                    recorder.record(
+                        name, module.precision, "backward", "post", "main_grad", weight.main_grad
+                    )
+            recorder.settle()
 
     def evaluation(self) -> None:
         """Capture nothing until the next micro-batch: evaluation belongs to no iteration."""
         self.context.set_phase(Phase.EVALUATING)
-        if self.recorder is not None:
-            self.recorder.begin(0, None)
+        for recorder in self.recorders:
+            recorder.begin(0, None)
 
     def iteration(self, metrics: Metrics) -> bool:
         """Write a line of metrics.jsonl and log to the trackers; False if the run ends with its capture."""
@@ -236,6 +211,7 @@ class RunObserver:
             self._log(metrics)
         if self.context.tracking is not None:
             self.context.tracking.log(line)
+        self._end_with_dossiers(metrics)
         if self.context.interrupted:
             raise KeyboardInterrupt
         self._advance(metrics.iteration)
@@ -246,6 +222,29 @@ class RunObserver:
             self.context.status.reason = "stopped after capture, as configured"
             return False
         return True
+
+    def _count_left_out(self) -> None:
+        """Count the steps left out before this start; those after its checkpoint are computed again."""
+        from quantexp.training.megatron.schedule import is_fault
+
+        status, start = self.context.status, self.context.start
+        before = [] if start is None else read_metrics(self.run)
+        status.skipped = sum(is_fault(line) for line in before)
+        status.nonfinite = status.nonfinite if status.skipped else ""
+        status.dossiers = [dossier.iteration for dossier in read_dossiers(self.run)]
+
+    def _end_with_dossiers(self, metrics: Metrics) -> None:
+        """Let the triggers look at an iteration; what they ask for the first time is connected."""
+        from quantexp.training.megatron.schedule import is_fault
+
+        status, before = self.context.status, self.dossiers.recorder
+        if is_fault(asdict(metrics)):
+            status.skipped += 1
+            status.nonfinite = f"iteration {metrics.iteration}: {metrics.nonfinite}"
+        self.dossiers.after(metrics)
+        recorder = self.dossiers.recorder
+        if recorder is not None and recorder is not before:
+            self.hooks.add(recorder)
 
     def _log(self, metrics: Metrics) -> None:
         """Log the iteration, if it is the first or last, or the previous log line is `LOG_S` old."""
@@ -307,6 +306,7 @@ class RunObserver:
         self._hooks.close()
         if self.recorder is not None:
             self.recorder.store.close()
+        self.dossiers.close()
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Requests:
         self._checkpoint, self._clock = checkpoint, clock
         #: A signal asked for the end.
         self.ends = False
+        #: A signal asked for a dossier.
+        self.dossier = False
         #: What the ranks agreed on after the last iteration.
         self.agreed = Request.NONE
         self._limit: float | None = None

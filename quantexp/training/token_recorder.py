@@ -8,13 +8,25 @@ from typing import TYPE_CHECKING
 from quantexp.capture.select.choice import takes_micro_batch
 from quantexp.capture.select.rules import captured_iterations
 from quantexp.capture.store.token_list import TokenList
-from quantexp.model.layout import Layout
+from quantexp.model.layout import Layout, Place
 from quantexp.schema import CaptureLevel, Experiment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+
+def own_samples(
+    experiment: Experiment, place: Place, iteration: int, index: int, count: int
+) -> list[int] | None:
+    """The samples, from 0 in the run's order, of a rank's micro-batch `index`; None if another rank lists them."""
+    if not place.tensor == place.context == place.pipeline == 0:
+        return None
+    training, layout = experiment.training, Layout.of(experiment)
+    first = (iteration - 1) * training.global_batch_size
+    first += (index * layout.data + place.data) * training.micro_batch_size
+    return list(range(first, first + count))
 
 
 class TokenRecorder:
@@ -24,10 +36,10 @@ class TokenRecorder:
         self, experiment: Experiment, folder: Path, rank: int, text_of: Callable[[int], str]
     ) -> None:
         """Take a run; `text_of` is the text of a token id."""
-        self._capture, self._training = experiment.capture, experiment.training
-        self._layout = Layout.of(experiment)
-        self._place = self._layout.place(rank)
-        self._iterations = frozenset(captured_iterations(self._capture, self._training.iterations))
+        self._experiment, self._capture = experiment, experiment.capture
+        self._place = Layout.of(experiment).place(rank)
+        iterations = captured_iterations(self._capture, experiment.training.iterations)
+        self._iterations = frozenset(iterations)
         self._list = TokenList(folder, rank, text_of)
 
     def add(self, iteration: int, index: int, tokens: Tensor) -> None:
@@ -36,14 +48,11 @@ class TokenRecorder:
         Raises:
             CaptureError: the list cannot be written.
         """
-        place = self._place
-        is_first = place.tensor == place.context == place.pipeline == 0
-        if not (is_first and self._is_captured(iteration, index)):
+        if not self._is_captured(iteration, index):
             return
-        first = (iteration - 1) * self._training.global_batch_size
-        first += (index * self._layout.data + place.data) * self._training.micro_batch_size
-        samples = list(range(first, first + len(tokens)))
-        self._list.add(iteration, index, place.data, samples, tokens.tolist())
+        samples = own_samples(self._experiment, self._place, iteration, index, len(tokens))
+        if samples is not None:
+            self._list.add(iteration, index, self._place.data, samples, tokens.tolist())
 
     def _is_captured(self, iteration: int, index: int) -> bool:
         return (

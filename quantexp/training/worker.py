@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         signals.append(signal.SIGHUP)
     for number in signals:
         signal.signal(number, worker.interrupt)
-    signal.signal(signal.SIGUSR2, worker.log_end_warning)
+    signal.signal(signal.SIGUSR2, worker.take_user_signal)
     leave_if_stuck(signals, worker.is_ending, worker.leave)
     if arguments.with_parent:
         end_with_parent(parent_from(os.environ))
@@ -152,8 +152,14 @@ class Worker:
         finally:  # no later signal would end the process
             leave_process(130)
 
-    def log_end_warning(self, signum: int, frame: object) -> None:
-        """Log the scheduler's warning; a run that can go on from a checkpoint saves one and ends in time."""
+    def take_user_signal(self, signum: int, frame: object) -> None:
+        """Log the scheduler's warning; a run that can go on from a checkpoint saves one and ends in time.
+
+        In a run without a scheduler the signal asks for a dossier.
+        """
+        if not self.context.in_job:
+            self.context.requests.dossier = True
+            return
         name, seconds = signal.Signals(signum).name, self.context.experiment.launcher.warning_s
         self.context.requests.warn(seconds)
         saves = self.context.requests.is_possible

@@ -221,7 +221,7 @@ def test_error_of_a_superseded_attempt_does_not_fail_the_run(
 def test_warning_of_the_scheduler_is_in_the_log(
     second: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    second.log_end_warning(signal.SIGUSR2, None)
+    second.take_user_signal(signal.SIGUSR2, None)
     assert caplog.messages == [
         "received SIGUSR2: the scheduler will end this job in 300 s; checkpoint.optimizer=false, so none is saved"
     ]

@@ -18,6 +18,7 @@ from quantexp.errors import UnreadableError
 from quantexp.folders import PART
 from quantexp.model.safetensors_header import Entry
 from quantexp.reading.json_files import require_json
+from quantexp.runs.dossiers import DOSSIER
 
 #: Earlier attempts, in a capture folder outside of its run.
 _ATTEMPTS = "attempts"
@@ -39,7 +40,7 @@ def check_files(
 ) -> Iterator[Problem]:
     """Files that no line names, and temporary files that a writer left."""
     listed = {str(line.content["file"]) for line in manifest if line.content.get("file")}
-    known = {*(file.name for file in lists_of(folder)), REPORT, INDEX, HASHES} | listed
+    known = {*(file.name for file in lists_of(folder)), REPORT, INDEX, HASHES, DOSSIER} | listed
     for file in files:
         if file in known or is_live:
             continue

@@ -263,7 +263,7 @@ class Recorder:
         return self._takes[key]
 
     def _keep(self, name: TensorName, tensor: Tensor, precision: ModulePrecision) -> About:
-        summary = self.summary(tensor, self._chosen(name.tensor), name.tensor)
+        summary = self.summary(tensor, self.chosen(name, precision, tensor.ndim), name.tensor)
         taken = self.take(precision.module, name.operation, name.tensor)
         part = self.holder.part(name.module, name.tensor, tuple(tensor.shape))
         sample = sample_of(part.whole, name.tensor, taken.sample_of, taken.sample_count)
@@ -340,11 +340,13 @@ class Recorder:
         store, name = self.store, self._latest
         current = "" if name is None else f"{name.layer_idx} {name.operation} {name.tensor}"
         progress = Progress(self.tensors, store.num_bytes, current, self.stopped)
-        queue_bytes, waited_s = store.queue.num_bytes, store.queue.waited_s
-        rate = store.bytes_per_s
+        queue, rate = store.queue, store.bytes_per_s
         self.on_progress(
-            replace(progress, queue_bytes=queue_bytes, bytes_per_s=rate, waited_s=waited_s)
+            replace(
+                progress, queue_bytes=queue.num_bytes, bytes_per_s=rate, waited_s=queue.waited_s
+            )
         )
 
-    def _chosen(self, tensor_name: str) -> Chosen | None:
-        return None if self._format is None else chosen_for(self._format, tensor_name)
+    def chosen(self, name: TensorName, precision: ModulePrecision, ndim: int) -> Chosen | None:
+        """The format that the statistics of a tensor of `ndim` dimensions score."""
+        return None if self._format is None else chosen_for(self._format, name.tensor)

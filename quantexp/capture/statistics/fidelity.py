@@ -103,6 +103,12 @@ def blocks_by_exponent(scales: Scales, fmt: Format) -> Tensor:
     return torch.bincount(scales.reshape(-1).to(torch.int64), minlength=E8M0_NAN + 1)
 
 
+def shares_of(numbers: Sequence[float]) -> tuple[float, float]:
+    """The shares of saturated values, and of non-zero ones that become zero; 0 where there are none."""
+    _, _, _, judged, nonzero, underflowed, beyond = numbers[:_NUM_SUMS]
+    return (beyond / judged if judged else 0.0), (underflowed / nonzero if nonzero else 0.0)
+
+
 def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
     """The sums and derived values as JSON; missing values are None."""
     signal, noise, energy, judged, nonzero, underflowed, beyond = numbers[:_NUM_SUMS]

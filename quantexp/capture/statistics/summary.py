@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.counts import of_exponents
-from quantexp.capture.statistics.fidelity import Chosen, fidelity, fidelity_record
+from quantexp.capture.statistics.fidelity import Chosen, fidelity, fidelity_record, shares_of
 from quantexp.capture.statistics.histogram import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -33,6 +33,8 @@ from quantexp.formats.layout import INPUT_DTYPES
 #: A float16 up to this rounds to a float16 in every MX format; a larger one may round to 65536, which is infinite.
 _LARGEST_ROUNDED = 49152.0
 _NUM_SUMS = 8
+#: The numbers of a summary before the fidelity.
+_NUM_PLAIN = 3 + _NUM_SUMS + len(QUANTILES) + NUM_EXPONENTS
 _NO_MOMENTS = ("mean", "std", "min", "max", "abs_max", "skew", "kurtosis")
 
 
@@ -66,6 +68,12 @@ class Summary:
         if self.chosen is not None:
             record["fidelity"] = fidelity_record(self.chosen, of_format)
         return record
+
+    def shares(self) -> tuple[float, float] | None:
+        """`shares_of` the chosen format, if there is one."""
+        if self.chosen is None:
+            return None
+        return shares_of(self.numbers[_NUM_PLAIN:].tolist())
 
 
 def statistics(x: Tensor, chosen: Chosen | None = None) -> dict[str, Any]:

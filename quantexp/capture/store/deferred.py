@@ -70,6 +70,10 @@ class Deferred:
             self._record = {} if self._summary is None else self._summary.record()
         return self._record
 
+    def shares(self) -> tuple[float, float] | None:
+        """`Summary.shares`; None before the statistics are computed, and for a tensor that has changed."""
+        return None if self._summary is None else self._summary.shares()
+
     def take(self) -> Tensor | None:
         """The tensor; None if its statistics are already computed."""
         tensor = self._tensor

@@ -69,7 +69,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
     """A line of a list, and the values that are written before it."""
 
     about: About
@@ -150,20 +150,30 @@ class CaptureStore:
         queue_bytes: int = QUEUE_BYTES,
         kind: StoreKind = StoreKind.pt,
     ) -> None:
-        self.folder, self.rank = folder, rank
-        self._files = PtFiles(folder) if kind is StoreKind.pt else ShardFiles(folder, rank)
+        self.rank, self._kind = rank, kind
         #: Bytes of values added, and of those written.
         self.num_bytes = 0
         self.written_bytes = 0
         #: The last added values.
         self.last: Stored | None = None
-        self.queue: WorkQueue[Sequence[_Line]] = WorkQueue(queue_bytes, self._write)
+        self.queue: WorkQueue[Sequence[Line]] = WorkQueue(queue_bytes, self._write)
         self.memory = HostMemory(queue_bytes)
-        self._batch_bytes = min(self._files.batch_bytes, queue_bytes // _SHARE)
         #: The pending batch, and its reserved bytes.
-        self._batch: list[_Line] = []
+        self._batch: list[Line] = []
         self._reserved = 0
         self._writing_s = 0.0
+        self.begin(folder)
+
+    def begin(self, folder: Path) -> None:
+        """Write what comes next into this folder.
+
+        Raises:
+            CaptureError: it cannot be made.
+        """
+        self.folder = folder
+        is_pt = self._kind is StoreKind.pt
+        self._files = PtFiles(folder) if is_pt else ShardFiles(folder, self.rank)
+        self._batch_bytes = min(self._files.batch_bytes, self.queue.most_bytes // _SHARE)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -182,23 +192,23 @@ class CaptureStore:
         copied = host_copy(tensor, self.memory)
         if about.deferred is not None and about.deferred.is_of(tensor):
             about.deferred.look_at(copied)  # instead of the tensor, which may change
-        self._add(_Line(about, MANIFEST, stored, name, copied))
+        self._add(Line(about, MANIFEST, stored, name, copied))
         self.num_bytes += stored.num_bytes
         self.last = stored
 
     def refer(self, stored: Stored, about: About) -> None:
         """List a tensor whose values are already added."""
-        self._add(_Line(about, stored=stored))
+        self._add(Line(about, stored=stored))
 
     def leave_out(self, about: About) -> None:
         """List a tensor without values; the metadata has the reason."""
         self._reserve(about.held_bytes)
-        self._add(_Line(about))
+        self._add(Line(about))
 
     def add_statistics(self, about: About) -> None:
         """Add a tensor's statistics without values."""
         self._reserve(about.held_bytes)
-        self._add(_Line(about, STATISTICS))
+        self._add(Line(about, STATISTICS))
 
     def send(self) -> None:
         """Send the pending batch to the background thread."""
@@ -217,7 +227,7 @@ class CaptureStore:
         self.queue.reserve(num_bytes)
         self._reserved += num_bytes
 
-    def _add(self, line: _Line) -> None:
+    def _add(self, line: Line) -> None:
         self._batch.append(line)
         if self._reserved >= self._batch_bytes or len(self._batch) >= self._files.batch_lines:
             self.send()
@@ -251,7 +261,7 @@ class CaptureStore:
         """The rate at which values are written; 0 while nothing is written."""
         return self.written_bytes / self._writing_s if self._writing_s else 0.0
 
-    def _write(self, batch: Sequence[_Line]) -> None:
+    def _write(self, batch: Sequence[Line]) -> None:
         """Write the values of a batch, and list what is written and its statistics."""
         count_all(line.about.deferred for line in batch if line.about.deferred is not None)
         for line in batch:
@@ -264,7 +274,7 @@ class CaptureStore:
             raise
         self._list(batch)
 
-    def _write_values(self, batch: Sequence[_Line]) -> None:
+    def _write_values(self, batch: Sequence[Line]) -> None:
         values = [
             Values(line.name, line.copied(), line.about.resolved, line.stored)
             for line in batch
@@ -285,7 +295,7 @@ class CaptureStore:
             self._writing_s += time.perf_counter() - start
             self.written_bytes += sum(one.stored.num_bytes for one in values if one.stored.place)
 
-    def _list(self, batch: Iterable[_Line]) -> None:
+    def _list(self, batch: Iterable[Line]) -> None:
         lists: dict[str, list[bytes]] = {MANIFEST: [], STATISTICS: []}
         for line in batch:
             about = line.about

@@ -25,6 +25,7 @@ from quantexp.schema import (
     Experiment,
     LrSchedule,
     TrainingConfig,
+    TriggerConfig,
 )
 from quantexp.schema.limits import check_limits
 
@@ -121,6 +122,10 @@ def _capture(experiment: Experiment) -> None:
     if capture.router_logits and model.moe is None:
         raise ConfigError(
             f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"
+        )
+    if capture.ring is None and capture.trigger != TriggerConfig():
+        raise ConfigError(
+            "capture.trigger needs capture.ring=N, the statistics that it writes; add it, or drop the trigger"
         )
     if capture.format is not None:
         scored_spec(capture.format, declared_formats(experiment.quant))

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from quantexp.launch.backend import Standing
 from quantexp.launch.ledger.rows import goes_on_at, reason, state_word
-from quantexp.launch.progress import activity, captured_words
+from quantexp.launch.progress import activity, captured_words, dossier_words, left_out_words
 from quantexp.runs.find import Missing
 from quantexp.runs.status import MISSING, UNREADABLE, State
 from quantexp.terminal.console import plain
@@ -150,7 +150,8 @@ def _about(standing: Standing, where: str | None = None) -> str:
     again = "" if first is None else f"goes on at iteration {first}"
     running = standing.state is State.RUNNING
     now = (activity(standing.status), captured_words(standing.status.capture)) if running else ()
-    return "; ".join(part for part in (where or standing.where, *now, again, why) if part)
+    wrong = left_out_words(standing.status), dossier_words(standing.status)
+    return "; ".join(part for part in (where or standing.where, *now, again, why, *wrong) if part)
 
 
 def _below(

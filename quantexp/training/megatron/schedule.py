@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from megatron.core.optimizer import OptimizerConfig
@@ -59,3 +60,11 @@ def scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamSchedul
 def lowers_scale(scale: float | None, loss: float) -> bool:
     """Whether a step was left out in the search for fp16's loss scale, which is above its minimum."""
     return scale is not None and scale > MIN_LOSS_SCALE and math.isfinite(loss)
+
+
+def is_fault(line: Mapping[str, Any]) -> bool:
+    """Whether the step of a line of metrics.jsonl was left out, and not in that search."""
+    loss = line.get("loss")
+    return bool(line.get("skipped")) and not lowers_scale(
+        line.get("loss_scale"), math.nan if loss is None else loss
+    )

@@ -7,6 +7,7 @@ backward passes; the optimizer steps only if they match the declaration. The loo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -28,7 +29,7 @@ from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.model import first_layer
 from quantexp.training.megatron.numerics_state import use_numerics
 from quantexp.training.megatron.passes import Batch
-from quantexp.training.megatron.schedule import lowers_scale
+from quantexp.training.megatron.schedule import is_fault
 from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Spec, Stepper
 from quantexp.training.requests import Request
@@ -95,8 +96,7 @@ def _train(
         metrics = stepper.step(iteration, batches, proof)
         if held_out is not None and is_evaluated(experiment, iteration):
             metrics = stepper.evaluate(metrics, held_out())
-        is_counted = metrics.skipped and not lowers_scale(metrics.loss_scale, metrics.loss)
-        nonfinite = nonfinite + 1 if is_counted else 0
+        nonfinite = nonfinite + 1 if is_fault(asdict(metrics)) else 0
         continues = observer.iteration(metrics)
         if nonfinite:
             _stop_if_configured(experiment.training, metrics, nonfinite)

@@ -1,0 +1,120 @@
+"""Records the statistics of every iteration into a ring, and the values of single iterations into a dossier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from quantexp.capture.division import Holder
+from quantexp.capture.names import TensorName
+from quantexp.capture.operands import SOURCES, operation_of, quantised_operand
+from quantexp.capture.record.progress import Progress
+from quantexp.capture.record.recorder import Recorder
+from quantexp.capture.ring.price import ring_config
+from quantexp.capture.ring.store import RingStore
+from quantexp.capture.select.rules import Take
+from quantexp.capture.statistics.fidelity import Chosen
+from quantexp.capture.store.metadata import About
+from quantexp.formats import Hadamard, QuantSpec, Rounding, Scaling
+from quantexp.formats.types import Family
+from quantexp.quant.precision import ModuleId, ModulePrecision, Slots
+from quantexp.schema import CaptureConfig, CaptureLevel
+
+
+class RingRecorder(Recorder):
+    """One rank's ring. Its statistics score each tensor in the format of the first product that quantises it.
+
+    Random rounding, delayed scales and transforms are left out of that: the score is that of the tensor as it is.
+    """
+
+    store: RingStore
+
+    def __init__(
+        self,
+        capture: CaptureConfig,
+        store: RingStore,
+        rank: int,
+        world_size: int,
+        num_layers: int,
+        holder: Holder,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        super().__init__(
+            ring_config(capture),
+            store,
+            rank,
+            on_progress,
+            world_size,
+            num_layers=num_layers,
+            holder=holder,
+        )
+        #: The files with values of the current dossier.
+        self.num_values = 0
+        #: The iteration whose values are taken, if one is.
+        self.whole_iteration: int | None = None
+        self._scored: dict[tuple[ModuleId, str, str, int], tuple[Slots, Chosen | None]] = {}
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether the values of the current iteration are taken."""
+        return self.iteration == self.whole_iteration
+
+    def counted(self) -> None:
+        """Wait until the statistics of the current iteration are held."""
+        self.flush()
+
+    def take_whole(self, iteration: int, folder: Path, timestamp: str) -> None:
+        """Take the values of an iteration into a folder; all ranks give the files the same timestamp."""
+        self.store.begin(folder)
+        self.store.num_bytes = self.num_values = 0
+        self.whole_iteration, self._timestamp = iteration, timestamp
+
+    def _store(self, name: TensorName, tensor: Tensor, about: About) -> None:
+        super()._store(name, tensor, about)
+        self.num_values += self._last_stored is not None
+
+    def captures(self, iteration: int) -> bool:
+        """Whether anything is taken of this iteration."""
+        return self.store.length > 0 or iteration == self.whole_iteration
+
+    def take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
+        """The taken part of a tensor: its statistics, or all of it."""
+        taken = super().take(module, operation, tensor_name)
+        if taken.level is CaptureLevel.tensors and self.iteration != self.whole_iteration:
+            return replace(taken, level=CaptureLevel.stats)
+        return taken
+
+    def chosen(self, name: TensorName, precision: ModulePrecision, ndim: int) -> Chosen | None:
+        """The format of the first product that quantises the tensor; else `capture.format`."""
+        key = (precision.module, name.operation, name.tensor, ndim)
+        slots, chosen = self._scored.get(key, (None, None))
+        if slots is not precision.slots:  # new, or changed by a rule
+            chosen = _own_format(precision, name, ndim) or super().chosen(name, precision, ndim)
+            self._scored[key] = precision.slots, chosen
+        return chosen
+
+
+def _own_format(precision: ModulePrecision, name: TensorName, ndim: int) -> Chosen | None:
+    for slot, spec in precision.slots.items():
+        operand = quantised_operand(slot, spec)
+        if operand is None or SOURCES[slot.operand] != name.tensor:
+            continue
+        is_weight = name.tensor == "weight"
+        if is_weight and operation_of(slot.product) != name.operation:
+            continue
+        if spec.fmt.family is not Family.PYTHON:
+            return Chosen(_as_it_is(spec), operand.dim(ndim))
+    return None
+
+
+def _as_it_is(spec: QuantSpec) -> QuantSpec:
+    """A slot's specification without what depends on a step: random rounding, an amax history, a transform."""
+    changed: dict[str, object] = {"hadamard": Hadamard.NONE, "hadamard_block": 1}
+    if spec.rounding is Rounding.STOCHASTIC:
+        changed["rounding"] = Rounding(spec.fmt.rounding)
+    if spec.scaling is Scaling.DELAYED:
+        changed["scaling"] = Scaling.CURRENT
+    return replace(spec, **changed)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""A store that holds the statistics of the last iterations in memory, and writes them when it is told to.
+
+Statistics are computed in the background thread, as those that are written at once. Values are written into the folder
+of the current dossier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from quantexp.capture.names import place
+from quantexp.capture.statistics.summary import Summary
+from quantexp.capture.store.deferred import Deferred, count_all
+from quantexp.capture.store.folder import CaptureStore, Line
+from quantexp.capture.store.manifest import STATISTICS
+from quantexp.capture.store.metadata import About
+from quantexp.schema import StoreKind
+
+
+@dataclass(frozen=True)
+class TensorKey:
+    """A tensor of a model, in any iteration and micro-batch."""
+
+    layer: int
+    module: str
+    operation: str
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"{place(self.layer, self.module)} {self.tensor}"
+
+
+@dataclass
+class Iteration:
+    """What is held of one iteration."""
+
+    number: int
+    tensors: list[About] = field(default_factory=list)
+    #: Shares of saturated and of underflowed values, the largest of the micro-batches.
+    saturated: dict[TensorKey, float] = field(default_factory=dict)
+    underflow: dict[TensorKey, float] = field(default_factory=dict)
+
+
+class RingStore(CaptureStore):
+    """The store of a ring, which has no folder before the first dossier."""
+
+    def __init__(self, length: int, rank: int, queue_bytes: int, kind: StoreKind) -> None:
+        """`length` is the number of iterations that are held; 0 holds the last of those that are recorded."""
+        self.length = length
+        #: The oldest first.
+        self.iterations: deque[Iteration] = deque(maxlen=max(1, length))
+        self._access = threading.Lock()
+        super().__init__(Path(), rank, queue_bytes, kind)
+
+    def dump(self, first: int) -> None:
+        """Write the statistics that are held, from this iteration on, into the folder; the ring keeps them.
+
+        Raises:
+            CaptureError: they cannot be written.
+        """
+        self.flush()
+        with self._access:
+            held = [each for each in self.iterations if each.number >= first]
+        lines = [about.line() for iteration in held for about in iteration.tensors]
+        self._append(STATISTICS, lines)
+
+    def _write(self, batch: Sequence[Line]) -> None:
+        count_all(line.about.deferred for line in batch if line.about.deferred is not None)
+        for line in batch:
+            if line.listing == STATISTICS:
+                self._hold(line.about)
+        if values := [line for line in batch if line.listing != STATISTICS]:
+            super()._write(values)
+
+    def _hold(self, about: About) -> None:
+        """Keep a tensor's statistics, on the host; one that was changed before it was counted has none."""
+        statistics = about.statistics
+        if isinstance(statistics, Deferred) and statistics.changed:
+            return
+        metadata = about.made()
+        if isinstance(statistics, Summary):
+            statistics = replace(statistics, numbers=statistics.numbers.cpu())
+            metadata["statistics"] = statistics
+        assert statistics is not None
+        with self._access:
+            self._of(metadata["iteration"]).tensors.append(About.of(metadata))
+            self._note_shares(metadata, statistics)
+
+    def _of(self, number: int) -> Iteration:
+        if not self.iterations or self.iterations[-1].number != number:
+            self.iterations.append(Iteration(number))
+        return self.iterations[-1]
+
+    def _note_shares(self, metadata: dict[str, Any], statistics: Summary | Deferred) -> None:
+        shares = statistics.shares()
+        if shares is None:
+            return
+        key = TensorKey(*(metadata[name] for name in ("layer", "module", "operation", "tensor")))
+        iteration = self.iterations[-1]
+        for of, share in zip((iteration.saturated, iteration.underflow), shares, strict=True):
+            of[key] = max(share, of.get(key, 0.0))
