@@ -28,6 +28,7 @@ from quantexp.runs.dossiers import (
 )
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.status import now
+from quantexp.terminal.units import human_bytes
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 from quantexp.training.token_recorder import own_samples
@@ -108,12 +109,13 @@ class Dossiers:
 
     def after(self, metrics: Metrics) -> None:
         """End an iteration: complete an open dossier, and begin one if a trigger fires; every rank calls this."""
-        from quantexp.training.megatron.collectives import gather, largest
+        from quantexp.training.megatron.collectives import any_rank, gather
 
         if self._open is not None:
             self._complete(self._open, metrics.iteration)
         own = self._fired(metrics)
-        if not largest(int(own is not None)):
+        has_fired = own is not None
+        if not (has_fired if self.context.rank.alone else any_rank(has_fired)):
             return
         fired = next(each for each in gather(own) if each is not None)
         self.context.requests.dossier = False
@@ -148,16 +150,19 @@ class Dossiers:
         if context.rank.leads:
             LOG.warning(f"iteration {iteration}: {fired.words}; see {folder}")
             shutil.rmtree(folder, ignore_errors=True)  # of an iteration that is computed again
-        timestamp = gather(start_timestamp())[0]
+        timestamp, has_room = gather((start_timestamp(), self._has_room(iteration)))[0]
         if self.recorder is None:
             self.recorder = self._new_recorder()
         held = [each.number for each in self.recorder.store.iterations] if self._length else []
+        is_written = False
         with self._logged(iteration):
             self.recorder.store.begin(folder)
             if held:
                 self.recorder.store.dump(held[0])
             self._list_tokens(iteration)
-        gather(None)  # every rank has written its part
+            is_written = True
+        if not all(gather(is_written)):
+            return
         dossier = Dossier(
             iteration,
             now(),
@@ -167,9 +172,29 @@ class Dossiers:
             max((i for i in resumable(context.run) if i < iteration), default=None),
         )
         self._write(dossier)
-        if iteration < self.experiment.training.iterations:
+        if has_room and iteration < self.experiment.training.iterations:
             self._open = dossier
-            self.recorder.take_whole(iteration + 1, folder, timestamp)
+            self.recorder.take_whole(iteration + 1, timestamp)
+
+    def _has_room(self, iteration: int) -> bool:
+        """Whether the disk of the run has twice the bytes of the next iteration's values."""
+        from quantexp.capture.ring.price import dossier_bytes
+        from quantexp.quant.precision import precision_map
+
+        experiment, max_gb = self.experiment, self.experiment.capture.max_gb
+        declared = precision_map(experiment.model, experiment.quant, iteration + 1)
+        needed = dossier_bytes(experiment, declared)
+        needed = needed if max_gb is None else min(needed, int(max_gb * 1e9))
+        free = self._free_bytes()
+        if free < 2 * needed:
+            LOG.warning(
+                f"the dossier of iteration {iteration} has no values: they take {human_bytes(needed)}, and the disk has "
+                f"{human_bytes(free)} free"
+            )
+        return free >= 2 * needed
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self.context.run.root).free
 
     def _complete(self, dossier: Dossier, iteration: int) -> None:
         """Write what is left of the values of the iteration after a dossier."""

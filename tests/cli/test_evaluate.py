@@ -47,6 +47,7 @@ def test_words_about_training_are_refused(word: str, capsys: Captured) -> None:
     ("word", "named"),
     [
         ("capture=tensors", "capture=tensors"),
+        ("capture.ring=8", "capture.ring=8"),
         ("checkpoint.at_end=true", "checkpoint.at_end=true"),
         ("checkpoint.every=2", "checkpoint.every=2"),
         ("checkpoint.every_min=2", "checkpoint.every_min=2"),

@@ -46,6 +46,21 @@ def test_status_shows_every_run_of_the_folder_of_runs(capsys: Captured, make_run
     assert lines[3] == "2 runs: 1 completed, 1 failed"
 
 
+def test_status_says_what_went_wrong_in_a_run_that_went_on(
+    capsys: Captured, make_run: MakeRun
+) -> None:
+    nonfinite = "iteration 5: 3 NaN in L0-fc1 output"
+    make_run("m_d_bf16-1", State.COMPLETED, skipped=2, nonfinite=nonfinite, dossiers=[5])
+    make_run("m_d_bf16-2", State.COMPLETED, dossiers=[3, 9, 12, 40])
+    assert main(["status"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"2 steps left out, the last in {nonfinite}; 1 dossier after iteration 5" in out
+    assert "4 dossiers, the last after iteration 9, 12, 40" in out
+    assert main(["status", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)[0]
+    assert (row["skipped"], row["nonfinite"], row["dossiers"]) == (2, nonfinite, [5])
+
+
 def test_status_takes_the_folder_of_runs_as_list_does(
     capsys: Captured, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

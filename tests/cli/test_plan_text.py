@@ -28,6 +28,17 @@ def test_the_plan_has_the_storage_of_captured_values(store: str, words: str) -> 
     assert record(plan)["capture_store"] == store
 
 
+def test_the_plan_has_the_memory_of_a_ring() -> None:
+    plan = planned("capture=off", "capture.ring=20")
+    assert (plan.ring, plan.ring_bytes > 0, plan.dossier_bytes > 0) == (20, True, True)
+    shown = replace(plan, ring_bytes=128_700_000, dossier_bytes=13_200_000_000)
+    assert (
+        "statistics of 20 iterations, 128.7 MB of host memory; a dossier has 13.2 GB of values"
+        in text_of(shown, 200)
+    )
+    assert "ring" not in text_of(planned("capture=off"), 200)
+
+
 def test_time_is_printed_with_the_measured_rate(full: Plan) -> None:
     plan = replace(full, time_s=11_000.0, product_gflop_per_s=95.2)
     assert (

@@ -219,9 +219,11 @@ def test_error_of_a_superseded_attempt_does_not_fail_the_run(
 
 
 def test_warning_of_the_scheduler_is_in_the_log(
-    second: Worker, caplog: pytest.LogCaptureFixture
+    tiny: Callable[..., Experiment], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    second.take_user_signal(signal.SIGUSR2, None)
+    worker = Worker(RunDir(tmp_path), tiny(), in_job=True)
+    worker.take_user_signal(signal.SIGUSR2, None)
+    assert not worker.context.requests.dossier
     assert caplog.messages == [
         "received SIGUSR2: the scheduler will end this job in 300 s; checkpoint.optimizer=false, so none is saved"
     ]

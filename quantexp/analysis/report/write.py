@@ -26,6 +26,7 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.verdicts import judge
 from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
 from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.dossiers import HEIGHT, WIDTH, Shown, shown_dossiers
 from quantexp.analysis.report.facts import Facts, facts, shared
 from quantexp.analysis.report.origin import Origin, origin
 from quantexp.analysis.report.pictures import Pictures, pictures
@@ -137,6 +138,8 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
         parts=parts,
         is_sweep=len(parts) > 1,
         version=__version__,
+        spark_width=WIDTH,
+        spark_height=HEIGHT,
         written=now()[:19].replace("T", " ") + " UTC",
     )
 
@@ -204,6 +207,7 @@ class Part:
     config: str
     numerics: Numerics
     pictures: Pictures
+    dossiers: list[Shown]
 
 
 def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> Part:
@@ -224,4 +228,5 @@ def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> P
         text if len(text) <= MAX_CONFIG else text[:MAX_CONFIG] + "\n# cut here",
         cells,
         pictures,
+        shown_dossiers(side.run),
     )

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -339,13 +339,9 @@ class Recorder:
         self._reported_s = time.perf_counter()
         store, name = self.store, self._latest
         current = "" if name is None else f"{name.layer_idx} {name.operation} {name.tensor}"
-        progress = Progress(self.tensors, store.num_bytes, current, self.stopped)
         queue, rate = store.queue, store.bytes_per_s
-        self.on_progress(
-            replace(
-                progress, queue_bytes=queue.num_bytes, bytes_per_s=rate, waited_s=queue.waited_s
-            )
-        )
+        waits = queue.num_bytes, rate, queue.waited_s
+        self.on_progress(Progress(self.tensors, store.num_bytes, current, self.stopped, *waits))
 
     def chosen(self, name: TensorName, precision: ModulePrecision, ndim: int) -> Chosen | None:
         """The format that the statistics of a tensor of `ndim` dimensions score."""

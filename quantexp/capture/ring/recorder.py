@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -66,9 +65,8 @@ class RingRecorder(Recorder):
         """Wait until the statistics of the current iteration are held."""
         self.flush()
 
-    def take_whole(self, iteration: int, folder: Path, timestamp: str) -> None:
-        """Take the values of an iteration into a folder; all ranks give the files the same timestamp."""
-        self.store.begin(folder)
+    def take_whole(self, iteration: int, timestamp: str) -> None:
+        """Take the values of an iteration into the store's folder; all ranks give the files the same timestamp."""
         self.store.num_bytes = self.num_values = 0
         self.whole_iteration, self._timestamp = iteration, timestamp
 
@@ -77,8 +75,8 @@ class RingRecorder(Recorder):
         self.num_values += self._last_stored is not None
 
     def captures(self, iteration: int) -> bool:
-        """Whether anything is taken of this iteration."""
-        return self.store.length > 0 or iteration == self.whole_iteration
+        """Whether anything is taken of this iteration, from 1; nothing is of an evaluation, which has none."""
+        return iteration > 0 and (self.store.length > 0 or iteration == self.whole_iteration)
 
     def take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
         """The taken part of a tensor: its statistics, or all of it."""

@@ -11,7 +11,7 @@ import pytest
 from quantexp.config.compose import compose
 from quantexp.config.validate.experiment import validate
 from quantexp.errors import ConfigError
-from quantexp.schema import CaptureLevel, Experiment, Rule
+from quantexp.schema import CaptureLevel, Experiment, Rule, TriggerConfig
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,22 @@ def test_batch_is_made_of_whole_micro_batches(valid: Experiment) -> None:
 def test_learning_rate_does_not_rise(valid: Experiment) -> None:
     message = refusal(valid, training__lr=0.25, training__min_lr=0.5)
     assert message == "training.min_lr must be at most training.lr=0.25, got 0.5"
+
+
+def test_triggers_need_a_ring(valid: Experiment) -> None:
+    trigger = TriggerConfig(deviations=5.0)
+    assert refusal(valid, capture__trigger=trigger) == (
+        "capture.trigger needs capture.ring=N, the statistics that it writes; add it, or drop the trigger"
+    )
+    assert refusal(valid, capture__ring=7) == "capture.ring must be at least 8, got 7"
+    too_short = TriggerConfig(window=15)
+    assert refusal(valid, capture__ring=8, capture__trigger=too_short) == (
+        "capture.trigger.window must be at least 16, got 15"
+    )
+    of_more = TriggerConfig(share=1.5)
+    assert refusal(valid, capture__ring=8, capture__trigger=of_more) == (
+        "capture.trigger.share must be at most 1, got 1.5"
+    )
 
 
 @pytest.mark.parametrize(

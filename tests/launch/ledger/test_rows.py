@@ -15,7 +15,8 @@ from quantexp.runs.status import State, Status
 KEYS = [
     *("run", "path", "state", "alive", "reason", "where", "note", "phase"),
     *("phase_since", "current_iteration", "micro_batch"),
-    *("iteration", "iterations", "loss", "tokens_per_s", "capture", "time_left_s"),
+    *("iteration", "iterations", "loss", "tokens_per_s", "capture", "skipped"),
+    *("nonfinite", "dossiers", "time_left_s"),
     *("host", "pid", "job_id", "submission", "goes_on_at", "restarts"),
     *("created", "started", "updated", "finished"),
 ]

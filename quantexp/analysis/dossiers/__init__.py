@@ -1,0 +1,1 @@
+"""Looks at the dossiers of a run: what moved before something went wrong."""
