@@ -188,8 +188,8 @@ class Dossiers:
         free = self._free_bytes()
         if free < 2 * needed:
             LOG.warning(
-                f"the dossier of iteration {iteration} has no values: they take {human_bytes(needed)}, and the disk has "
-                f"{human_bytes(free)} free"
+                f"the dossier of iteration {iteration} has no values: they take {human_bytes(needed)}, "
+                f"and the disk has {human_bytes(free)} free"
             )
         return free >= 2 * needed
 
