@@ -14,9 +14,11 @@ from quantexp_launchers.local.execute import execute
 from rich.console import Console
 
 from quantexp.capture import open_capture
+from quantexp.capture.check.folder import check
 from quantexp.capture.select.budget import price
 from quantexp.config.compose import compose
 from quantexp.launch.outcome import Outcome
+from quantexp.runs.dossiers import Trigger, folder_of, read_dossiers
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
 
@@ -316,3 +318,32 @@ def test_part_that_a_rank_cannot_write_is_the_reason_on_rank_0_too(
     assert words in result.reason
     assert "\n" not in result.reason, "both ranks give the same reason"
     assert not list(result.run.checkpoints.iterdir())
+
+
+def test_ranks_leave_one_dossier(tiny_words: list[str], tmp_path: Path) -> None:
+    """A slot that rounds to zero fires on both ranks; their lists are joined, and no file is missing."""
+    rule = "{iterations: [12, 100], layers: [1], modules: [fc1], format: mxfp4}"
+    words = [*tiny_words, *SHARED, f"quant.rules=[{rule}]", "training.iterations=14"]
+    words += ["capture=off", "capture.ring=8", "capture.trigger.share=0.05"]
+    words += ["checkpoint.at_end=false"]
+    words += [f"paths.root={tmp_path / 'runs'}", "launcher.num_processes=2"]
+    outcome = execute(compose(words), QUIET)
+    assert outcome.state is State.COMPLETED, outcome.reason
+    (dossier,) = read_dossiers(outcome.run)
+    assert (dossier.iteration, dossier.trigger) == (12, Trigger.UNDERFLOW)
+    assert dossier.ring == [5, 12]
+    folder = folder_of(outcome.run, dossier.iteration)
+    assert not list(folder.glob("*.rank1.jsonl"))
+    held = lines(folder / "statistics.jsonl")
+    by_rank = Counter((line["iteration"], line["rank"]) for line in held)
+    # Rank 1 holds what its own micro-batch has: no weights, which rank 0 stores.
+    assert {rank for _, rank in by_rank} == {0, 1}
+    assert {i for i, _ in by_rank} == {*range(5, 14)}
+    assert check(folder, {}).problems == []
+    assert len(lines(folder / "manifest.jsonl")) >= dossier.tensors > 56
+    tokens = lines(folder / "tokens.jsonl")
+    batch = [
+        n for line in tokens if line["iteration"] == dossier.iteration for n in line["samples"]
+    ]
+    first = 2 * (dossier.iteration - 1)
+    assert sorted(batch) == [first, first + 1]

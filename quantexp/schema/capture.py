@@ -71,7 +71,7 @@ class TriggerConfig:
     #: The iterations of that recent past; there is no trigger before 16 of them.
     window: int = limited(64, *between(16, 1_000_000))
     #: The share of a tensor's values that saturate, or of its non-zero values that become zero, lies so far above its
-    #: median in the ring; null means never.
+    #: median in the full ring, and as many robust standard deviations as `deviations` says; null means never.
     share: float | None = limited(0.1, POSITIVE, Limit(lambda x: x <= 1, "must be at most 1"))
     #: Dossiers that triggers may leave in a run; requests from outside are not counted.
     most: int = limited(4, *between(1, 1_000_000))

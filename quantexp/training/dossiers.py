@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from quantexp.capture.ring.recorder import RingRecorder
     from quantexp.capture.ring.triggers import Fired
 
+#: How many times as far out as the last trigger one fires at once.
+_FARTHER = 4.0
+
 
 @dataclass(frozen=True)
 class _Tokens:
@@ -71,8 +74,8 @@ class Dossiers:
             each.trigger is not Trigger.REQUEST and each.iteration <= begun
             for each in read_dossiers(context.run)
         )
-        #: No trigger fires up to this iteration: its ring would hold the last dossier's iterations.
-        self._quiet_until = 0
+        #: Up to this iteration, which the last dossier's ring reaches, only what lies `_FARTHER` out fires.
+        self._quiet_until, self._last_deviations = 0, 0.0
         #: None before something is to be taken.
         self.recorder: RingRecorder | None = self._new_recorder() if self._length else None
 
@@ -122,6 +125,7 @@ class Dossiers:
         if fired.trigger is not Trigger.REQUEST:
             self._num_fired += 1
             self._quiet_until = metrics.iteration + self._length
+            self._last_deviations = fired.deviations
         self._begin(fired, metrics.iteration)
 
     def _fired(self, metrics: Metrics) -> Fired | None:
@@ -132,13 +136,17 @@ class Dossiers:
         fired = self._triggers.of_metrics(metrics, is_fault=is_fault(asdict(metrics)))
         if self.recorder is not None and self._length:
             self.recorder.counted()
-            fired = fired or self._triggers.of_shares(self.recorder.store.iterations)
+            if self.recorder.store.is_full:
+                fired = fired or self._triggers.of_shares(self.recorder.store.iterations)
         is_asked = self.context.rank.leads and take_request(self.context.run)
         if is_asked or self.context.requests.dossier:
             return Fired(Trigger.REQUEST, "asked for from outside")
+        if fired is None or not self._length:
+            return None
         is_quiet = metrics.iteration <= self._quiet_until
+        is_quiet &= fired.deviations <= _FARTHER * self._last_deviations
         is_over = self._num_fired >= self.experiment.capture.trigger.most
-        return None if not self._length or is_quiet or is_over else fired
+        return None if is_quiet or is_over else fired
 
     def _begin(self, fired: Fired, iteration: int) -> None:
         """Write what is held, and ask for the values of the next iteration."""

@@ -109,6 +109,22 @@ def test_dossier_has_the_tokens_of_its_iterations(trained: Trained) -> None:
     assert samples_of(folder_of(run, FIRES_AT)) == samples_of(captured.tensors)
 
 
+def test_a_trigger_fires_again_where_it_is_much_farther_out(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = {9: 12.0, 10: 40.0, 11: 49.0, 12: 150.0, 13: 190.0, 22: 11.0, 23: 11.0}
+
+    def of_metrics(self: Triggers, metrics: Metrics, *, is_fault: bool) -> Fired | None:
+        deviations = far.get(metrics.iteration)
+        return None if deviations is None else Fired(Trigger.LOSS, "planted", deviations)
+
+    monkeypatch.setattr(Triggers, "of_metrics", of_metrics)
+    words = [*WORDS, "capture.ring=8", "training.iterations=24", "capture.trigger.most=3"]
+    run = trained(*words)
+    assert [each.iteration for each in read_dossiers(run)] == [9, 11, 22]
+    assert [each.whole_iteration for each in read_dossiers(run)] == [10, 12, 23]
+
+
 @pytest.mark.usefixtures("fires")
 def test_last_iteration_has_no_values_after_it(trained: Trained) -> None:
     run = trained(*WORDS, f"training.iterations={FIRES_AT}", "capture.ring=8")

@@ -57,6 +57,11 @@ class RingStore(CaptureStore):
         self._access = threading.Lock()
         super().__init__(Path(), rank, queue_bytes, kind)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many iterations are held as may be."""
+        return len(self.iterations) == self.iterations.maxlen
+
     def dump(self, first: int) -> None:
         """Write the statistics that are held, from this iteration on, into the folder; the ring keeps them.
 

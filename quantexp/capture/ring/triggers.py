@@ -9,14 +9,14 @@ from operator import attrgetter
 
 import numpy as np
 
-from quantexp.capture.ring.past import Past
+from quantexp.capture.ring.past import CONSISTENT, Past
 from quantexp.capture.ring.store import Iteration, TensorKey
 from quantexp.runs.dossiers import Trigger
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import TriggerConfig
 
-#: Iterations of the ring before the last one that make a median.
-_FEWEST_SHARES = 5
+#: The smallest robust standard deviation of a share.
+_LEAST_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Fired:
 
     trigger: Trigger
     words: str
+    #: How far out it was, in robust standard deviations.
+    deviations: float = math.inf
 
 
 class Triggers:
@@ -47,25 +49,26 @@ class Triggers:
             far = past.deviations(value)
             most = self.config.deviations
             if fired is None and far is not None and most is not None and far > most:
-                fired = Fired(trigger, _spike(trigger, value, far, past.median))
+                fired = Fired(trigger, _spike(trigger, value, far, past.median), far)
             past.add(value)
         return fired
 
     def of_shares(self, held: Sequence[Iteration]) -> Fired | None:
-        """What the last iteration of a rank's ring says of saturated and underflowed values."""
-        if self.config.share is None or len(held) <= _FEWEST_SHARES:
+        """What the last iteration of a rank's full ring says of saturated and underflowed values."""
+        if self.config.share is None:
             return None
         for trigger, of, words in (
             (Trigger.SATURATED, attrgetter("saturated"), "values that saturate in {}"),
             (Trigger.UNDERFLOW, attrgetter("underflow"), "non-zero values of {} that become zero"),
         ):
-            risen = _most_risen([of(iteration) for iteration in held])
-            if risen is not None and risen.rise > self.config.share:
+            risen = _most_risen([of(iteration) for iteration in held], self.config)
+            if risen is not None:
                 what = words.format(risen.key)
                 return Fired(
                     trigger,
                     f"the share of {what} is {risen.last:.1%}, the median of {len(held) - 1} "
                     f"iterations before {risen.median:.1%}",
+                    risen.deviations,
                 )
         return None
 
@@ -82,21 +85,27 @@ class _Risen:
     key: TensorKey
     last: float
     median: float
-
-    @property
-    def rise(self) -> float:
-        return self.last - self.median
+    deviations: float
 
 
-def _most_risen(shares: Sequence[Mapping[TensorKey, float]]) -> _Risen | None:
-    """The tensor whose last share lies farthest above the median of its earlier ones, if it is in all of them."""
+def _most_risen(
+    shares: Sequence[Mapping[TensorKey, float]], config: TriggerConfig
+) -> _Risen | None:
+    """The tensor whose last share lies farthest above its median before, of those that lie beyond both limits.
+
+    Only tensors of every iteration count: an expert may have had no tokens.
+    """
     *before, last = shares
     keys = [key for key in last if all(key in each for each in before)]
-    if not keys:
+    if not keys or config.share is None:
         return None
-    medians = np.median([[each[key] for key in keys] for each in before], axis=0)
+    earlier = np.array([[each[key] for key in keys] for each in before])
+    medians = np.median(earlier, axis=0)
+    deviations = CONSISTENT * np.median(np.abs(earlier - medians), axis=0)
     rises = np.array([last[key] for key in keys]) - medians
+    far = rises / np.maximum(deviations, _LEAST_SHARE)
+    rises[(rises <= config.share) | (far <= (config.deviations or 0.0))] = 0.0
     index = int(rises.argmax())
-    if not math.isfinite(rises[index]):
+    if rises[index] == 0.0:
         return None
-    return _Risen(keys[index], last[keys[index]], float(medians[index]))
+    return _Risen(keys[index], last[keys[index]], float(medians[index]), float(far[index]))

@@ -92,11 +92,13 @@ def test_risen_share_of_underflowed_values_fires() -> None:
     assert fired.words.startswith("the share of non-zero values of L3-fc1 input that become zero")
 
 
-def test_share_does_not_fire_unrisen_or_early_or_where_it_is_off() -> None:
+def test_share_does_not_fire_unrisen_or_restless_or_where_it_is_off() -> None:
     ring = held(0.0, 0.0, 0.0, 0.0, 0.0, 0.4)
     assert Triggers(TriggerConfig(share=None)).of_shares(ring) is None
     assert Triggers(TriggerConfig(share=0.5)).of_shares(ring) is None
-    assert Triggers(TriggerConfig()).of_shares(ring[1:]) is None
+    restless = held(0.0, 0.2, 0.0, 0.2, 0.1, 0.4)
+    assert Triggers(TriggerConfig(share=0.1)).of_shares(restless) is None
+    assert Triggers(TriggerConfig(share=0.1, deviations=None)).of_shares(restless) is not None
     assert Triggers(TriggerConfig()).of_shares(held(*[0.3] * 9)) is None
     new = [*held(*[0.1] * 8), *held(0.9, key=TensorKey(1, "expert3-fc1", "forward", "input"))]
     assert Triggers(TriggerConfig()).of_shares(new) is None, "an expert without tokens before"
