@@ -82,6 +82,12 @@ def warn_of_unreadable(file: Path, unreadable: Sequence[UnreadableError]) -> Non
         )
 
 
+def iteration_of(line: bytes) -> int | None:
+    """The iteration of a line, without parsing it; None if the line has none."""
+    match = _ITERATION.search(line)
+    return None if match is None else int(match[1])
+
+
 class IterationIndex:
     """The lines of one list and its parts by iteration, up to the moment when `is_late`."""
 
@@ -99,9 +105,9 @@ class IterationIndex:
                 if number % _STRIDE == 0 and is_late():
                     self.is_cut = True
                     return
-                if match := _ITERATION.search(line.text):
+                if (iteration := iteration_of(line.text)) is not None:
                     place = _Place(file, line.offset, line.number)
-                    self.places.setdefault(int(match[1]), []).append(place)
+                    self.places.setdefault(iteration, []).append(place)
 
     def read(self, iterations: Iterable[int]) -> list[dict[str, Any]]:
         """The complete lines of these iterations, in the order of the lists."""

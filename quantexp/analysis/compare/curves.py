@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from quantexp.analysis.compare.comparison import Comparison
 from quantexp.analysis.compare.forest import LEGEND_ROWS, draw_forest
 from quantexp.analysis.compare.lines import Band, Line, lines_of, scheme_label
+from quantexp.analysis.compare.running_mean import running_mean, window_of
 from quantexp.analysis.compare.verdicts import Verdicts
 from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.analysis.style import (
@@ -108,20 +108,3 @@ def draw_band(
         marker=style.marker if len(x) == 1 else None,
     )
     return x[-1], mean[-1]
-
-
-#: The minimum number of losses for a mean, and the fraction of them in its window.
-_MANY, _SHARE = 200, 0.02
-
-
-def window_of(count: int) -> int:
-    """The window of the mean; 1 means no mean."""
-    return max(1, round(_SHARE * count)) if count >= _MANY else 1
-
-
-def running_mean(y: Sequence[float], window: int) -> list[float]:
-    """The centred running mean over window // 2 values on each side, truncated at the ends."""
-    sums = list(accumulate(y, initial=0.0))
-    half = window // 2
-    ends = ((max(0, i - half), min(len(y), i + half + 1)) for i in range(len(y)))
-    return [(sums[end] - sums[start]) / (end - start) for start, end in ends]

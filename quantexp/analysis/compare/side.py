@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,10 +109,13 @@ class Side:
         return self.names.scheme == BASELINE
 
 
-def read_side(run: RunDir, measure: str = "loss") -> Side:
+def read_side(
+    run: RunDir, measure: str = "loss", lines: Sequence[Mapping[str, Any]] | None = None
+) -> Side:
     """Read a run folder; `trouble` names damaged files, each with what is wrong.
 
-    `measure` is the key of metrics.jsonl that verdicts are about.
+    `measure` is the key of metrics.jsonl that verdicts are about. `lines` stand for all lines of metrics.jsonl, which
+    is then not read.
     """
     trouble: list[str] = []
 
@@ -127,7 +130,7 @@ def read_side(run: RunDir, measure: str = "loss") -> Side:
         return read(lambda: reader(file)) if os.path.lexists(file) else None
 
     config = read(lambda: read_config(run)) or {}
-    metrics = read(lambda: read_metrics(run)) or []
+    metrics = lines if lines is not None else read(lambda: read_metrics(run)) or []
     return Side(
         run,
         names_of(run, config),

@@ -63,13 +63,21 @@ _Place = tuple[int, Row, int]
 
 def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Deadline) -> Numerics:
     """The cells of a run's captured tensors, at most `max_cells` (but at least one row and layer)."""
-    folder, name = run.captured(capture_dir), run.root.name
+    folder = run.captured(capture_dir)
     if not folder.is_dir():
         return Numerics()
     try:
         lines = lines_with_room(folder, max_cells, deadline)
     except CaptureError as error:
         return Numerics(notes=[str(error)])
+    return numerics_of(run, folder, lines, max_cells, deadline)
+
+
+def numerics_of(
+    run: RunDir, folder: Path, lines: Lines, max_cells: int, deadline: Deadline
+) -> Numerics:
+    """The cells of lines that have been read, as `numerics` gives them."""
+    name = run.root.name
     content = Numerics(notes=[f"left out: {words}" for words in lines.damage])
     if lines.is_cut:
         content.notes.append(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quantexp.analysis.compare.curves import running_mean, window_of
 from quantexp.analysis.compare.lines import Band, Line
+from quantexp.analysis.compare.running_mean import running_mean, window_of
 
 #: Maximum points of a line, about the resolution of a screen.
 MAX_POINTS = 800

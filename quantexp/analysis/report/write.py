@@ -6,12 +6,8 @@ the file; nothing can be loaded from anywhere, and no other script runs, whateve
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +25,7 @@ from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.dossiers import HEIGHT, WIDTH, Shown, shown_dossiers
 from quantexp.analysis.report.facts import Facts, facts, shared
 from quantexp.analysis.report.origin import Origin, origin
+from quantexp.analysis.report.parts import embedded, page_text, policy
 from quantexp.analysis.report.pictures import Pictures, pictures
 from quantexp.analysis.report.proof import Proof, proof
 from quantexp.analysis.report.series import series
@@ -40,7 +37,7 @@ from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import now, write_whole
-from quantexp.terminal.escaping import printable, printable_content
+from quantexp.terminal.escaping import printable
 
 FILE_NAME = "report.html"
 #: About gaps between evaluations without training.
@@ -111,8 +108,7 @@ def render(
 
 
 def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) -> str:
-    style = _text("page.css")
-    script = "\n".join(_text(name) for name in _SCRIPTS)
+    style, script = page_text("page.css"), page_text(*_SCRIPTS)
     environment = Environment(
         loader=PackageLoader("quantexp.analysis.report", "page"),
         autoescape=True,
@@ -123,7 +119,7 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
     )
     return environment.get_template("page.html").render(
         title=_title(parts),
-        policy=_policy(style, script),
+        policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
         data=embedded(
@@ -155,29 +151,6 @@ def _title(parts: Sequence[Part]) -> str:
         return parts[0].row.side.run.root.name
     models = dict.fromkeys(str(one.row.side.names.model) for one in parts)
     return f"{len(parts)} runs of {', '.join(models)}"
-
-
-def embedded(content: Any) -> Markup:
-    """JSON for a script element, escaped so that it cannot end the element or start another."""
-    text = json.dumps(printable_content(content), allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
-
-
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _text(name: str) -> str:
-    return (files("quantexp.analysis.report") / "page" / name).read_text(encoding="utf-8")
 
 
 #: Maximum shown characters of config.yaml.

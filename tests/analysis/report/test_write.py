@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.analysis.report.write import embedded, write_report
+from quantexp.analysis.report.parts import embedded
+from quantexp.analysis.report.write import write_report
 from quantexp.cli.main import main
 from quantexp.errors import RunError
 from quantexp.folders import conf_dir

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from quantexp.analysis.compare.curves import running_mean, window_of
+from quantexp.analysis.compare.running_mean import running_mean, window_of
 
 
 def test_a_running_mean_covers_the_values_around_each_place() -> None:
