@@ -11,21 +11,8 @@ from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
 from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
 from quantexp.analysis.requantise.arguments import USAGE as REQUANTISE_USAGE
 from quantexp.analysis.requantise.arguments import add_arguments as add_requantise_arguments
+from quantexp.cli.kinds import KINDS
 
-#: What can be listed -> the configuration group; None for what is no group.
-KINDS: dict[str, str | None] = {
-    "models": "model",
-    "datasets": "dataset",
-    "schemes": "quant",
-    "formats": "format",
-    "presets": "training",
-    "captures": "capture",
-    "launchers": "launcher",
-    "layouts": "parallel",
-    "sizes": "size",
-    "experiments": "experiment",
-    "runs": None,
-}
 SHELLS = ("bash", "zsh", "fish")
 #: The first word of a call from a shell that completes a command line.
 COMPLETE = "__complete"
@@ -127,6 +114,11 @@ def _status(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _watch(parser: argparse.ArgumentParser) -> None:
+    _runs(parser)
+    parser.add_argument("--port", type=int, metavar="N", help="the port (default: the last, or any)")
+
+
 def _logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="the process (default 0)")
@@ -220,6 +212,13 @@ VERBS = {
         _status,
         ("status", "status --watch", "status FA_mxfp8-1a2b3c4d"),
         module="ledger",
+    ),
+    "watch": Verb(
+        "show runs in the browser while they run: losses, numerics, states",
+        "[--port N] [DIR] [paths.root=FOLDER]",
+        _watch,
+        ("watch", "watch runs/sweeps/20261122_035435.json", "watch --port 8000"),
+        "Only this machine can open the page, and only with its address.",
     ),
     "logs": Verb(
         "show what a run printed",
@@ -357,7 +356,7 @@ VERBS = {
 #: The verbs as the help lists them.
 GROUPS = {
     "experiments": ("train", "plan", "prepare", "list"),
-    "runs": ("status", "logs", "capture", "resume", "retry", "cancel"),
+    "runs": ("status", "watch", "logs", "capture", "resume", "retry", "cancel"),
     "results": ("compare", "report", "captures", "draw", "requantise", "evaluate", "export"),
     "this machine": ("doctor", "verify", "completion", "help"),
 }

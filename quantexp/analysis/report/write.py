@@ -44,7 +44,10 @@ FILE_NAME = "report.html"
 _EVALUATED = (
     "Of the same weights on the same tokens; the intervals over documents are in each overview"
 )
-_SCRIPTS = ("svg.js", "losses.js", "colours.js", "detail.js", "heatmap.js", "page.js")
+_SCRIPTS = (
+    *("svg.js", "losses.js", "colours.js", "detail.js"),
+    *("map.js", "heatmap.js", "page.js"),
+)
 
 
 def write_report(sources: Sequence[Path], out: Path, look_s: float | None = None) -> Path:

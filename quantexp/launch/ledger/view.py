@@ -107,7 +107,7 @@ class _Page:
         self, shown: Sequence[Standing], missing: Sequence[Missing], names: list[str]
     ) -> Fitted:
         rows: list[list[str | Text]] = [
-            [escape(name), _state(standing), *_numbers(standing), plain(_about(standing))]
+            [escape(name), _state(standing), *_numbers(standing), plain(about(standing))]
             for name, standing in zip(names, shown, strict=True)
         ]
         rows += [
@@ -143,7 +143,7 @@ def _numbers(standing: Standing) -> list[str]:
     ]
 
 
-def _about(standing: Standing, where: str | None = None) -> str:
+def about(standing: Standing, where: str | None = None) -> str:
     """The location, activity and captures of a run, or the first line of its reason."""
     why = next(iter(reason(standing).splitlines()), "")
     first = goes_on_at(standing)
@@ -163,18 +163,18 @@ def _below(
         job = standing.job
         is_waiting = job is not None and job.is_waiting and standing.alive
         where = job.activity if job is not None and is_waiting else None
-        groups.setdefault(_about(standing, where), []).append(name)
+        groups.setdefault(about(standing, where), []).append(name)
     for run in missing:
         groups.setdefault(run.reason, []).append(run.name)
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
-    for about, runs in groups.items():
-        if about:
+    for words, runs in groups.items():
+        if words:
             some = (
                 runs if len(runs) <= FEW else [*runs[: FEW - 1], f"and {len(runs) - FEW + 1} more"]
             )
-            grid.add_row(plain("\n".join(map(printable_line, some))), plain(about))
+            grid.add_row(plain("\n".join(map(printable_line, some))), plain(words))
     return Group("", grid, "") if grid.row_count else Group()
 
 

@@ -1,172 +1,23 @@
-// Numerics by layer: a map for each pass, layers across and slots (or tensors) down, coloured by one measure. A cell is
-// a button; it shows its tensor's distribution. A page of many layers has narrow cells, whose numbers are in the title.
+// Numerics by layer: the map of a run, with its measure, its iteration, and the range that the colours cover.
 
-const NARROW = 34;
-
-function heatmap(holder, numerics) {
-  const present = Object.keys(MEASURES).filter((m) => numerics.cells.some((cell) => cell[3][m] !== null && cell[3][m] !== undefined));
+function heatmap(holder, numerics, all) {
+  const present = measuresOf([numerics]);
   if (!present.length) {
     holder.append(element("p", { class: "note" }, "There are no numbers to show of what was captured."));
     return;
   }
-  const state = { measure: present[0], iteration: numerics.iterations.length - 1, chosen: null, maps: [numerics] };
+  const state = { numerics, measure: present[0], iteration: numerics.iterations.length - 1, maps: [numerics] };
   const controls = element("div", { class: "controls" });
-  controls.append(selector("Measure", present.map((m) => [m, MEASURES[m].name]), state.measure, (value) => {
-    state.measure = value;
-    layOut();
+  const add = (name, options, chosen, change) => controls.append(selector(name, options, chosen, (value) => {
+    change(value);
+    view.show(state);
   }));
+  add("Measure", present.map((m) => [m, MEASURES[m].name]), state.measure, (value) => { state.measure = value; });
   if (numerics.iterations.length > 1)
-    controls.append(selector("Iteration", numerics.iterations.map((n, i) => [i, n]), state.iteration, (value) => {
-      state.iteration = Number(value);
-      paint();
-    }));
-  if (DATA.numerics.length > 1)
-    controls.append(selector("Colours", [["one", "range of this run"], ["all", "range of all runs"]], "one", (value) => {
-      state.maps = value === "all" ? DATA.numerics : [numerics];
-      paint();
-    }));
-  const legend = element("div", { class: "scale" });
-  const panels = element("div", { class: "maps" });
-  panels.classList.toggle("long", numerics.layers.length > 12);
-  const worst = element("div", { class: "worst" });
-  const detail = element("div", { class: "detail", "aria-live": "polite" });
-  detail.hidden = true;
-  holder.append(controls, legend, panels, worst, detail);
-  let buttons = new Map();
-  const watched = new ResizeObserver(() => fit(panels, numerics.layers));
-
-  function choose(row, layer) {
-    state.chosen = [row, layer];
-    paint();
-    detail.scrollIntoView({ block: "nearest" });
-  }
-
-  function layOut() {
-    const isSlot = Boolean(MEASURES[state.measure].slot);
-    const rows = numerics.rows.map((row, index) => ({ ...row, index })).filter((row) => row.is_slot === isSlot);
-    buttons = new Map();
-    panels.replaceChildren(...[...new Set(rows.map((row) => row.operation))].map((operation) =>
-      panel(operation, rows.filter((row) => row.operation === operation), numerics.layers, buttons, choose)));
-    for (const [index, row] of rows.entries())
-      numerics.layers.forEach((_, layer) => buttons.get(`${row.index} ${layer}`).addEventListener("keydown", (event) =>
-        move(event, buttons, rows, index, layer)));
-    watched.disconnect();
-    for (const one of panels.children) watched.observe(one);
-    if (state.chosen && !buttons.has(state.chosen.join(" "))) state.chosen = null;
-    paint();
-    [...buttons.values()].find((button) => !button.disabled)?.setAttribute("tabindex", "0");
-  }
-
-  function paint() {
-    const domain = domainOf(state.measure, state.maps);
-    const at = new Map(), states = new Set(), found = [];
-    let hasZero = false;
-    for (const [iteration, row, layer, content] of numerics.cells) if (iteration === state.iteration) at.set(`${row} ${layer}`, content);
-    for (const [key, button] of buttons) {
-      const content = at.get(key), value = content?.[state.measure] ?? null;
-      fill(button, state.measure, value, content, domain);
-      button.setAttribute("aria-pressed", String(state.chosen !== null && key === state.chosen.join(" ")));
-      if (value !== null) found.push([value, key, button]);
-      else if (content?.state) states.add(content.state);
-      hasZero = hasZero || (value === 0 && Boolean(MEASURES[state.measure].log));
-    }
-    showLegend(legend, state.measure, domain, states, hasZero);
-    showWorst(worst, state.measure, found, choose);
-    detail.hidden = !state.chosen;
-    if (state.chosen) showDetail(detail, numerics, state.chosen[0], state.chosen[1], state.iteration, at);
-  }
-  layOut();
-}
-
-function selector(name, options, chosen, change) {
-  const select = element("select", { autocomplete: "off" });
-  for (const [value, text] of options) select.append(element("option", { value }, String(text)));
-  select.value = String(chosen);
-  select.addEventListener("change", () => change(select.value));
-  return element("label", {}, `${name} `, select);
-}
-
-// The map of one pass without its colours.
-function panel(operation, rows, layers, buttons, choose) {
-  const head = element("tr", {}, element("th", { scope: "col", class: "corner" }, "layer"));
-  layers.forEach((layer) => head.append(element("th", { scope: "col", class: "layer" }, String(layer))));
-  const body = element("tbody");
-  let module = null;
-  for (const row of rows) {
-    const line = element("tr", row.module === module ? {} : { class: "first" },
-      element("th", { scope: "row" }, element("span", { class: "module" }, row.module), ` ${row.name}`));
-    module = row.module;
-    layers.forEach((layer, column) => {
-      const button = element("button", { type: "button", class: "cell", tabindex: "-1", "data-name": `${typeof layer === "number" ? `L${layer} ` : ""}${row.module} ${operation} ${row.name}` });
-      button.addEventListener("click", () => choose(row.index, column));
-      buttons.set(`${row.index} ${column}`, button);
-      line.append(element("td", {}, button));
-    });
-    body.append(line);
-  }
-  return element("section", { class: "map", "aria-label": operation }, element("h3", {}, operation),
-    element("table", { class: "cells" }, element("thead", {}, head), body));
-}
-
-// Numbers where a cell has room for them, and as many layers' names as fit.
-function fit(panels, layers) {
-  for (const one of panels.children) {
-    const cell = one.querySelector("td");
-    if (!cell || !cell.clientWidth) continue;
-    one.classList.toggle("narrow", cell.clientWidth < NARROW);
-    const step = Math.ceil(26 / cell.clientWidth);
-    one.querySelectorAll(".layer").forEach((head, i) => { head.textContent = i % step ? "" : String(layers[i]); });
-  }
-}
-
-function move(event, buttons, rows, index, column) {
-  const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-  if (!step) return;
-  event.preventDefault();
-  let next = null;
-  for (let i = index + step[0], j = column + step[1]; rows[i]; i += step[0], j += step[1]) {
-    next = buttons.get(`${rows[i].index} ${j}`);
-    if (!next || !next.disabled) break;
-  }
-  if (!next || next.disabled) return;
-  for (const button of buttons.values()) button.setAttribute("tabindex", "-1");
-  next.setAttribute("tabindex", "0");
-  next.focus();
-}
-
-function fill(button, key, value, content, domain) {
-  const measure = MEASURES[key], [sign, why] = STATES[content?.state] ?? ["", content ? `no ${measure.name}` : "not captured"];
-  button.textContent = value === null ? sign : (measure.cell ?? measure.text)(value);
-  let words = value === null ? why : `${measure.name} ${measure.text(value)} ${measure.unit}`.trim();
-  if (content?.format && measure.slot) words += `, ${content.format}`;
-  if (content?.experts) words += `, ${content.experts} experts`;
-  if (content?.reason) words += `: ${content.reason}`;
-  button.setAttribute("aria-label", `${button.dataset.name}, ${words}`);
-  button.title = button.getAttribute("aria-label");
-  button.disabled = !content;
-  button.classList.toggle("signed", value === null);
-  const place = value === null ? null : position(key, value);
-  if (place === null || !domain) {
-    button.style.backgroundColor = button.style.color = "";
-    return;
-  }
-  const colour = rgb((place - domain[0]) / (domain[1] - domain[0]));
-  button.style.backgroundColor = `rgb(${colour.join(",")})`;
-  button.style.color = luminance(colour) > 0.179 ? "#000" : "#fff";
-}
-
-// The cells to look at first, as buttons that choose them.
-function showWorst(holder, key, found, choose) {
-  const measure = MEASURES[key], sign = measure.worst === "low" ? 1 : -1;
-  const worst = found.filter(([value]) => value !== 0 || sign > 0).sort((a, b) => sign * (a[0] - b[0])).slice(0, 5);
-  holder.replaceChildren();
-  if (!worst.length) return;
-  const list = element("ol", {});
-  for (const [value, place, button] of worst) {
-    const [row, layer] = place.split(" ").map(Number);
-    const link = element("button", { type: "button", class: "link" }, button.dataset.name);
-    link.addEventListener("click", () => choose(row, layer));
-    list.append(element("li", {}, link, ` ${measure.text(value)} ${measure.unit}`.trimEnd()));
-  }
-  holder.append(element("h3", {}, `${measure.worst === "low" ? "Lowest" : "Highest"} ${measure.name}`), list);
+    add("Iteration", numerics.iterations.map((n, i) => [i, n]), state.iteration, (value) => { state.iteration = Number(value); });
+  if (all.length > 1)
+    add("Colours", [["one", "range of this run"], ["all", "range of all runs"]], "one", (value) => { state.maps = value === "all" ? all : [numerics]; });
+  holder.append(controls);
+  const view = mapView(holder);
+  view.show(state);
 }

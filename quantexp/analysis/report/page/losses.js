@@ -1,14 +1,16 @@
 // Lines over iterations, named at their ends, with a cursor that reads off all of them: the pointer, or the arrow keys.
-// A narrow page has no room beside the chart: there the names stand below it.
+// A narrow page has no room beside the chart: there the names stand below it. With `from`, an iteration, the cursor stands
+// there; with `follows` it goes back to the end of the lines when the pointer leaves. What is returned tells where it stands,
+// null at the end.
 
 const NAME_STEP = 16;
 
-function lineChart(holder, series, key, yLabel) {
+function lineChart(holder, series, key, yLabel, { from = null, follows = false } = {}) {
   const lines = series.filter((line) => line[key].points[0].length).map((line) => ({ ...line, ...line[key] }));
   for (const line of lines) line.read = line.window > 1 ? line.mean : line.points;
   if (!lines.length) {
-    holder.append(element("p", { class: "note" }, "No run has a loss to draw."));
-    return;
+    holder.append(element("p", { class: "note" }, `No run has a ${key} to draw.`));
+    return { cursor: () => null };
   }
   const narrow = holder.clientWidth < 600;
   const named = !narrow && lines.length * NAME_STEP < 640;
@@ -59,19 +61,18 @@ function lineChart(holder, series, key, yLabel) {
   const values = named ? namesAtEnds(svg, lines, X, Y, width - right, [top + 6, height - bottom]) : namesBelow(legend, lines);
 
   const all = [...new Set(lines.flatMap((line) => line.read[0]))].sort((a, b) => a - b);
-  let at = all.length - 1;
+  let at = all.length - 1, isRead = false;
   const read = (index, quiet) => {
     at = Math.max(0, Math.min(all.length - 1, index));
-    if (!quiet) {
-      cursor.setAttribute("x1", X(all[at]));
-      cursor.setAttribute("x2", X(all[at]));
-      cursor.setAttribute("visibility", "visible");
-    }
+    isRead = !quiet;
+    cursor.setAttribute("x1", X(all[at]));
+    cursor.setAttribute("x2", X(all[at]));
+    cursor.setAttribute("visibility", quiet ? "hidden" : "visible");
     lines.forEach((line, i) => {
-      const place = line.read[0].indexOf(all[at]);
+      const place = quiet && follows ? line.read[0].length - 1 : placeOf(line, all[at]);
       values[i].textContent = place < 0 ? "no value" : signed(line.read[1][place], key);
     });
-    where.textContent = `Values at iteration ${all[at]}`;
+    where.textContent = quiet && follows ? "Values at the end of each line" : `Values at iteration ${all[at]}`;
   };
   const where = element("p", { class: "note", "aria-live": "polite" });
   svg.addEventListener("pointermove", (event) => {
@@ -79,6 +80,7 @@ function lineChart(holder, series, key, yLabel) {
     const x = x0 + ((event.clientX - frame.left) / frame.width * width - left) / (width - left - right) * (x1 - x0);
     read(nearest(all, x));
   });
+  if (follows) svg.addEventListener("pointerleave", () => read(all.length - 1, true));
   svg.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (step) { read(at + step); event.preventDefault(); }
@@ -90,7 +92,9 @@ function lineChart(holder, series, key, yLabel) {
     holder.append(element("p", { class: "note" }, `Faint: every iteration. Strong, and the numbers: the mean over ${Math.max(...windows)} iterations around each.`));
   if (lines.some((line) => line.band))
     holder.append(element("p", { class: "note" }, "Of several seeds the line is the mean, and the band reaches from the least to the largest."));
-  read(at, true);
+  if (from === null) read(at, true);
+  else read(nearest(all, from));
+  return { cursor: () => (isRead ? all[at] : null) };
 }
 
 // The names beside the ends of their lines, moved apart where they would lie over each other; the elements for values.
@@ -136,6 +140,13 @@ function signed(value, key) {
 
 function extent(numbers) {
   return numbers.reduce(([low, high], n) => [Math.min(low, n), Math.max(high, n)], [Infinity, -Infinity]);
+}
+
+// The place of an iteration on a line, of a mean that of the iteration nearest to it; -1 where the line has no value.
+function placeOf(line, iteration) {
+  const x = line.read[0];
+  if (line.window > 1 && x[0] <= iteration && iteration <= x.at(-1)) return nearest(x, iteration);
+  return x.indexOf(iteration);
 }
 
 function nearest(sorted, x) {

@@ -12,7 +12,7 @@ const chosen = document.getElementById("chosen");
 function show(index) {
   runs.forEach((run, i) => { run.hidden = i !== index; });
   const holder = runs[index].querySelector(".heatmap");
-  if (holder && !holder.childElementCount) heatmap(holder, DATA.numerics[index]);
+  if (holder && !holder.childElementCount) heatmap(holder, DATA.numerics[index], DATA.numerics);
   if (chosen) chosen.value = String(index);
 }
 

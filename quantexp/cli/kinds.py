@@ -1,0 +1,18 @@
+"""What `quantexp list` can list."""
+
+from __future__ import annotations
+
+#: What can be listed -> the configuration group; None for what is no group.
+KINDS: dict[str, str | None] = {
+    "models": "model",
+    "datasets": "dataset",
+    "schemes": "quant",
+    "formats": "format",
+    "presets": "training",
+    "captures": "capture",
+    "launchers": "launcher",
+    "layouts": "parallel",
+    "sizes": "size",
+    "experiments": "experiment",
+    "runs": None,
+}
