@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from quantexp.cli.arguments import root_and_rest
-from quantexp.cli.output import print_json
 from quantexp.cli.kinds import KINDS
+from quantexp.cli.output import print_json
 from quantexp.config.choices import choice_files, comment, require_folder
 from quantexp.errors import ConfigError
 from quantexp.formats.lookup import FOLDER, read_format

@@ -116,7 +116,9 @@ def _status(parser: argparse.ArgumentParser) -> None:
 
 def _watch(parser: argparse.ArgumentParser) -> None:
     _runs(parser)
-    parser.add_argument("--port", type=int, metavar="N", help="the port (default: the last, or any)")
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="the port (default: the last, or any)"
+    )
 
 
 def _logs(parser: argparse.ArgumentParser) -> None:
@@ -218,7 +220,6 @@ VERBS = {
         "[--port N] [DIR] [paths.root=FOLDER]",
         _watch,
         ("watch", "watch runs/sweeps/20261122_035435.json", "watch --port 8000"),
-        "Only this machine can open the page, and only with its address.",
     ),
     "logs": Verb(
         "show what a run printed",

@@ -14,13 +14,13 @@ from quantexp.analysis.watch.folder import FolderWatch
 from quantexp.analysis.watch.page import page
 from quantexp.analysis.watch.server import PageServer
 from quantexp.cli.arguments import ledger_scope, parser_of
-from quantexp.cli.output import print_line
+from quantexp.cli.output import complain, print_line
 from quantexp.errors import RunError
 from quantexp.folders import cache_dir, user_path
 from quantexp.launch.ledger.rows import status_rows
 from quantexp.launch.ledger.standing import standings
 from quantexp.launch.ledger.view import about
-from quantexp.runs.find import Scope, scope
+from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.escaping import printable_line
 
@@ -67,12 +67,12 @@ def start(root: Path, named: str | None, port: int | None) -> PageServer:
     watch = FolderWatch(lambda: scope(named, root), ledger, root)
     document = page(printable_line(watched))
     try:
-        server = PageServer(port or address.port, address.token, watch, document)
+        server = PageServer(port or address.port, address.token, watch, document, _report)
     except RunError:
         if port is not None or not address.port:
             raise
         # another server of this folder has the port of the last time, and keeps it
-        return PageServer(0, address.token, watch, document)
+        return PageServer(0, address.token, watch, document, _report)
     keep_address(cache, watched, Address(address.token, server.server_port))
     return server
 
@@ -82,6 +82,13 @@ def ledger(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
     current = standings(runs)
     rows = status_rows(current)
     return [{**row, "about": about(one)} for row, one in zip(rows, current, strict=True)]
+
+
+def _report(error: Exception) -> None:
+    """Name the file of a bug's traceback; the page goes on."""
+    from quantexp.cli.unexpected import reported
+
+    complain(reported(error))
 
 
 class _Failure:

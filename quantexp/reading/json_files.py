@@ -57,6 +57,21 @@ def require_json(file: Path, kind: type[_Kind]) -> _Kind:
         raise UnreadableError(f"{file} is missing") from error
 
 
+def flat_values(lines: bytes) -> list[dict[str, Any]] | None:
+    """The values of ended lines of which each is keys with plain values, parsed at once; None if one is anything else.
+
+    This takes a tenth of the time of `value_of` for each line, which tells what is wrong.
+    """
+    count = lines.count(b"\n")
+    if lines.count(b"{") + lines.count(b"[") != count:
+        return None
+    try:
+        values = orjson.loads(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
+    except orjson.JSONDecodeError:
+        return None
+    return values if len(values) == count and all(type(v) is dict for v in values) else None
+
+
 def json_of(text: str | bytes) -> Any:
     """The value of a JSON text within the bounds of a file.
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from quantexp.cli.kinds import KINDS
 from quantexp.cli.list import choices, format_rows, record, show
 from quantexp.cli.list_runs import run_rows
 from quantexp.cli.main import main
-from quantexp.cli.kinds import KINDS
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.formats import Family, decode, get_format

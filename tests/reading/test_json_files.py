@@ -8,7 +8,14 @@ from typing import Any, TypedDict
 import pytest
 
 from quantexp.errors import UnreadableError
-from quantexp.reading.json_files import MOST_LINE, json_lines, lines_of, read_json, require_json
+from quantexp.reading.json_files import (
+    MOST_LINE,
+    flat_values,
+    json_lines,
+    lines_of,
+    read_json,
+    require_json,
+)
 
 
 class Point(TypedDict, total=False):
@@ -81,3 +88,25 @@ def test_a_line_that_never_ends_ends_the_reading(tmp_path: Path) -> None:
     ]
     assert list(lines_of(tmp_path, wrong.append)) == []
     assert str(wrong[1]) == f"{tmp_path} must be a file, and is a folder"
+
+
+@pytest.mark.parametrize(
+    ("lines", "values"),
+    [
+        (b'{"a": 1}\n{"b": null}\n', [{"a": 1}, {"b": None}]),
+        (b'{"a": 1}\n\n', None),
+        (b'{"a": 1}\n{"a": \n', None),
+        (b'{"a": 1}, {"a": 2}\n', None),
+        (b'{"a": [1]}\n', None),
+        (b'{"a": {"b": 1}}\n', None),
+        (b'{"a": "{"}\n', None),
+        (b'{"a": NaN}\n', None),
+        (b"[1]\n", None),
+        (b"1\n", None),
+        (b'{"a": 1}\n2\n', None),
+    ],
+)
+def test_flat_lines_are_read_at_once_and_others_are_not(
+    lines: bytes, values: list[dict[str, Any]] | None
+) -> None:
+    assert flat_values(lines) == values

@@ -1,4 +1,4 @@
-"""What every page is made of: its scripts and style sheets, the policy that lets no others in, its data. Needs no torch."""
+"""What every page is made of: scripts and style sheets, the policy that lets no others in, its data. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def page_text(*names: str, room: str = _ROOM) -> str:
 
 
 def policy(style: str, script: str, *more: str) -> str:
-    """The Content-Security-Policy of a page with one style sheet, one script and images inside; `more` are directives."""
+    """The Content-Security-Policy of a page with one style sheet, one script and images inside, and more directives."""
     directives = (
         "default-src 'none'",
         f"script-src {_hash(script)}",

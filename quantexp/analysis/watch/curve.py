@@ -49,7 +49,10 @@ class Curve:
         if is_ascending and (not self._count or x[0] > self._x[self._count - 1]):
             self._append(x, y)
             return
-        x, y = np.concatenate([self._x[: self._count], x]), np.concatenate([self._y[: self._count], y])
+        x, y = (
+            np.concatenate([self._x[: self._count], x]),
+            np.concatenate([self._y[: self._count], y]),
+        )
         order = np.argsort(x, kind="stable")
         x, y = x[order], y[order]
         is_last = np.append(x[1:] != x[:-1], True)

@@ -49,6 +49,8 @@ class FolderWatch:
         #: Tells a restarted server from the one that a page knows.
         self.server = secrets.token_hex(4)
         self._runs: dict[Path, FollowedRun] = {}
+        #: The runs that pages know, by their keys.
+        self._shown: dict[str, FollowedRun] = {}
         self._rows: dict[Path, LedgerRow] = {}
         self._scope = Scope("", ())
         self._trouble: dict[str, str] = {}
@@ -122,6 +124,7 @@ class FolderWatch:
     def _publish(self, runs: Sequence[FollowedRun]) -> None:
         series = self._view.update(runs)
         content = printable_content(self._content_of(runs))
+        self._shown = {one.key: one for one in runs}
         with self._lock:
             if content == self._content and not series:
                 return
@@ -136,20 +139,22 @@ class FolderWatch:
         left = [one for one in runs if not one.metrics.is_whole]
         rows = [self._rows.get(one.run.root, {}) for one in runs]
         states = {
-            one.run.root.name: str(row["state"])
-            for one, row in zip(runs, rows, strict=True)
-            if row
+            one.run.root.name: str(row["state"]) for one, row in zip(runs, rows, strict=True) if row
         }
         missing = len(self._scope.missing)
         counts = Counter(states.values()) + Counter({MISSING: missing})
         num_more = len(self._scope.runs) - len(runs)
         notes = [*self._trouble.values(), *{row["note"] for row in rows if row.get("note")}]
         if num_more:
-            notes.append(f"the {len(runs)} runs that changed last are shown, and {num_more} are not")
-        read, size = (sum(getattr(one.metrics.tail, name) for one in runs) for name in ("offset", "size"))
+            notes.append(
+                f"the {len(runs)} runs that changed last are shown, and {num_more} are not"
+            )
+        read, size = (
+            sum(getattr(one.metrics.tail, name) for one in runs) for name in ("offset", "size")
+        )
         return {
             "about": self._scope.about,
-            "summary": f"{len(runs) + missing} runs: {counted(counts)}" if counts else "no runs yet",
+            "summary": _summary(len(runs) + missing, counts),
             "reading": f"{read / size:.0%}" if left and size else "",
             "notes": sorted(notes),
             "runs": self._view.rows(runs, rows),
@@ -168,7 +173,9 @@ class FolderWatch:
             answer: dict[str, Any] = {"server": self.server, "version": self._version}
             if self._content_version > since:
                 answer["content"] = self._content
-            answer["series"] = {k: line for k, (version, line) in self._series.items() if version > since}
+            answer["series"] = {
+                k: line for k, (version, line) in self._series.items() if version > since
+            }
             return answer
 
     def captured(self, key: str) -> dict[str, Any]:
@@ -192,14 +199,18 @@ class FolderWatch:
             return self._capture(key).numerics(iteration)
 
     def _capture(self, key: str) -> FollowedCapture:
-        run = next((one for one in [*self._runs.values()] if one.key == key), None)
-        if run is None:
-            raise KeyError(key)
+        one = self._shown[key]
         if key not in self._captures:
-            self._captures[key] = FollowedCapture(run.run, run.side.names.capture_dir)
+            self._captures[key] = FollowedCapture(one.run, one.side.names.capture_dir)
         return self._captures[key]
 
 
 def _changed(run: RunDir) -> int:
     found = signature(run.status)
     return 0 if found is None else found[2]
+
+
+def _summary(count: int, states: Counter[str]) -> str:
+    if not count:
+        return "no runs yet"
+    return f"{count} run{'s' * (count > 1)}: {counted(states) or 'states not read yet'}"

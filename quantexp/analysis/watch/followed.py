@@ -33,7 +33,10 @@ class FollowedRun:
     def refresh_side(self) -> bool:
         """Read the other files again if one of them, or whether there are losses, has changed; returns whether."""
         files = (self.run.config, self.run.provenance, self.run.precision)
-        now = (*map(signature, files), any(line.get("loss") is not None for line in self.metrics.lines))
+        now = (
+            *map(signature, files),
+            any(line.get("loss") is not None for line in self.metrics.lines),
+        )
         if now == self._signatures:
             return False
         self._signatures = now

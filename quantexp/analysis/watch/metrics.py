@@ -1,6 +1,6 @@
 """Follows the metrics.jsonl of one run: all its losses, and its latest lines.
 
-A piece of the file is parsed as one list, ten times as fast as line by line; a piece with a line that is not what it
+A piece of the file is parsed at once, ten times as fast as line by line; a piece with a line that is not what it
 must be is parsed line by line, and the wrong lines are left out. Until a large file has been read, a sketch stands for
 its losses: those of some lines at even distances.
 """
@@ -17,7 +17,7 @@ from quantexp.analysis.watch.curve import XY, Curve
 from quantexp.analysis.watch.tail import PIECE, Piece, Tail
 from quantexp.errors import UnreadableError
 from quantexp.reading.files import open_file
-from quantexp.reading.json_files import Line, json_of, value_of
+from quantexp.reading.json_files import Line, flat_values, value_of
 from quantexp.runs.metrics import WINDOW, MetricsLine
 from quantexp.runs.paths import RunDir
 
@@ -88,12 +88,9 @@ class FollowedMetrics:
     def _values(self, piece: Piece) -> Sequence[dict[str, Any]]:
         if not piece.text:
             return ()
-        try:
-            values = json_of(b"[" + piece.text[:-1].replace(b"\n", b",") + b"]")
-        except ValueError:
-            values = []
-        if len(values) == piece.text.count(b"\n") and all(map(_is_usual, values)):
-            return list(values)
+        values = flat_values(piece.text)
+        if values is not None and all(map(_is_usual, values)):
+            return values
         return [dict(value) for value in self._one_by_one(piece)]
 
     def _one_by_one(self, piece: Piece) -> Iterator[MetricsLine]:
@@ -119,7 +116,7 @@ class FollowedMetrics:
                 for i in range(SKETCH_LINES):
                     start = last * i // (SKETCH_LINES - 1)
                     lines = os.pread(stream.fileno(), _SKETCH_PIECE, start).splitlines(True)
-                    values += [v for text in lines[1:2] if (v := _usual(text)) is not None]
+                    values += [v for v in flat_values(b"".join(lines[1:2])) or () if _is_usual(v)]
         except (OSError, UnreadableError):
             return curve
         curve.add(
@@ -129,19 +126,10 @@ class FollowedMetrics:
         return curve
 
 
-def _is_usual(value: Any) -> bool:
+def _is_usual(value: Mapping[str, Any]) -> bool:
     """Whether a line is what a run writes, as far as the losses need it."""
     return (
-        type(value) is dict
-        and type(value.get("iteration")) is int
+        type(value.get("iteration")) is int
         and value["iteration"] >= 0
         and type(value.get("loss")) in (float, int, type(None))
     )
-
-
-def _usual(text: bytes) -> Mapping[str, Any] | None:
-    try:
-        value = json_of(text)
-    except ValueError:
-        return None
-    return value if _is_usual(value) else None

@@ -37,6 +37,10 @@ _HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECAS
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 
 
+#: Takes an error that is a bug.
+Report = Callable[[Exception], object]
+
+
 class _RefusedError(Exception):
     """A request that is not answered."""
 
@@ -50,8 +54,10 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int, token: str, watch: FolderWatch, page: Page) -> None:
-        """Listen on `port`, or on any free one for 0.
+    def __init__(
+        self, port: int, token: str, watch: FolderWatch, page: Page, report: Report
+    ) -> None:
+        """Listen on `port`, or on any free one for 0; `report` takes the errors that are bugs.
 
         Raises:
             RunError: the port is in use, or may not be used.
@@ -63,7 +69,7 @@ class PageServer(ThreadingHTTPServer):
                 f"port {port} of this machine cannot be used: {error.strerror}; give another with --port, or none for "
                 "a free one"
             ) from error
-        self.token, self.watch, self.page = token, watch, page
+        self.token, self.watch, self.page, self.report = token, watch, page, report
 
     @property
     def address(self) -> str:
@@ -71,9 +77,10 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Raise what is a bug; a page that was closed while it was answered is none."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+        """Report what is a bug; a page that was closed while it was answered is none."""
+        error = sys.exception()
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            self.report(error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "quantexp", ""
     timeout = _IDLE_S
 
-    def do_GET(self) -> None:  # noqa: N802  (the name that http.server calls)
+    def do_GET(self) -> None:
         try:
             content, kind = self._answer()
         except _RefusedError as error:
@@ -110,14 +117,18 @@ class _Handler(BaseHTTPRequestHandler):
         _, _, rest = address.path.partition("/")
         token, _, name = rest.partition("/")
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
-            raise _RefusedError(HTTPStatus.FORBIDDEN, "the address needs the token that quantexp watch printed")
+            raise _RefusedError(
+                HTTPStatus.FORBIDDEN, "the address needs the token that quantexp watch printed"
+            )
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, "a request has no content")
         if name == "":
             return self.server.page.html, "text/html; charset=utf-8"
         if (answer := _ANSWERS.get(name)) is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such part of the page")
-        return orjson.dumps(self._content(answer, dict(parse_qsl(address.query)))), "application/json"
+        return orjson.dumps(
+            self._content(answer, dict(parse_qsl(address.query)))
+        ), "application/json"
 
     def _content(self, answer: _Answer, query: dict[str, str]) -> dict[str, Any]:
         try:

@@ -16,7 +16,7 @@ from quantexp.reading.json_files import MOST_LINE
 from quantexp.terminal.units import human_bytes
 
 #: Bytes that are read at once.
-PIECE = 1 << 20
+PIECE = 1 << 18
 #: The last bytes that were read, by which a rewritten file is told from one that grew.
 _REMEMBERED = 64
 

@@ -1,5 +1,5 @@
 // The numerics of one run over its captured iterations: the report's map with a slider. At its right end the slider follows
-// the newest iteration. The colours cover the iterations that were looked at.
+// the newest iteration. The colours cover the iterations that were looked at. Nothing is asked for until the map is near.
 
 const MOST_MAPS = 48;
 
@@ -14,7 +14,7 @@ function numericsPanel(holder, chosen) {
   const map = element("div", { class: "heatmap" });
   holder.append(controls, words, map);
   const view = mapView(map);
-  let key = null, iterations = [], lines = 0, wanted = null, follows = true, isAsking = false, maps = new Map();
+  let key = null, iterations = [], lines = 0, wanted = null, follows = true, isAsking = false, isNear = false, nearness = null, maps = new Map();
 
   function setRuns(rows) {
     runs.replaceChildren(...rows.map((row) => element("option", { value: row.key }, row.label)));
@@ -34,12 +34,23 @@ function numericsPanel(holder, chosen) {
     say("");
     showRange();
     chosen(key);
-    refresh();
+    if (nearness !== null) refresh();
+  }
+
+  // Begins with the first refresh, when what is above the map is there.
+  function observe() {
+    const made = new IntersectionObserver((entries) => {
+      isNear = entries.at(-1).isIntersecting;
+      refresh();
+    }, { rootMargin: "200px" });
+    made.observe(holder);
+    return made;
   }
 
   // Looks for newly captured iterations, and for the map that is wanted.
   async function refresh() {
-    if (isAsking || key === null) return;
+    if (nearness === null) nearness = observe();
+    if (isAsking || !isNear || key === null) return;
     isAsking = true;
     const asked = key;
     try {

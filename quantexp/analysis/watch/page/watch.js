@@ -30,11 +30,12 @@ function receive(answer) {
     document.title = `${content.summary} - quantexp watch`;
     setText(byId("summary"), content.summary);
   }
-  if (content === null) { announce("waiting", "the server looks for runs"); return; }
+  if (content === null) { announce("waiting", "the server looks for runs"); return true; }
   announce("live", content.reading ? `reading the runs: ${content.reading}` : "live");
   const isChanged = Boolean(answer.content?.runs) || Object.keys(answer.series).length > 0;
   if (isChanged || isPending) show(new Set(Object.keys(answer.series)));
   numericsOf.refresh();
+  return false;
 }
 
 // Everything whose change moves something else.
@@ -77,7 +78,7 @@ function layOut() {
   byId("notes").replaceChildren(...notes.map((words) => element("li", {}, words)));
   listed("dossier", content.dossiers.map((one) => [one.run, one.iteration, when(one.seconds), one.trigger, one.words, `dossiers/${one.folder}`]),
     ["run", "iteration", "time", "trigger", "what happened", "in its folder"]);
-  listed("sweep", content.sweeps.map(sweepCells), ["sweep", "started", "runs", "states", "its command"]);
+  listed("sweep", content.sweeps.map(sweepCells), ["sweep", "started", "runs", "states", "itself"]);
 }
 
 function sweepCells(one) {
