@@ -1,0 +1,148 @@
+"""`quantexp watch` on the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantexp.cli import watch
+from quantexp.cli.main import main
+from quantexp.runs.status import State
+from tests.launchers.slurm.conftest import MakeRun
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Watching:
+    """The command in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "quantexp", "watch", *words]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.lines = [self.process.stdout.readline().rstrip("\n") for _ in range(3)]
+        self.address = self.lines[0].split(" ")[-1]
+
+    def state(self) -> Any:
+        with urllib.request.urlopen(f"{self.address}state?since=0", timeout=20) as answer:
+            return json.load(answer)
+
+    def end(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+def test_it_prints_the_address_and_serves_the_runs_until_ctrl_c(make_run: MakeRun) -> None:
+    run = make_run("m_d_bf16-1", State.COMPLETED, iteration=8)
+    before = {file: file.stat().st_mtime_ns for file in run.root.rglob("*")}
+    watching = Watching()
+    try:
+        assert watching.lines[0].startswith(f"{Path('runs').absolute()}: http://127.0.0.1:")
+        port = watching.address.split(":")[2].partition("/")[0]
+        assert f"ssh -N -L {port}:127.0.0.1:{port} " in watching.lines[1]
+        while not (content := watching.state()["content"]) or not content["runs"][0]["state"]:
+            pass
+        (row,) = content["runs"]
+        assert (row["name"], row["state"], row["loss"]) == ("m_d_bf16-1", "completed", "4.0000")
+    finally:
+        code, errors = watching.end()
+    assert (code, errors) == (130, "quantexp: interrupted\n")
+    assert {file: file.stat().st_mtime_ns for file in run.root.rglob("*")} == before
+
+
+def test_a_restart_has_the_address_of_before_and_a_second_server_another_port(
+    make_run: MakeRun,
+) -> None:
+    make_run("m_d_bf16-1", State.COMPLETED)
+    first = Watching()
+    try:
+        beside = Watching("runs")
+        assert beside.address != first.address
+        assert beside.address.split("/")[3] == first.address.split("/")[3]
+        assert beside.end()[0] == 130
+    finally:
+        assert first.end()[0] == 130
+    again = Watching()
+    again.end()
+    assert again.address == first.address
+
+
+def test_a_folder_where_runs_may_appear_can_be_watched(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for words in ((), ("empty",)):
+        watching = Watching(*words)
+        try:
+            while not (content := watching.state()["content"]):
+                pass
+            assert content["summary"] == "no runs yet"
+        finally:
+            watching.end()
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_a_port_that_is_none_is_refused(capsys: Captured, port: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["watch", "--port", port])
+    words = f"quantexp: --port must be from 1 to 65535, got {port}; see quantexp help watch\n"
+    assert capsys.readouterr().err == words
+
+
+def test_a_word_that_names_no_run_is_refused(capsys: Captured) -> None:
+    assert main(["watch", "nothing"]) == 1
+    assert "there is no run, sweep or folder nothing" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: Captured, make_run: MakeRun) -> None:
+    make_run("m_d_bf16-1", State.COMPLETED)
+    server = watch.start(Path("runs").absolute(), None, None)
+    try:
+        assert main(["watch", "--port", str(server.server_port)]) == 1
+    finally:
+        server.server_close()
+    words = f"port {server.server_port} of this machine cannot be used: Address already in use"
+    assert words in capsys.readouterr().err
+
+
+def test_an_error_of_the_refreshing_thread_ends_the_server_with_one_line(
+    capsys: Captured, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run("m_d_bf16-1", State.COMPLETED)
+
+    def fail(*arguments: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(watch, "ledger", fail)
+    assert main(["watch"]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("quantexp: unexpected TypeError: a bug; the traceback is in ")
+    assert errors.count("\n") == 1
+
+
+def test_a_bug_in_an_answer_is_one_line(capsys: Captured) -> None:
+    watch._report(TypeError("a bug"))
+    assert capsys.readouterr().err.startswith(
+        "quantexp: unexpected TypeError: a bug; the traceback"
+    )
+
+
+def test_ledger_rows_say_what_a_run_does(make_run: MakeRun) -> None:
+    run = make_run("m_d_bf16-1", State.FAILED, reason="loss nan")
+    (row,) = watch.ledger([run])
+    assert (row["state"], row["about"]) == ("failed", "loss nan")
+    assert row["path"] == str(run.root)
