@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from quantexp import __version__
+from quantexp.cli.flags import FLAGS
 from quantexp.cli.output import complain
 from quantexp.cli.verbs import GROUPS, VERBS
 from quantexp.config.choices import choice_files, groups
@@ -135,7 +136,7 @@ def parser_of(verb: str) -> Parser:
         description="\n\n".join(filter(None, (_sentence(described.about), described.more))),
         epilog=_examples(described.examples),
     )
-    described.add(parser)
+    FLAGS[verb](parser)
     parser.set_defaults(verb=verb)
     parser.add_argument("--version", action="version", version=_VERSION, help=argparse.SUPPRESS)
     return parser

@@ -23,8 +23,8 @@ from typing import Any, get_args, get_type_hints
 
 from quantexp.analysis.draw.arguments import FORMATS as FIGURE_FORMATS
 from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
-from quantexp.cli.kinds import KINDS
-from quantexp.cli.verbs import SHELLS, VERBS
+from quantexp.cli.kinds import KINDS, SHELLS
+from quantexp.cli.verbs import VERBS
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.folders import user_path
 from quantexp.formats.lookup import known_names

@@ -1,7 +1,8 @@
-"""What `quantexp list` can list."""
+"""What `quantexp list` can list, and the shells that can complete a command line."""
 
 from __future__ import annotations
 
+SHELLS = ("bash", "zsh", "fish")
 #: What can be listed -> the configuration group; None for what is no group.
 KINDS: dict[str, str | None] = {
     "models": "model",

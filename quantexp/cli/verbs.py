@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
-from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
 from quantexp.analysis.requantise.arguments import USAGE as REQUANTISE_USAGE
-from quantexp.analysis.requantise.arguments import add_arguments as add_requantise_arguments
-from quantexp.cli.kinds import KINDS
+from quantexp.cli.kinds import SHELLS
 
-SHELLS = ("bash", "zsh", "fish")
 #: The first word of a call from a shell that completes a command line.
 COMPLETE = "__complete"
 #: What may be changed of a run that exists: how these words begin.
@@ -29,8 +23,6 @@ class Verb:
     about: str
     #: What follows the verb.
     usage: str
-    #: Adds the arguments and flags.
-    add: Callable[[argparse.ArgumentParser], None]
     #: What follows `quantexp`, each.
     examples: tuple[str, ...]
     #: More about it, in lines of at most 78 characters.
@@ -39,135 +31,10 @@ class Verb:
     module: str | None = None
 
 
-def _overrides(parser: argparse.ArgumentParser) -> None:
-    about = "choices (group=choice) and values (key=value)"
-    parser.add_argument("words", nargs="*", metavar="key=value", help=about)
-    _config_dir(parser)
-
-
-def _config_dir(parser: argparse.ArgumentParser) -> None:
-    about = "a folder with YAML files of your own, laid out as conf/"
-    parser.add_argument("-cd", "--config-dir", type=Path, metavar="FOLDER", help=about)
-
-
-def _multirun(parser: argparse.ArgumentParser) -> None:
-    about = "a sweep over several values: a=x,y 'quant=glob(*)'"
-    parser.add_argument("-m", "--multirun", action="store_true", help=about)
-
-
-def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _train(parser: argparse.ArgumentParser) -> None:
-    _overrides(parser)
-    _multirun(parser)
-
-
-def _plan(parser: argparse.ArgumentParser) -> None:
-    _overrides(parser)
-    _multirun(parser)
-    parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
-    _json(parser)
-
-
-def _evaluate(parser: argparse.ArgumentParser) -> None:
-    _train(parser)
-    _json(parser)
-
-
-def _list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="KIND", help=f"one of {', '.join(KINDS)}")
-    _config_dir(parser)
-    _json(parser)
-
-
-def _prepare(parser: argparse.ArgumentParser) -> None:
-    _overrides(parser)
-    _json(parser)
-
-
-def _verify(parser: argparse.ArgumentParser) -> None:
-    about = "a format of your own; paths.cache=FOLDER: where the certificate is kept"
-    parser.add_argument("words", nargs="*", metavar="FILE.yaml", help=about)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
-    parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
-    _json(parser)
-
-
-def _words(nargs: str, metavar: str, about: str) -> Callable[[argparse.ArgumentParser], None]:
-    def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("words", nargs=nargs, metavar=metavar, help=about)
-
-    return add
-
-
-_runs = _words(
-    *("*", "DIR"),
-    "a folder of runs (./runs), a run or a part of its name, a sweep's list, a submission",
-)
-
-
-def _status(parser: argparse.ArgumentParser) -> None:
-    _runs(parser)
-    parser.add_argument("--watch", action="store_true", help="go on until all have ended")
-    _json(parser)
-
-
-def _watch(parser: argparse.ArgumentParser) -> None:
-    _runs(parser)
-    parser.add_argument(
-        "--port", type=int, metavar="N", help="the port (default: the last, or any)"
-    )
-
-
-def _logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
-    parser.add_argument("--rank", type=int, default=0, metavar="N", help="the process (default 0)")
-    parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
-
-
-def _capture(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is written")
-
-
-def _captures(parser: argparse.ArgumentParser) -> None:
-    about = "a run, a part of its name, or a folder of captured tensors"
-    parser.add_argument("folder", metavar="DIR", help=about)
-    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: tensor=grad_*")
-    parser.add_argument("--list", action="store_true", help="a row for each tensor")
-    parser.add_argument("--check", action="store_true", help="compare every file with its hash")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="copy the tensors there")
-    about = "as what --export writes them (default pt)"
-    parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt", help=about)
-    _json(parser)
-
-
-def _draw(parser: argparse.ArgumentParser) -> None:
-    add_draw_arguments(parser)
-    _config_dir(parser)
-
-
-def _requantise(parser: argparse.ArgumentParser) -> None:
-    add_requantise_arguments(parser)
-    _config_dir(parser)
-    _json(parser)
-
-
-_SIDES = "runs, parts of their names, a sweep's list, a folder of runs"
-
-
-def _compare(parser: argparse.ArgumentParser) -> None:
-    _words("+", "RUN", _SIDES)(parser)
-    _json(parser)
-
-
 VERBS = {
     "train": Verb(
         "run an experiment (the verb may be left out)",
         "[-m] group=choice key=value ...",
-        _train,
         (
             "model=llama32-1b dataset=wikipedia quant=FA_linear_mxfp8 training=fast",
             "-m model=llama32-1b dataset=wikipedia 'quant=glob(*)' training=fast",
@@ -183,7 +50,6 @@ VERBS = {
     "plan": Verb(
         "show what would run: precision map, memory, time; run nothing",
         "[-m] [--maps] [--json] group=choice key=value ...",
-        _plan,
         (
             "plan model=llama32-1b quant=FA_linear_mxfp8 training=fast",
             "plan quant=FA_linear_mxfp4 --json",
@@ -194,7 +60,6 @@ VERBS = {
     "prepare": Verb(
         "turn raw text into the tokens that runs read",
         "dataset=NAME dataset.source=FILES [dataset.key=value ...]",
-        _prepare,
         (
             "prepare dataset.source=dumps/ dataset.tokenizer_path=llama/",
             "prepare dataset=dolma dataset.source=raw/ dataset.tokenizer=byte",
@@ -204,34 +69,29 @@ VERBS = {
     "list": Verb(
         "list models, datasets, schemes, formats, presets, ..., or runs",
         "[--json] [KIND ...]",
-        _list,
         ("list", "list schemes", "list formats --json", "--config-dir mine list schemes"),
         "Without a KIND everything but the runs.",
     ),
     "status": Verb(
         "show which runs wait, run or have ended, and why",
         "[--watch | --json] [DIR] [paths.root=FOLDER]",
-        _status,
         ("status", "status --watch", "status FA_mxfp8-1a2b3c4d"),
         module="ledger",
     ),
     "watch": Verb(
         "show runs in the browser while they run: losses, numerics, states",
         "[--port N] [DIR] [paths.root=FOLDER]",
-        _watch,
         ("watch", "watch runs/sweeps/20261122_035435.json", "watch --port 8000"),
     ),
     "logs": Verb(
         "show what a run printed",
         "[--rank N] [-f] RUN [paths.root=FOLDER]",
-        _logs,
         ("logs FA_mxfp8-1a2b3c4d", "logs -f FA_mxfp8 --rank 1"),
         module="ledger",
     ),
     "capture": Verb(
         "let a running run write what it computes now",
         "[--no-wait] RUN [paths.root=FOLDER]",
-        _capture,
         ("capture FA_mxfp8-1a2b3c4d", "capture FA_mxfp8 --no-wait"),
         "All tensors of its next iteration, the tokens, and the statistics of the last\n"
         "ones with capture.ring=N, in its folder dossiers/.",
@@ -239,7 +99,6 @@ VERBS = {
     "resume": Verb(
         "go on with what was interrupted or is missing",
         f"[DIR] [paths.root=FOLDER] {_CHANGES}",
-        _runs,
         (
             "resume",
             "resume FA_mxfp8-1a2b3c4d launcher.time_min=600",
@@ -252,35 +111,30 @@ VERBS = {
     "retry": Verb(
         "start again what failed",
         f"[DIR] [paths.root=FOLDER] {_CHANGES}",
-        _runs,
         ("retry", "retry FA_mxfp8-1a2b3c4d"),
         module="resume",
     ),
     "cancel": Verb(
         "end runs that wait or run",
         "[DIR] [paths.root=FOLDER]",
-        _runs,
         ("cancel", "cancel FA_mxfp8-1a2b3c4d"),
         module="ledger",
     ),
     "compare": Verb(
         "compare runs with bf16: losses, gaps, speed, what differs",
         "[--json] RUN ... [out=FOLDER] [paths.root=FOLDER]",
-        _compare,
         ("compare runs", "compare bf16 FA_mxfp8 out=figures", "compare runs --json"),
         "Writes compare/compare.png and .pdf, or below out=FOLDER.",
     ),
     "report": Verb(
         "write one page about runs that works offline, report.html",
         "DIR ... [out=PATH] [paths.root=FOLDER]",
-        _words("+", "DIR", _SIDES),
         ("report FA_mxfp8-1a2b3c4d", "report runs out=report.html"),
     ),
     "captures": Verb(
         "list, check or export captured tensors",
         "[--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...] "
         "[paths.root=FOLDER]",
-        _captures,
         (
             "captures FA_mxfp8-1a2b3c4d",
             "captures FA_mxfp8 --list layer=0 tensor=grad_*",
@@ -290,7 +144,6 @@ VERBS = {
     "draw": Verb(
         "draw figures and statistics of captured tensors",
         " ".join(DRAW_USAGE.split()).removeprefix("quantexp draw "),
-        _draw,
         (
             "draw FA_mxfp8-1a2b3c4d",
             "draw FA_mxfp8 layer=0-3 --only distributions out=draw",
@@ -300,7 +153,6 @@ VERBS = {
     "requantise": Verb(
         "score a capture under every format and recommend a scheme",
         REQUANTISE_USAGE.removeprefix("quantexp requantise "),
-        _requantise,
         (
             "requantise bf16-1a2b3c4d",
             "requantise bf16 --formats mxfp8,hifp8 layer=0",
@@ -310,7 +162,6 @@ VERBS = {
     "evaluate": Verb(
         "evaluate given weights on held-out text, without training",
         "[-m] [--json] training.start_from=RUN@ITERATION group=choice key=value ... [out=FOLDER]",
-        _evaluate,
         (
             "evaluate model=tiny training.start_from=tiny@600 quant=linear_mxfp4",
             "evaluate -m model.init_from=llama dataset.path=text 'quant=glob(*)'",
@@ -325,22 +176,17 @@ VERBS = {
     "export": Verb(
         "write a run's saved model as published models are",
         "RUN format=hf [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
-        _words("+", "RUN", "a run, or a part of its name"),
         ("export FA_mxfp8-1a2b3c4d format=hf", "export FA_mxfp8 format=hf iteration=500 out=model"),
     ),
-    "doctor": Verb(
-        "check what this machine can run", "[--json]", _json, ("doctor", "doctor --json")
-    ),
+    "doctor": Verb("check what this machine can run", "[--json]", ("doctor", "doctor --json")),
     "verify": Verb(
         "check the number formats of this machine against exact arithmetic",
         "[--device cpu|cuda] [--formats A,B] [--json] [FILE.yaml ...] [paths.cache=FOLDER]",
-        _verify,
         ("verify", "verify --device cpu --formats mxfp8,hifp8", "verify mine/format/e3m3.yaml"),
     ),
     "completion": Verb(
         "print what makes a shell complete verbs, keys, choices and runs",
         "|".join(SHELLS),
-        _words("*", "SHELL", f"one of {', '.join(SHELLS)}"),
         ("completion bash", "completion zsh", "completion fish"),
         'In ~/.bashrc:                    eval "$(quantexp completion bash)"\n'
         'In ~/.zshrc, after compinit:     eval "$(quantexp completion zsh)"\n'
@@ -349,7 +195,6 @@ VERBS = {
     "help": Verb(
         "show the help of a verb",
         "[VERB]",
-        _words("*", "VERB", "the verb; none: all verbs"),
         ("help", "help plan"),
     ),
 }

@@ -169,11 +169,6 @@ class RunDir:
         return self.root / "report.html"
 
     @property
-    def dossiers(self) -> Path:
-        """One folder for each dossier of an incident."""
-        return self.root / "dossiers"
-
-    @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.root / "tensorboard"

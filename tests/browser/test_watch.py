@@ -261,15 +261,15 @@ def test_dossiers_appear_newest_first(visit: Visit, watched: Watched) -> None:
     page = visit()
     assert page.locator("#no-dossiers").is_visible()
     for iteration, words in ((12, "The loss rose by 3."), (30, "A gradient of fc1 is NaN.")):
-        file = watched.mxfp4.dossiers / f"iteration-{iteration:08}" / "dossier.json"
+        file = watched.mxfp4.dossiers / f"iteration_{iteration:08}" / "dossier.json"
         file.parent.mkdir(parents=True)
         file.write_text('{"iteration":')
         page.wait_for_timeout(200)
-X        page.get_by_text(words).wait_for()
+        page.get_by_text(words).wait_for()
     rows = page.locator("#dossier-rows tr")
     assert [re.search(r"\b(12|30)\b", text)[0] for text in rows.all_inner_texts()] == ["30", "12"]  # type: ignore[index]
     assert watched.mxfp4.root.name in rows.first.inner_text()
-    assert "dossiers/iteration-00000030" in rows.first.inner_text()
+    assert "dossiers/iteration_00000030" in rows.first.inner_text()
     assert page.locator("#no-dossiers").is_hidden()
 
 
@@ -386,7 +386,7 @@ def test_the_page_is_whole_at_every_width(
 
 def test_a_script_in_a_name_is_text(visit: Visit, watched: Watched) -> None:
     watched.runs.add(SCRIPT, [5.0, 4.0], name="m_d_x-00000009")
-    folder = watched.mxfp4.dossiers / "iteration-1"
+    folder = watched.mxfp4.dossiers / "iteration_1"
     folder.mkdir(parents=True)
     (folder / "dossier.json").write_text(
         json.dumps({"iteration": 1, "words": SCRIPT, "trigger": SCRIPT})

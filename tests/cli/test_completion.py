@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from quantexp.cli.completion import candidate_lines, completions, script
-from quantexp.cli.kinds import KINDS
+from quantexp.cli.kinds import KINDS, SHELLS
 from quantexp.cli.main import main
-from quantexp.cli.verbs import SHELLS, VERBS
+from quantexp.cli.verbs import VERBS
 from quantexp.formats.lookup import known_names
 from quantexp.quant.scheme import SCHEMES
 

@@ -39,7 +39,7 @@ class Dossiers:
         shown = [
             (_seconds(dossier), _row(run, file, dossier))
             for run in runs
-            for file in sorted(run.dossiers.glob("iteration-*/dossier.json"))
+            for file in sorted(run.dossiers.glob("iteration_*/dossier.json"))
             if (dossier := self._read(file)) is not None
         ]
         shown.sort(key=lambda one: one[0], reverse=True)

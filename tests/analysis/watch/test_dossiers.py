@@ -11,7 +11,7 @@ from tests.analysis.compare.runs import Runs
 
 
 def add(run: RunDir, iteration: int, **content: Any) -> None:
-    folder = run.dossiers / f"iteration-{iteration:08}"
+    folder = run.dossiers / f"iteration_{iteration:08}"
     folder.mkdir(parents=True)
     (folder / "dossier.json").write_text(json.dumps({"iteration": iteration, **content}))
 
@@ -25,7 +25,7 @@ def test_the_newest_dossier_is_first(runs: Runs) -> None:
     assert [row["iteration"] for row in rows] == ["7", "12", "3"]
     assert rows[0] == {
         "run": second.root.name,
-        "folder": "iteration-00000007",
+        "folder": "iteration_00000007",
         "iteration": "7",
         "seconds": 1769860800.0,
         "trigger": "nonfinite",
@@ -35,7 +35,7 @@ def test_the_newest_dossier_is_first(runs: Runs) -> None:
 
 def test_a_dossier_that_is_being_written_appears_when_it_is_whole(runs: Runs) -> None:
     run = runs.add()
-    file = run.dossiers / "iteration-00000012" / "dossier.json"
+    file = run.dossiers / "iteration_00000012" / "dossier.json"
     file.parent.mkdir(parents=True)
     dossiers = Dossiers()
     assert dossiers.of([run]) == []

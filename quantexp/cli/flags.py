@@ -1,0 +1,162 @@
+"""The arguments and flags of each verb of the command line. Needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
+from quantexp.analysis.requantise.arguments import add_arguments as add_requantise_arguments
+from quantexp.cli.kinds import KINDS, SHELLS
+
+
+def _overrides(parser: argparse.ArgumentParser) -> None:
+    about = "choices (group=choice) and values (key=value)"
+    parser.add_argument("words", nargs="*", metavar="key=value", help=about)
+    _config_dir(parser)
+
+
+def _config_dir(parser: argparse.ArgumentParser) -> None:
+    about = "a folder with YAML files of your own, laid out as conf/"
+    parser.add_argument("-cd", "--config-dir", type=Path, metavar="FOLDER", help=about)
+
+
+def _multirun(parser: argparse.ArgumentParser) -> None:
+    about = "a sweep over several values: a=x,y 'quant=glob(*)'"
+    parser.add_argument("-m", "--multirun", action="store_true", help=about)
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _train(parser: argparse.ArgumentParser) -> None:
+    _overrides(parser)
+    _multirun(parser)
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    _overrides(parser)
+    _multirun(parser)
+    parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
+    _json(parser)
+
+
+def _evaluate(parser: argparse.ArgumentParser) -> None:
+    _train(parser)
+    _json(parser)
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="KIND", help=f"one of {', '.join(KINDS)}")
+    _config_dir(parser)
+    _json(parser)
+
+
+def _prepare(parser: argparse.ArgumentParser) -> None:
+    _overrides(parser)
+    _json(parser)
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    about = "a format of your own; paths.cache=FOLDER: where the certificate is kept"
+    parser.add_argument("words", nargs="*", metavar="FILE.yaml", help=about)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
+    parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
+    _json(parser)
+
+
+def _words(nargs: str, metavar: str, about: str) -> Callable[[argparse.ArgumentParser], None]:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs=nargs, metavar=metavar, help=about)
+
+    return add
+
+
+_runs = _words(
+    *("*", "DIR"),
+    "a folder of runs (./runs), a run or a part of its name, a sweep's list, a submission",
+)
+
+
+def _status(parser: argparse.ArgumentParser) -> None:
+    _runs(parser)
+    parser.add_argument("--watch", action="store_true", help="go on until all have ended")
+    _json(parser)
+
+
+def _watch(parser: argparse.ArgumentParser) -> None:
+    _runs(parser)
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="the port (default: the last, or any)"
+    )
+
+
+def _logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="the process (default 0)")
+    parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
+
+
+def _capture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is written")
+
+
+def _captures(parser: argparse.ArgumentParser) -> None:
+    about = "a run, a part of its name, or a folder of captured tensors"
+    parser.add_argument("folder", metavar="DIR", help=about)
+    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: tensor=grad_*")
+    parser.add_argument("--list", action="store_true", help="a row for each tensor")
+    parser.add_argument("--check", action="store_true", help="compare every file with its hash")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="copy the tensors there")
+    about = "as what --export writes them (default pt)"
+    parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt", help=about)
+    _json(parser)
+
+
+def _draw(parser: argparse.ArgumentParser) -> None:
+    add_draw_arguments(parser)
+    _config_dir(parser)
+
+
+def _requantise(parser: argparse.ArgumentParser) -> None:
+    add_requantise_arguments(parser)
+    _config_dir(parser)
+    _json(parser)
+
+
+_SIDES = "runs, parts of their names, a sweep's list, a folder of runs"
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    _words("+", "RUN", _SIDES)(parser)
+    _json(parser)
+
+
+#: Adds the arguments and flags of a verb to its parser.
+FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "train": _train,
+    "plan": _plan,
+    "prepare": _prepare,
+    "list": _list,
+    "status": _status,
+    "watch": _watch,
+    "logs": _logs,
+    "capture": _capture,
+    "resume": _runs,
+    "retry": _runs,
+    "cancel": _runs,
+    "compare": _compare,
+    "report": _words("+", "DIR", _SIDES),
+    "captures": _captures,
+    "draw": _draw,
+    "requantise": _requantise,
+    "evaluate": _evaluate,
+    "export": _words("+", "RUN", "a run, or a part of its name"),
+    "doctor": _json,
+    "verify": _verify,
+    "completion": _words("*", "SHELL", f"one of {', '.join(SHELLS)}"),
+    "help": _words("*", "VERB", "the verb; none: all verbs"),
+}
