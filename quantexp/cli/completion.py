@@ -28,7 +28,7 @@ from quantexp.cli.verbs import VERBS
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.folders import user_path
 from quantexp.formats.lookup import known_names
-from quantexp.schema import Composition, PathsConfig
+from quantexp.schema import Aspect, Composition, PathsConfig
 from quantexp.schema.keys import section_of
 
 #: A word that may stand at the cursor -> what it is.
@@ -44,6 +44,7 @@ _BESIDE_RUNS = {
     "cancel": ("paths.root=",),
     "compare": ("out=", "paths.root="),
     "report": ("out=", "paths.root="),
+    "bisect": ("out=", "paths.root=", "launcher.", "memory=ignore"),
     "export": ("format=hf", "iteration=", "out=", "paths.root="),
     "captures": (*_FILTERS, "phase=", "paths.root="),
     "draw": (*_FILTERS, "type=", "out=", "paths.root="),
@@ -133,6 +134,8 @@ def _values_of_flag(verb: str | None, flag: str, prefix: str) -> list[str]:
     if flag == "--formats":
         names = FIGURE_FORMATS if verb == "draw" else sorted(known_names())
         return [_listed(prefix) + name for name in names]
+    if flag == "--by":
+        return [_listed(prefix) + aspect.value for aspect in Aspect]
     return [str(value) for value in allowed or ()]
 
 

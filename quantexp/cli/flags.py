@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
 from quantexp.analysis.requantise.arguments import add_arguments as add_requantise_arguments
+from quantexp.cli.bisect_arguments import add_arguments as add_bisect_arguments
 from quantexp.cli.kinds import KINDS, SHELLS
 
 
@@ -154,6 +155,7 @@ FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "draw": _draw,
     "requantise": _requantise,
     "evaluate": _evaluate,
+    "bisect": add_bisect_arguments,
     "export": _words("+", "RUN", "a run, or a part of its name"),
     "doctor": _json,
     "verify": _verify,

@@ -185,7 +185,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         precision_map=[entry_record(entry) for entry in entries] + _outside_products(experiment),
         map_changes_at=[1]
         if evaluates
-        else [i for i in changes(experiment.quant) if i <= training.iterations],
+        else [i for i in changes(experiment.quant) if i <= training.last_iteration],
         slots=launched.slots,
         missing="; ".join(filter(None, (missing, launched.missing))) or None,
         tracking=destinations(experiment.tracking, RunDir(Path(folder))),

@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from quantexp.cli.arguments import ledger_scope
 from quantexp.cli.verbs import CHANGEABLE
 from quantexp.config.launchers import check_launcher
-from quantexp.config.load import from_plain, plain, read
+from quantexp.config.load import from_plain, read, with_overrides
 from quantexp.errors import ConfigError, RunError
 from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import Standing, launcher_of
@@ -144,21 +142,7 @@ def _changed(again: Again, overrides: list[str]) -> Again:
                 f"{word} would make it another run; of a run that exists only launcher.KEY, parallel.KEY, "
                 "checkpoint.KEY, memory, code and training.restart can be changed"
             )
-    if not overrides:
-        return again
-    try:
-        merged = OmegaConf.merge(
-            OmegaConf.structured(Experiment),
-            plain(again.experiment),
-            OmegaConf.from_dotlist(overrides),
-        )
-        container = OmegaConf.to_container(merged, enum_to_str=True)
-    except OmegaConfBaseException as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"{' '.join(overrides)}: {first}") from error
-    assert isinstance(container, dict)
-    experiment = from_plain({str(key): value for key, value in container.items()})
-    return Again(again.name, experiment, again.stage)
+    return Again(again.name, with_overrides(again.experiment, overrides), again.stage)
 
 
 def _require_same(again: Again) -> None:

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
 from quantexp.analysis.requantise.arguments import USAGE as REQUANTISE_USAGE
+from quantexp.cli.bisect_arguments import BISECT
 from quantexp.cli.kinds import SHELLS
+from quantexp.cli.verb import Verb
 
 #: The first word of a call from a shell that completes a command line.
 COMPLETE = "__complete"
 #: What may be changed of a run that exists: how these words begin.
 CHANGEABLE = ("launcher.", "parallel.", "checkpoint.", "memory=", "code=", "training.restart=")
 _CHANGES = "[launcher.key=value ...] [parallel.key=value ...]"
-
-
-@dataclass(frozen=True)
-class Verb:
-    """The content of a verb's help."""
-
-    #: One line in the list of verbs.
-    about: str
-    #: What follows the verb.
-    usage: str
-    #: What follows `quantexp`, each.
-    examples: tuple[str, ...]
-    #: More about it, in lines of at most 78 characters.
-    more: str = ""
-    #: Its module in this package, where it has not the verb's name.
-    module: str | None = None
 
 
 VERBS = {
@@ -173,6 +157,7 @@ VERBS = {
         "evaluate.each_layer=true and evaluate.each_module=true: one alone, in turn.\n"
         "tasks=A,B: also tasks of lm-evaluation-harness (quantexp[lm_eval]).",
     ),
+    "bisect": BISECT,
     "export": Verb(
         "write a run's saved model as published models are",
         "RUN format=hf [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
@@ -203,6 +188,15 @@ VERBS = {
 GROUPS = {
     "experiments": ("train", "plan", "prepare", "list"),
     "runs": ("status", "watch", "logs", "capture", "resume", "retry", "cancel"),
-    "results": ("compare", "report", "captures", "draw", "requantise", "evaluate", "export"),
+    "results": (
+        "compare",
+        "report",
+        "captures",
+        "draw",
+        "requantise",
+        "evaluate",
+        "bisect",
+        "export",
+    ),
     "this machine": ("doctor", "verify", "completion", "help"),
 }

@@ -84,6 +84,7 @@ def evaluated_only(experiment: Experiment) -> Experiment:
     schedule = replace(
         training,
         iterations=max(1, experiment.evaluation.samples // group),
+        stop_after=None,
         global_batch_size=group,
         lr_schedule=LrSchedule.constant,
         warmup_iterations=0,
@@ -144,13 +145,13 @@ def num_samples(experiment: Experiment) -> int:
 def is_evaluated(experiment: Experiment, iteration: int) -> bool:
     """Whether the run evaluates held-out samples after this iteration, from 1."""
     every = experiment.evaluation.every
-    is_last = iteration == experiment.training.iterations
+    is_last = iteration == experiment.training.last_iteration
     return every is not None and (iteration % every == 0 or is_last)
 
 
 def num_evaluations(experiment: Experiment, first: int) -> int:
     """The number of iterations from `first` to the last for which `is_evaluated` is true, computed in closed form."""
-    every, last = experiment.evaluation.every, experiment.training.iterations
+    every, last = experiment.evaluation.every, experiment.training.last_iteration
     if every is None or first > last:
         return 0
     return last // every - (first - 1) // every + (last % every != 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, lru_cache
@@ -136,6 +136,25 @@ def from_plain(content: dict[str, Any]) -> Experiment:
     experiment = _structured(_without_former_keys(content), Experiment)
     validate(experiment)
     return experiment
+
+
+def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    """The experiment with changed values (`key=value`).
+
+    Raises:
+        ConfigError: names an unknown key, or a value of the wrong type or out of range.
+    """
+    if not overrides:
+        return experiment
+    try:
+        changes = OmegaConf.from_dotlist(list(overrides))
+        merged = OmegaConf.merge(OmegaConf.structured(Experiment), plain(experiment), changes)
+        container = OmegaConf.to_container(merged, enum_to_str=True)
+    except OmegaConfBaseException as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"{' '.join(overrides)}: {first}") from error
+    assert isinstance(container, dict)
+    return from_plain({str(key): value for key, value in container.items()})
 
 
 def _without_former_keys(content: dict[str, Any]) -> dict[str, Any]:

@@ -319,7 +319,7 @@ def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) ->
     write_json(run.provenance, redacted(started_with))
     status = Status(
         created=now(),
-        iterations=experiment.training.iterations,
+        iterations=experiment.training.last_iteration,
         host=platform.node(),
         launcher=experiment.launcher.kind,
     )

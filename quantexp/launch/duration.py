@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from quantexp.config.evaluation import num_evaluations, num_passes, num_samples
+from quantexp.config.gradient import num_passes as num_gradient_passes
 from quantexp.launch.product_rate import product_gflop_per_s
 from quantexp.model.checkpoints import first_iteration
 from quantexp.model.sizes import flops_per_iteration, num_parameters
@@ -56,11 +57,13 @@ class Duration:
 def work(experiment: Experiment) -> Work:
     """Iterations, tokens and FLOPs of a whole training, or of the forward passes of an evaluation without one."""
     training = experiment.training
-    iterations = training.iterations - first_iteration(experiment) + 1
+    iterations = training.last_iteration - first_iteration(experiment) + 1
     sequences = training.global_batch_size
     flop = flops_per_iteration(experiment.model, training.seq_length, sequences)
     if experiment.evaluate.only:
         flop *= num_passes(experiment) / 3
+    if experiment.gradient.only:
+        flop *= num_gradient_passes(experiment)
     return Work(iterations, iterations * sequences * training.seq_length, iterations * flop)
 
 

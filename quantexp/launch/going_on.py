@@ -121,7 +121,7 @@ def continuation(experiment: Experiment, run: RunDir) -> tuple[Continuation | No
         earlier = read(run.config)
     except ConfigError as error:
         return None, _begins_again(f"the attempt so far cannot be read ({error})")
-    if not covers(earlier.capture, experiment.capture, experiment.training.iterations):
+    if not covers(earlier.capture, experiment.capture, experiment.training.last_iteration):
         return None, _begins_again("it captures what the attempt so far did not")
     if experiment.evaluation.every is not None and earlier.evaluation != experiment.evaluation:
         return None, _begins_again("it evaluates otherwise than the attempt so far")
@@ -204,7 +204,7 @@ def status_of(
     return Status(
         created=before.created,
         iteration=point.iteration,
-        iterations=experiment.training.iterations,
+        iterations=experiment.training.last_iteration,
         host=platform.node(),
         launcher=experiment.launcher.kind,
         goes_on_from=point.iteration,

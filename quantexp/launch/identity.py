@@ -32,6 +32,7 @@ from quantexp.quant.outside_products import state_records
 from quantexp.quant.precision import precision_map
 from quantexp.quant.records import entry_record
 from quantexp.quant.rules import changes
+from quantexp.runs import gradients
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
 from quantexp.schema import EvaluateConfig, Experiment, ModelConfig, Nonfinite
@@ -58,6 +59,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         training.pop("nonfinite")
     if not experiment.training.chaos:
         training.pop("chaos")
+    if experiment.training.stop_after is None:
+        training.pop("stop_after")
     if not _shares_draws(experiment):
         training.pop("weight_cache")
     data = data_identity(experiment.dataset, experiment.model.vocab_size)
@@ -84,6 +87,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "data_parallel": Layout.of(experiment).data,
         **_layout(experiment),
         "numerics": NUMERICS_VERSION,
+        **({"gradient": experiment.gradient.by} if experiment.gradient.only else {}),
     }
 
 
@@ -193,8 +197,9 @@ def hash8(content: dict[str, Any]) -> str:
 
 
 def folder_name(experiment: Experiment, content: dict[str, Any]) -> str:
-    """`<model>_<dataset>_<scheme>-<hash8>`; an evaluation without training has `_evaluated` after its scheme."""
-    quant = f"{experiment.quant.name}{SUFFIX * experiment.evaluate.only}"
+    """`<model>_<dataset>_<scheme>-<hash8>`; what does not train says so after its scheme."""
+    suffix = SUFFIX * experiment.evaluate.only + gradients.SUFFIX * experiment.gradient.only
+    quant = f"{experiment.quant.name}{suffix}"
     return f"{experiment.model.name}_{experiment.dataset.name}_{quant}-{hash8(content)}"
 
 
@@ -245,7 +250,7 @@ def _shares_draws(experiment: Experiment) -> bool:
         and any(
             entry.spec.once_per_step and entry.spec.rounding is Rounding.STOCHASTIC
             for iteration in changes(experiment.quant)
-            if iteration <= training.iterations
+            if iteration <= training.last_iteration
             for declared in precision_map(experiment.model, experiment.quant, iteration).values()
             for entry in declared.entries()
         )
@@ -261,6 +266,6 @@ def _scheme(experiment: Experiment) -> list[Any]:
             [entry_record(e) for module in declared.values() for e in module.entries()] + outside,
         ]
         for iteration in changes(experiment.quant)
-        if iteration <= experiment.training.iterations
+        if iteration <= experiment.training.last_iteration
         for declared in (precision_map(experiment.model, experiment.quant, iteration),)
     ]

@@ -68,7 +68,7 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
         return None
     if not was_evaluated(experiment, run):
         return None
-    if not covers(earlier, experiment.capture, experiment.training.iterations):
+    if not covers(earlier, experiment.capture, experiment.training.last_iteration):
         return None
     if not _captures_exist(run.captured(earlier.dir), experiment.capture.level):
         return None

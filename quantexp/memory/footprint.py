@@ -112,7 +112,7 @@ def _rank_parts_gb(
     temporaries = _temporary_bytes(experiment, parameters, activations, copied, part, is_cpu=is_cpu)
     parts = {
         "weights": parameters.total * size / 1e9,
-        "main_gradients": parameters.total * 4 / 1e9,
+        "main_gradients": parameters.total * 4 * (1 + experiment.gradient.only) / 1e9,
         "optimizer": updated * (8 + master) / 1e9,
         "activations": activations / 1e9,
         "weight_copies": copies * size / 1e9,
@@ -266,7 +266,7 @@ def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments
     In the first iteration they fit in the memory of Adam's two moments, which do not exist yet.
     """
     capture = experiment.capture
-    iterations = captured_iterations(capture, experiment.training.iterations)
+    iterations = captured_iterations(capture, experiment.training.last_iteration)
     levels = {capture.level, *(rule.level for rule in capture.rules)}
     if not iterations or CaptureLevel.tensors not in levels:
         return 0

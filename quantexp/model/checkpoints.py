@@ -161,7 +161,7 @@ def checkpoint_bytes(experiment: Experiment) -> int:
 def checkpoints_at_once(experiment: Experiment) -> int:
     """The largest number of a run's checkpoints that are there at once."""
     checkpoint = experiment.checkpoint
-    saved = iterations_saved(checkpoint, experiment.training.iterations)
+    saved = iterations_saved(checkpoint, experiment.training.last_iteration)
     return most_at_once(checkpoint, saved)
 
 

@@ -130,6 +130,11 @@ class RunDir:
         return self.root / "tasks.jsonl"
 
     @property
+    def gradients(self) -> Path:
+        """The gradients of one iteration under parts of the scheme, compared with those in bf16."""
+        return self.root / "gradients.json"
+
+    @property
     def precision(self) -> Path:
         """The precision map and the proof of its engagement."""
         return self.root / "precision.json"

@@ -79,10 +79,12 @@ from quantexp.schema.tracking import (
     WandbMode,
 )
 from quantexp.schema.training import (
+    Aspect,
     AttentionPath,
     CheckpointConfig,
     EvaluateConfig,
     EvaluationConfig,
+    GradientConfig,
     LrSchedule,
     Nonfinite,
     Precision,
@@ -92,6 +94,7 @@ from quantexp.schema.training import (
 
 __all__ = [
     "AnalysisConfig",
+    "Aspect",
     "AttentionPath",
     "AutoDraw",
     "AuxLoss",
@@ -109,6 +112,7 @@ __all__ = [
     "EvaluationConfig",
     "Experiment",
     "GradReduce",
+    "GradientConfig",
     "JobConfig",
     "LauncherConfig",
     "LinearDgrad",

@@ -18,6 +18,7 @@ from quantexp.schema.training import (
     CheckpointConfig,
     EvaluateConfig,
     EvaluationConfig,
+    GradientConfig,
     TrainingConfig,
 )
 
@@ -64,6 +65,7 @@ class Experiment:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    gradient: GradientConfig = field(default_factory=GradientConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

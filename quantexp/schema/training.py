@@ -9,7 +9,9 @@ from enum import Enum
 from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_most, between, limited
 
 _BELOW_ONE = Limit(lambda value: 0 <= value < 1, "must lie in [0, 1)")
-_ITERATIONS, _SEQUENCES = between(1, 1_000_000_000), between(1, 100_000_000)
+#: The largest number of iterations that a key may have.
+LARGEST_ITERATION = 1_000_000_000
+_ITERATIONS, _SEQUENCES = between(1, LARGEST_ITERATION), between(1, 100_000_000)
 #: A larger rate times an update overflows fp32.
 _RATE = Limit(lambda value: value <= 1e30, "must be at most 1e30")
 _POWER_OF_TWO = Limit(
@@ -79,6 +81,8 @@ class TrainingConfig:
     global_batch_size: int = limited(1, *_SEQUENCES)
     #: Optimizer steps.
     iterations: int = limited(1000, *_ITERATIONS)
+    #: End after this iteration, as a run that completed; rates and data stay those of `iterations`. null: run all.
+    stop_after: int | None = limited(None, *_ITERATIONS)
     #: Largest learning rate.
     lr: float = limited(3.0e-4, POSITIVE, _RATE)
     #: Learning rate at the end of the schedule.
@@ -124,6 +128,11 @@ class TrainingConfig:
     #: Consecutive iterations with a non-finite loss or gradient after which the run stops.
     max_nonfinite_iterations: int = limited(3, *_ITERATIONS)
 
+    @property
+    def last_iteration(self) -> int:
+        """The iteration, from 1, that completes the run."""
+        return self.iterations if self.stop_after is None else self.stop_after
+
 
 @dataclass
 class EvaluationConfig:
@@ -153,6 +162,29 @@ class EvaluateConfig:
     limit: int | None = limited(None, *_SEQUENCES)
     #: Examples before each question; null means what each task says.
     fewshot: int | None = limited(None, *between(0, 1000))
+
+
+class Aspect(Enum):
+    """What the slots of a unit have in common that `quantexp bisect` turns off together."""
+
+    #: Site, product and operand.
+    slot = "slot"
+    product = "product"
+    site = "site"
+    #: Layer and module.
+    module = "module"
+    layer = "layer"
+
+
+@dataclass
+class GradientConfig:
+    """`quantexp bisect --gradient`: the gradient of one iteration under parts of a scheme and in bf16."""
+
+    #: Compute gradients instead of training; `quantexp bisect` sets it.
+    only: bool = False
+    #: What is quantised alone, and left out alone: slot, product, site, module, layer, or several (each combination).
+    #: An empty list: the whole scheme alone is compared with bf16.
+    by: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -180,7 +180,7 @@ class Dossiers:
             max((i for i in resumable(context.run) if i < iteration), default=None),
         )
         self._write(dossier)
-        if has_room and iteration < self.experiment.training.iterations:
+        if has_room and iteration < self.experiment.training.last_iteration:
             self._open = dossier
             self.recorder.take_whole(iteration + 1, timestamp)
 

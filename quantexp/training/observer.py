@@ -81,7 +81,7 @@ class RunObserver:
                 on_progress=context.set_captured,
                 world_size=context.rank.world_size,
                 timestamp=gather(before.timestamp or start_timestamp())[0],
-                iterations=captured_iterations(capture, self.experiment.training.iterations),
+                iterations=captured_iterations(capture, self.experiment.training.last_iteration),
                 num_layers=self.experiment.model.num_layers,
                 holder=Holder.of(self.experiment, context.rank.rank),
                 before=before,
@@ -248,7 +248,7 @@ class RunObserver:
 
     def _log(self, metrics: Metrics) -> None:
         """Log the iteration, if it is the first or last, or the previous log line is `LOG_S` old."""
-        last = self.experiment.training.iterations
+        last = self.experiment.training.last_iteration
         seconds = time.monotonic()
         if metrics.iteration < last and seconds - self._logged < LOG_S:
             return
@@ -263,7 +263,7 @@ class RunObserver:
         status = self.context.status
         status.iteration = iteration
         self._update_queue_status()
-        if iteration < self.experiment.training.iterations:
+        if iteration < self.experiment.training.last_iteration:
             status.current_iteration, status.micro_batch = iteration + 1, 1
             status.phase, status.phase_since = Phase.TRAINING, now()
         self.context.set_phase(Phase.TRAINING)

@@ -38,7 +38,7 @@ class TokenRecorder:
         """Take a run; `text_of` is the text of a token id."""
         self._experiment, self._capture = experiment, experiment.capture
         self._place = Layout.of(experiment).place(rank)
-        iterations = captured_iterations(self._capture, experiment.training.iterations)
+        iterations = captured_iterations(self._capture, experiment.training.last_iteration)
         self._iterations = frozenset(iterations)
         self._list = TokenList(folder, rank, text_of)
 

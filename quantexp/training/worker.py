@@ -274,6 +274,10 @@ class Worker:
             from quantexp.training.evaluation_run import evaluate_run
 
             evaluate_run(context)
+        elif experiment.gradient.only:
+            from quantexp.training.gradient_run import compare_gradients
+
+            compare_gradients(context)
         else:
             self._train_model()
         if context.requests.ends:  # too late to be served

@@ -10,9 +10,11 @@ from quantexp.errors import ConfigError
 from quantexp.folders import user_path
 from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.find import Missing, scope
+from quantexp.runs.gradients import is_gradient
 from quantexp.runs.paths import RunDir
 
 _NOT_TRAINED = "it evaluates without training; quantexp evaluate and quantexp report show it"
+_GRADIENTS = "it compares gradients without training; quantexp bisect --gradient shows it"
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,13 @@ def named_runs(words: Sequence[str], root: Path) -> Runs:
     runs = dict.fromkeys(run.root.resolve() for one in scopes for run in one.runs)
     missing = [gone for one in scopes for gone in one.missing]
     named = tuple(RunDir(folder) for folder in runs)
-    trained = tuple(run for run in named if not is_evaluation(run))
+    trained = tuple(run for run in named if not (is_evaluation(run) or is_gradient(run)))
     if trained:
-        missing += [Missing(run.root.name, _NOT_TRAINED) for run in named if run not in trained]
+        missing += [
+            Missing(run.root.name, _GRADIENTS if is_gradient(run) else _NOT_TRAINED)
+            for run in named
+            if run not in trained
+        ]
     return Runs(trained or named, tuple(missing))
 
 

@@ -33,6 +33,7 @@ _DECIDES = {
     "training.start": (INITIALISATION,),
     "training.chaos": (INITIALISATION,),
     "training.iterations": (LENGTH,),
+    "training.stop_after": (LENGTH,),
     "training.micro_batch_size": (ARITHMETIC,),
     "training.precision": (ARITHMETIC,),
     "training.recompute": (ARITHMETIC,),
@@ -79,7 +80,8 @@ def mismatches(here: Side, baseline: Side) -> list[Mismatch]:
     for difference in _differences(here, baseline):
         for aspect in decides(difference.key):
             whys.setdefault(aspect, []).append(_words(difference))
-    if "training.iterations" not in {d.key for d in _differences(here, baseline)}:
+    lengths = {"training.iterations", "training.stop_after"}
+    if lengths.isdisjoint(d.key for d in _differences(here, baseline)):
         _note_what_was_reached(here, baseline, whys)
     return [Mismatch(aspect, ", ".join(whys[aspect])) for aspect in _ORDER if aspect in whys]
 

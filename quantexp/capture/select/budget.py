@@ -136,7 +136,7 @@ def _captured_maps(
     experiment: Experiment, maps: Sequence[PrecisionMap]
 ) -> Iterator[tuple[PrecisionMap, int]]:
     """The precision maps with captured iterations, and the number of those."""
-    taken = captured_iterations(experiment.capture, experiment.training.iterations)
+    taken = captured_iterations(experiment.capture, experiment.training.last_iteration)
     bounds = [bisect_left(taken, start) for start in changes(experiment.quant)] + [len(taken)]
     for declared, (first, last) in zip(maps, pairwise(bounds), strict=True):
         if last > first:

@@ -93,7 +93,7 @@ def takes_micro_batch(capture: CaptureConfig, index: int) -> bool:
 
 def last_captured(experiment: Experiment) -> int:
     """The last captured iteration; 0 if none is."""
-    iterations = captured_iterations(experiment.capture, experiment.training.iterations)
+    iterations = captured_iterations(experiment.capture, experiment.training.last_iteration)
     return iterations[-1] if iterations else 0
 
 

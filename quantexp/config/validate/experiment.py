@@ -5,13 +5,14 @@ from __future__ import annotations
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.select.rules import check_capture_rules, check_schedule, ends_by_itself
 from quantexp.config.evaluation import check_evaluation
+from quantexp.config.gradient import check_gradient
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.launcher import validate_launcher
 from quantexp.config.validate.model import validate_model
 from quantexp.config.validate.parallel import validate_parallel
 from quantexp.config.validate.tracking import validate_tracking
 from quantexp.errors import ConfigError
-from quantexp.model.checkpoints import check_checkpoint, check_start
+from quantexp.model.checkpoints import check_checkpoint, check_start, first_iteration
 from quantexp.model.decoder import OUTPUT
 from quantexp.quant.alignment import check_alignment
 from quantexp.quant.attention.fusable import require_fused_attention
@@ -44,6 +45,8 @@ def validate(experiment: Experiment) -> None:
     _training(experiment.training)
     validate_parallel(experiment)
     check_start(experiment)
+    _stop_after(experiment)
+    check_gradient(experiment)
     check_evaluation(experiment)
     check_checkpoint(experiment.checkpoint, experiment.training.iterations)
     check_limits("capture", experiment.capture)
@@ -97,6 +100,16 @@ def _training(training: TrainingConfig) -> None:
         )
 
 
+def _stop_after(experiment: Experiment) -> None:
+    training, first = experiment.training, first_iteration(experiment)
+    stop = training.stop_after
+    if stop is not None and not first <= stop <= training.iterations:
+        raise ConfigError(
+            f"training.stop_after must lie between {first}, the first iteration, and training.iterations="
+            f"{training.iterations}, got {stop}"
+        )
+
+
 def _decay(training: TrainingConfig) -> None:
     decay, stable = training.decay_iterations, training.iterations - training.warmup_iterations
     if training.lr_schedule is not LrSchedule.wsd:
@@ -114,7 +127,7 @@ def _decay(training: TrainingConfig) -> None:
 
 def _capture(experiment: Experiment) -> None:
     capture, model = experiment.capture, experiment.model
-    check_schedule(capture, experiment.training.iterations)
+    check_schedule(capture, experiment.training.last_iteration)
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
     routers = [] if model.moe is None else [ROUTER]
     output = [OUTPUT] if quantises_output(experiment.quant) else []

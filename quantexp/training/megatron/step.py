@@ -10,14 +10,12 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    finalize_model_grads,
-)
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -33,10 +31,7 @@ from quantexp.model.sizes import (
 )
 from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.outside_products import moment_slots, reduced_slot, state_slots
-from quantexp.quant.precision import (
-    PrecisionMap,
-    quantises_output,
-)
+from quantexp.quant.precision import PrecisionMap, quantises_output
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.metrics import Metrics
@@ -64,7 +59,7 @@ from quantexp.training.megatron.model import (
 from quantexp.training.megatron.moments import Moments
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.parameters import parts_of
-from quantexp.training.megatron.passes import Batch, Passes
+from quantexp.training.megatron.passes import Batch, Begin, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
 from quantexp.training.megatron.schedule import lowers_scale, optimizer_config, scheduler
 from quantexp.training.megatron.state_shards import (
@@ -206,7 +201,7 @@ class Stepper:
         watch = StateWatch(self.state_slots) if self.state_slots and proof is not None else None
         with (
             proof or contextlib.nullcontext(),
-            self._rounded_reduction(iteration, watch),
+            self.rounded_reduction(iteration, watch),
             self._keep_weight_copies(several=self.num_micro_batches > 1),
         ):
             own_losses = self.passes.train(
@@ -218,7 +213,7 @@ class Stepper:
         if self.is_distributed and self.observer.needs_gradients(iteration):
             complete_gradients(self.models)
         self.observer.gradients(iteration, scale)
-        loss = self._loss(own_losses)
+        loss = self.mean_loss(own_losses)
         wait_for_copies(self.device)  # the optimizer changes what they read
         self.scheduler.step(1)
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -254,9 +249,10 @@ class Stepper:
             mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
         )
 
-    def _rounded_reduction(
+    def rounded_reduction(
         self, iteration: int, watch: StateWatch | None
     ) -> contextlib.AbstractContextManager[None]:
+        """A context for the passes of an iteration that rounds gradients on their way, if the scheme does."""
         if self.reduction is None:
             return contextlib.nullcontext()
         return self.reduction.of_iteration(iteration, watch)
@@ -286,24 +282,33 @@ class Stepper:
         """
         self.observer.evaluation()
         self.step_state.updates_histories = False
-        for model in self.models:
-            model.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        with (
-            looking_out(self.chunks, forward_only=forward_only) as lookout,
-            self._keep_weight_copies(several=self.num_micro_batches > 1),
-        ):
+        with looking_out(self.chunks, forward_only=forward_only) as lookout:
 
             def begin(index: int) -> None:
                 lookout.micro_batch = index
-                self._begin_draws(iteration, index)
 
-            self.passes.train(iter(self._seen), self.num_micro_batches, begin)
-        self._balancing_loss()  # which Megatron has added up once more
+            self.repeat(iteration, self._seen, begin)
         self.step_state.updates_histories = True
         return first_of_all(lookout)
 
-    def _loss(self, own_losses: list[Tensor]) -> float:
+    def repeat(
+        self, iteration: int, batches: Sequence[Batch], begin: Begin = lambda index: None
+    ) -> list[Tensor]:
+        """Run the passes of an iteration outside of its step; the losses are as of `Passes.train`."""
+        for model in self.models:
+            model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+        def begin_both(index: int) -> None:
+            begin(index)
+            self._begin_draws(iteration, index)
+
+        with self._keep_weight_copies(several=self.num_micro_batches > 1):
+            losses = self.passes.train(iter(batches), self.num_micro_batches, begin_both)
+        self._balancing_loss()  # which Megatron has added up once more
+        return losses
+
+    def mean_loss(self, own_losses: list[Tensor]) -> float:
         """The mean over all micro-batches, on every rank; before the last stage there are no own losses."""
         own = torch.zeros((), device=self.device)
         if own_losses:

@@ -83,7 +83,7 @@ def _train(
     observer.built(stepper.chunks)
     starts = changes(experiment.quant)
     nonfinite = stepper.nonfinite
-    first, last = first_iteration(experiment, start), experiment.training.iterations
+    first, last = first_iteration(experiment, start), experiment.training.last_iteration
     for iteration in range(first, last + 1):
         changed = iteration in starts or iteration == first
         if changed:

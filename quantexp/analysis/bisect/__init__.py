@@ -1,0 +1,1 @@
+"""What `quantexp bisect` finds: delta debugging, the signs of trouble, tables and figures."""

@@ -1,0 +1,63 @@
+"""The gradient of one iteration under parts of a scheme (`gradient.only`, `quantexp bisect --gradient`)."""
+
+from __future__ import annotations
+
+from quantexp.errors import ConfigError
+from quantexp.model.checkpoints import first_iteration
+from quantexp.quant.precision import PrecisionMap, precision_map
+from quantexp.quant.units import Unit, aspects_of, units_of
+from quantexp.schema import CaptureLevel, Experiment
+
+
+def check_gradient(experiment: Experiment) -> None:
+    """Refuse keys without an effect on gradients, and more than the one iteration that they belong to.
+
+    Raises:
+        ConfigError: names key and value.
+    """
+    gradient, training, checkpoint = (
+        experiment.gradient,
+        experiment.training,
+        experiment.checkpoint,
+    )
+    aspects_of(gradient.by)
+    if not gradient.only:
+        if gradient.by:
+            raise ConfigError(
+                f"gradient.by={','.join(gradient.by)} belongs to quantexp bisect --gradient, and this run trains"
+            )
+        return
+    if experiment.evaluate.only:
+        raise ConfigError("gradient.only and evaluate.only are different runs; drop one of them")
+    first = first_iteration(experiment)
+    if training.last_iteration != first:
+        raise ConfigError(
+            f"training.stop_after must be {first} with gradient.only=true, which is about one iteration, got "
+            f"{training.stop_after}"
+        )
+    without_effect = {
+        "capture": experiment.capture.level is not CaptureLevel.off and experiment.capture.name,
+        "evaluation.every": experiment.evaluation.every,
+        "checkpoint.every": checkpoint.every,
+        "checkpoint.every_min": checkpoint.every_min,
+        "checkpoint.at_end": checkpoint.at_end and "true",
+    }
+    for key, value in without_effect.items():
+        if value:
+            raise ConfigError(f"{key}={value} has no effect on gradient.only, which trains nothing")
+
+
+def declared_at_start(experiment: Experiment) -> PrecisionMap:
+    """The precision map of the iteration whose gradient is computed."""
+    return precision_map(experiment.model, experiment.quant, first_iteration(experiment))
+
+
+def units_compared(experiment: Experiment) -> list[Unit]:
+    """The units that are quantised alone, and left out alone; empty without `gradient.by`."""
+    aspects = aspects_of(experiment.gradient.by)
+    return units_of([declared_at_start(experiment)], aspects) if aspects else []
+
+
+def num_passes(experiment: Experiment) -> int:
+    """How often the passes of the iteration run: in bf16, under the scheme, and twice for each unit."""
+    return 2 + 2 * len(units_compared(experiment))

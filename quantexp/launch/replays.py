@@ -1,0 +1,155 @@
+"""Replays of a run from one of its checkpoints: its own configuration, with more of its slots in bf16.
+
+A replay that changes nothing computes the same bits as the run: weights, moments, schedule, place in the data, draws
+and amax histories are those of the checkpoint. It captures nothing, saves nothing, and goes on after a step that was
+left out, so that it ends at its last iteration. Replays lie in a folder of their own, `bisect/<run>/` beside the run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quantexp.config.load import from_plain, plain, read, with_overrides
+from quantexp.errors import RunError
+from quantexp.model.checkpoints import first_iteration, resumable, saved_iterations
+from quantexp.quant.precision import PrecisionMap, declared_maps, map_in_force
+from quantexp.quant.rules import changes
+from quantexp.quant.scheme import derived_name
+from quantexp.runs.paths import RunDir
+from quantexp.schema import (
+    CaptureConfig,
+    CaptureLevel,
+    CheckpointConfig,
+    EvaluationConfig,
+    Experiment,
+    GradientConfig,
+    Nonfinite,
+    Rule,
+    TrackingConfig,
+)
+from quantexp.schema.training import LARGEST_ITERATION
+
+#: Below the folder of runs.
+FOLDER = "bisect"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The run that is replayed, and the checkpoint."""
+
+    run: RunDir
+    #: As recorded, with the launcher of the replays.
+    experiment: Experiment
+    #: The checkpoint's iteration; 0 starts as the run itself did.
+    start: int
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the replays."""
+        return self.run.root.parent / FOLDER / self.run.root.name
+
+    @property
+    def first(self) -> int:
+        """The first iteration that is computed again, from 1."""
+        return self.start + 1
+
+
+def origin_of(
+    run: RunDir, start: int | None, before: int | None, overrides: Sequence[str] = ()
+) -> Origin:
+    """The run with the checkpoint of iteration `start`; None takes the newest one before the iteration `before`.
+
+    `before` None means after the last iteration; `overrides` (`key=value`) change how replays are launched.
+
+    Raises:
+        RunError: there is no such checkpoint, or it has no training state; the run evaluates, or quantises nothing.
+        ConfigError: the run's configuration cannot be read.
+    """
+    experiment = read(run.config)
+    name = run.root.name
+    if experiment.evaluate.only or experiment.gradient.only:
+        raise RunError(f"RUN must be a run that trains, and {name} does not")
+    if not any(
+        m.is_quantised
+        for each in declared_maps(experiment.model, experiment.quant)
+        for m in each.values()
+    ):
+        raise RunError(
+            f"RUN must quantise slots of matrix products, and {name} has all of them in bf16"
+        )
+    own = first_iteration(experiment) - 1
+    known = [own, *(i for i in resumable(run) if i > own)]
+    if start is None:
+        end = experiment.training.iterations if before is None else before
+        earlier = [i for i in known[1:] if i < end]
+        if not earlier:
+            raise RunError(
+                f"{name} has no checkpoint with a training state before iteration {end} (checkpoint.every=N "
+                f"checkpoint.optimizer=true saves them); --from {own} begins as the run did"
+            )
+        start = earlier[-1]
+    elif start not in known:
+        if start in saved_iterations(run):
+            raise RunError(
+                f"--from {start}: the checkpoint has no training state (checkpoint.optimizer=true saves it); there is "
+                f"--from {', '.join(map(str, known))}"
+            )
+        raise RunError(
+            f"--from {start}: {name} has no checkpoint of that iteration; there is --from "
+            f"{', '.join(map(str, known))}"
+        )
+    if start >= experiment.training.iterations:
+        raise RunError(
+            f"--from {start} is the last iteration of {name}: nothing follows that could be replayed"
+        )
+    return Origin(run, with_overrides(experiment, overrides), start)
+
+
+def declared_of(origin: Origin, last: int) -> list[PrecisionMap]:
+    """The precision maps of the replayed iterations, up to `last`."""
+    experiment = origin.experiment
+    maps = declared_maps(experiment.model, experiment.quant)
+    points = {origin.first, *(i for i in changes(experiment.quant) if origin.first < i <= last)}
+    return [map_in_force(maps, experiment.quant, i) for i in sorted(points)]
+
+
+def replay(origin: Origin, last: int, rules: Sequence[Rule] = ()) -> Experiment:
+    """The run from the checkpoint up to iteration `last`, with these rules after its own.
+
+    Raises:
+        ConfigError: the rules and the run's other keys contradict each other.
+    """
+    experiment = copy.deepcopy(origin.experiment)
+    training, quant = experiment.training, experiment.quant
+    if origin.first != first_iteration(experiment):
+        training.start_from, training.start_optimizer = f"{origin.run.root}@{origin.start}", True
+        training.chaos = 0  # which has moved the run's first weights, not these
+        experiment.model.init_from = None
+    training.stop_after, training.restart = last, False
+    training.nonfinite, training.max_nonfinite_iterations = Nonfinite.skip, LARGEST_ITERATION
+    if rules:
+        quant.rules = [*quant.rules, *map(copy.copy, rules)]
+        quant.name = None
+        quant.name = derived_name(quant)
+    experiment.capture = CaptureConfig("off", CaptureLevel.off)
+    experiment.evaluation = EvaluationConfig()
+    experiment.checkpoint = CheckpointConfig()
+    experiment.tracking = TrackingConfig()
+    experiment.analysis.auto = "false"
+    experiment.paths = replace(experiment.paths, root=str(origin.folder), run=None)
+    experiment.force = experiment.dry_run = experiment.launcher.detach = False
+    return from_plain(plain(experiment))
+
+
+def gradient_of(origin: Origin, by: Sequence[str], rules: Sequence[Rule] = ()) -> Experiment:
+    """The run that compares gradients of the first replayed iteration.
+
+    Raises:
+        ConfigError: as `replay`.
+    """
+    experiment = replay(origin, origin.first, rules)
+    experiment.gradient = GradientConfig(True, list(by))
+    return from_plain(plain(experiment))
