@@ -37,6 +37,7 @@ def check_gradient(experiment: Experiment) -> None:
         )
     without_effect = {
         "capture": experiment.capture.level is not CaptureLevel.off and experiment.capture.name,
+        "capture.ring": experiment.capture.ring,
         "evaluation.every": experiment.evaluation.every,
         "checkpoint.every": checkpoint.every,
         "checkpoint.every_min": checkpoint.every_min,
