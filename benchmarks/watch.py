@@ -2,11 +2,11 @@
 
     python benchmarks/watch.py [--runs 10] [--iterations 100000] [--turns 3]
 
-A bf16 run and a quantised run of one iteration are trained, with statistics of their tensors, and copied into as many
-folders as asked for, with losses of a random walk in each metrics.jsonl. A turn starts the command as a user does, in a
-process of its own, and opens its page in a Chromium that is already running (the one on the PATH). Seconds count from
-the start of Python. Memory is the server's resident set, at the end and at most, before and after the map of numerics
-was opened, which imports torch. The files are in the file cache.
+A tiny bf16 run and a quantised one are trained, with statistics of their tensors, and copied into as many folders as
+asked for, with losses of a random walk in each metrics.jsonl. A turn starts the command as a user does, in a process of
+its own, and opens its page in a Chromium that is already running (the one on the PATH). Seconds count from the start of
+Python; processor time is the server's. Memory is the server's resident set, at the end and at most, before and after
+the map of numerics was opened, which imports torch. The files are in the file cache.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ledger import QUANTEXP, TINY
 from playwright.sync_api import Page, sync_playwright
 
@@ -85,6 +86,7 @@ def turn(folder: Path, page: Page, num_runs: int) -> dict[str, float]:
         page.goto(address)
         page.locator("#loss-chart polyline").nth(num_runs - 1).wait_for(state="attached")
         took["picture"] = seconds()
+        took["picture, processor"] = sum(psutil.Process(process.pid).cpu_times()[:2])
         while (state := _state(address))["content"]["reading"]:
             time.sleep(0.1)
         took["whole"] = seconds()

@@ -45,7 +45,7 @@ INLINE = re.compile(r"`(?P<text>quantexp [^`]*)`")
 
 COMPOSED = ("train", "plan", "prepare")
 ABOUT_RUNS = (
-    *("status", "logs", "capture", "cancel", "resume", "retry"),
+    *("status", "watch", "logs", "capture", "cancel", "resume", "retry"),
     *("captures", "draw", "compare", "report", "export", "requantise"),
 )
 #: Schemes of the small runs that commands about runs are executed on.

@@ -64,7 +64,8 @@ def start(root: Path, named: str | None, port: int | None) -> PageServer:
     watched = where.about if named is not None else str(root)
     cache = cache_dir(None)
     address = kept_address(cache, watched)
-    watch = FolderWatch(lambda: scope(named, root), ledger, root)
+    folder = where.runs[0].root.parent if where.runs else root
+    watch = FolderWatch(lambda: scope(named, root), ledger, folder)
     document = page(printable_line(watched))
     try:
         server = PageServer(port or address.port, address.token, watch, document, _report)

@@ -179,7 +179,11 @@ def test_the_page_says_that_its_server_is_gone_and_goes_on_with_the_next_one(
         command = [sys.executable, "-m", "quantexp", "watch", str(watched.runs.root)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
         assert process.stdout is not None
-        return process, process.stdout.readline().split()[-1]
+        with process.stdout:
+            address = process.stdout.readline().split()[-1]
+            for _ in range(2):
+                process.stdout.readline()
+        return process, address
 
     process, address = start()
     try:
@@ -265,6 +269,8 @@ def test_dossiers_appear_newest_first(visit: Visit, watched: Watched) -> None:
         file.parent.mkdir(parents=True)
         file.write_text('{"iteration":')
         page.wait_for_timeout(200)
+        dossier = {"iteration": iteration, "time": 1e9 + iteration, "trigger": "loss"}
+        file.write_text(json.dumps({**dossier, "words": words}))
         page.get_by_text(words).wait_for()
     rows = page.locator("#dossier-rows tr")
     assert [re.search(r"\b(12|30)\b", text)[0] for text in rows.all_inner_texts()] == ["30", "12"]  # type: ignore[index]

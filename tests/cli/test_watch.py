@@ -14,7 +14,8 @@ import pytest
 
 from quantexp.cli import watch
 from quantexp.cli.main import main
-from quantexp.runs.status import State
+from quantexp.runs.paths import RunsRoot
+from quantexp.runs.status import State, write_json
 from tests.launchers.slurm.conftest import MakeRun
 
 Captured = pytest.CaptureFixture[str]
@@ -93,6 +94,23 @@ def test_a_folder_where_runs_may_appear_can_be_watched(tmp_path: Path) -> None:
             assert content["summary"] == "no runs yet"
         finally:
             watching.end()
+
+
+def test_the_sweeps_are_those_beside_the_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("m_d_bf16-1", State.COMPLETED)
+    elsewhere = tmp_path / "elsewhere"
+    run.root.parent.rename(elsewhere)
+    sweeps = RunsRoot(elsewhere).sweeps
+    sweeps.mkdir()
+    write_json(sweeps / "a.json", {"runs": [{"run": "m_d_bf16-1"}]})
+    for words in ("elsewhere", "elsewhere/sweeps/a.json", "elsewhere/m_d_bf16-1"):
+        server = watch.start(tmp_path / "runs", words, None)
+        try:
+            server.watch.refresh()
+            (sweep,) = server.watch.state("", 0)["content"]["sweeps"]
+        finally:
+            server.server_close()
+        assert (sweep["name"], sweep["states"]) == ("a", "1 completed")
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1"])

@@ -112,7 +112,8 @@ def running_mean(y: Values, window: int) -> Values:
     sums = np.concatenate([[0.0], np.cumsum(y)])
     places, half = np.arange(len(y)), window // 2
     starts, ends = np.maximum(0, places - half), np.minimum(len(y), places + half + 1)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    means: Values = (sums[ends] - sums[starts]) / (ends - starts)
+    return means
 
 
 def drawn(line: XY) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from quantexp.runs.metrics import WINDOW, MetricsLine
 from quantexp.runs.paths import RunDir
 
 #: Bytes of a file that is sketched first, the lines of a sketch, and the bytes in which each of them is looked for.
-SKETCHED_BYTES, SKETCH_LINES, _SKETCH_PIECE = 4 << 20, 400, 1 << 13
+SKETCHED_BYTES, SKETCH_LINES, _SKETCH_PIECE = 4 << 20, 400, 1 << 12
 #: Wrong lines that are named.
 _MOST_DAMAGE = 3
 
