@@ -78,11 +78,11 @@ function layOut() {
   byId("notes").replaceChildren(...notes.map((words) => element("li", {}, words)));
   listed("dossier", content.dossiers.map((one) => [one.run, one.iteration, when(one.seconds), one.trigger, one.words, `dossiers/${one.folder}`]),
     ["run", "iteration", "time", "trigger", "what happened", "in its folder"]);
-  listed("sweep", content.sweeps.map(sweepCells), ["sweep", "started", "runs", "states", "itself"]);
+  listed("sweep", content.sweeps.map(sweepCells), ["sweep", "started", "runs", "states", "finished"]);
 }
 
 function sweepCells(one) {
-  return [one.name, when(one.started), String(one.runs), one.states, one.finished ? "ended" : "has not ended"];
+  return [one.name, when(one.started), String(one.runs), one.states, one.finished ? "yes" : "no"];
 }
 
 function fillSweeps() {
