@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from quantexp.analysis.bisect.scheme_file import NAME
+from quantexp.analysis.bisect.search import Verdict
 from quantexp.analysis.compare.arguments import out_and_rest
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line
@@ -13,6 +16,7 @@ from quantexp.errors import ConfigError
 from quantexp.launch.replays import Origin, gradient_of, origin_of
 from quantexp.quant.units import aspects_of
 from quantexp.runs.find import find_run
+from quantexp.runs.paths import RunDir
 from quantexp.schema import Aspect
 from quantexp.terminal.console import error_console, output_console
 
@@ -38,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.gradient:
         origin = origin_of(run_dir, arguments.start, before=None, overrides=overrides)
         return _gradient(origin, aspects, out, as_json=arguments.json)
-    raise NotImplementedError
+    return _search(arguments, run_dir, overrides, aspects, out)
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
@@ -47,11 +51,74 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: names the first.
     """
+    if arguments.steps is not None and arguments.steps < 1:
+        raise ConfigError(f"--steps must be at least 1, got {arguments.steps}")
     if not arguments.gradient:
         return
     for flag in ("steps", "measure", "margin", "threshold"):
         if getattr(arguments, flag) is not None:
             raise ConfigError(f"--{flag} has no effect beside --gradient: drop one of them")
+
+
+def _search(
+    arguments: argparse.Namespace,
+    run_dir: RunDir,
+    overrides: Sequence[str],
+    aspects: Sequence[Aspect],
+    out: Path | None,
+) -> int:
+    from quantexp.analysis.bisect.figure import draw_result
+    from quantexp.analysis.bisect.measures import trouble_of
+    from quantexp.analysis.bisect.result import print_result, record
+    from quantexp.cli.bisect_search import curves_of, find
+    from quantexp.runs.status import write_json
+
+    trouble = trouble_of(run_dir, arguments.measure, arguments.start, arguments.steps)
+    bound = _bound(arguments, trouble.measure)
+    origin = origin_of(run_dir, arguments.start, trouble.iteration, overrides)
+    last = origin.start + (arguments.steps or max(1, trouble.iteration - origin.start))
+    last = min(last, origin.experiment.training.iterations)
+    if trouble.measure == "gradient":
+        if arguments.steps is not None:
+            raise ConfigError("--steps has no effect on the gradient, which is of one iteration")
+        last = origin.first
+    folder = out or origin.folder
+    console = error_console()
+    console.print(f"looking for  {trouble.words}", soft_wrap=True, markup=False)
+    result, replays = find(origin, last, aspects, trouble, bound, folder, console)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "bisect.json", record(result))
+    files = draw_result(result, curves_of(replays, result), folder)
+    if arguments.json:
+        print_json(record(result))
+    else:
+        print_result(result, output_console())
+        if result.file is not None:
+            print_line(f"scheme  {result.file}")
+            print_line(f"        quantexp --config-dir {folder} quant={NAME} ...")
+            print_line(f"or      {result.override}")
+        print_line(f"figure  {' '.join(map(str, files))}")
+    return 0 if result.found.verdict is Verdict.FOUND else 1
+
+
+def _bound(arguments: argparse.Namespace, measure: str) -> float | None:
+    """The bound that the user gave; None for the derived one.
+
+    Raises:
+        ConfigError: it is not positive, or of another measure.
+    """
+    for flag, of in (("margin", "loss"), ("threshold", "gradient")):
+        value = getattr(arguments, flag)
+        if value is None:
+            continue
+        if measure != of:
+            raise ConfigError(
+                f"--{flag} is for --measure {of}, and the trouble is looked for by {measure}"
+            )
+        if not 0 < value < math.inf:
+            raise ConfigError(f"--{flag} must be greater than 0, got {value}")
+        return float(value)
+    return None
 
 
 def _gradient(origin: Origin, aspects: Sequence[Aspect], out: Path | None, *, as_json: bool) -> int:

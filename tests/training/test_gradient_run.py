@@ -68,7 +68,7 @@ def test_parts_alone_and_left_out_are_the_scheme_with_rules(
     alone, without_second = whole["passes"][1], whole["passes"][4]
     for name in ("loss", "whole", "groups"):
         # With two layers the first one alone is the scheme without the second one.
-        assert alone[name] == only_first["passes"][0][name] == without_second[name]  # type: ignore[literal-required]
+        assert alone[name] == only_first["passes"][0][name] == without_second[name]
     assert alone["whole"] != whole["passes"][0]["whole"]
 
 

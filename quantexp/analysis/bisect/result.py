@@ -1,0 +1,149 @@
+"""The result of a search in words: the tables of the terminal, and bisect.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from quantexp.analysis.bisect.measures import Measure
+from quantexp.analysis.bisect.search import Found, Observed, Verdict
+from quantexp.analysis.bisect.trouble import Trouble
+from quantexp.terminal.facts import Facts
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
+
+#: Replays that are listed, the first ones; bisect.json and the figure have all.
+_MOST_LISTED = 40
+#: Units that are named in a cell.
+_MOST_NAMED = 3
+_COLUMNS = (
+    Column("replay", is_number=True),
+    Column("quantised", shrink=Shrink.WRAP),
+    Column("measured", shrink=Shrink.WRAP),
+    Column("trouble"),
+    Column("run", worth=2),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A search and what it was about."""
+
+    run: str
+    scheme: str
+    #: The checkpoint, and the last replayed iteration.
+    start: int
+    last: int
+    trouble: Trouble
+    measure: Measure
+    #: The units' names, in the order of their numbers.
+    units: tuple[str, ...]
+    found: Found
+    #: How the replay of the whole scheme compares with the run itself.
+    control: str
+    #: The scheme's file, and the same as a word of the command line; None if nothing was found.
+    file: str | None = None
+    override: str | None = None
+
+    def named(self, units: Iterable[int]) -> list[str]:
+        """The names of units."""
+        return [self.units[unit] for unit in sorted(units)]
+
+    @property
+    def words(self) -> str:
+        """The verdict in one line."""
+        if self.found.verdict is Verdict.NOT_QUANTISATION:
+            return (
+                "not the quantisation: the replay with no product quantised shows the trouble too"
+            )
+        if self.found.verdict is Verdict.NOT_REPRODUCED:
+            return "not reproduced: the replay with nothing changed does not show the trouble"
+        sets = [" and ".join(self.named(each)) for each in self.found.enough]
+        return f"the quantisation of {'; also that of '.join(sets)}"
+
+
+def print_result(result: Result, console: Console) -> None:
+    """Print the replays, the verdict and what follows from it."""
+    observed = result.found.observed
+    rows = [
+        [
+            str(number),
+            escape(quantised_words(each, result.units)),
+            escape(each.words),
+            "[red]yes[/]" if each.is_trouble else "[green]no[/]",
+            escape(each.run.rpartition("-")[2]),
+        ]
+        for number, each in enumerate(observed[:_MOST_LISTED], 1)
+    ]
+    title = f"{len(observed)} replays of {escape(result.run)}"
+    console.print(fitted_table(_COLUMNS, rows, console.width, title).table)
+    if more := max(0, len(observed) - _MOST_LISTED):
+        console.print(f"and {more} more, in bisect.json", style="dim italic")
+    facts = Facts(console)
+    facts.add_row("looked for", escape(result.trouble.words))
+    facts.add_row("trouble is", escape(result.measure.about))
+    facts.add_row("replayed", f"iterations {result.start + 1} to {result.last}")
+    facts.add_row("control", escape(result.control))
+    facts.add_row("verdict", f"[bold]{escape(result.words)}[/]")
+    if result.found.verdict is Verdict.FOUND:
+        for each in result.found.enough:
+            facts.add_row("enough alone", escape(", ".join(result.named(each))))
+            others = result.named(set(range(len(result.units))) - each)
+            facts.add_row("not enough", escape(f"bf16 for {listed(others)}: the trouble stays"))
+        facts.add_row("keep in bf16", escape(", ".join(result.named(result.found.cure))))
+        facts.add_row("", "all others stay quantised, and the trouble is gone")
+    facts.print()
+
+
+def quantised_words(each: Observed, units: Sequence[str]) -> str:
+    """The units that a replay quantises, by the shorter of two lists."""
+    chosen = [units[unit] for unit in sorted(each.quantised)]
+    others = [name for unit, name in enumerate(units) if unit not in each.quantised]
+    if not others:
+        return "the whole scheme"
+    if not chosen:
+        return "nothing"
+    if len(others) < len(chosen):
+        return f"all but {listed(others)}"
+    return listed(chosen)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in one line: `a, b, c and 5 more`; `none`."""
+    shown = ", ".join(names[:_MOST_NAMED]) or "none"
+    more = len(names) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def record(result: Result) -> dict[str, Any]:
+    """The content of bisect.json."""
+    found = result.found
+    return {
+        "run": result.run,
+        "scheme": result.scheme,
+        "start": result.start,
+        "last": result.last,
+        "looked_for": result.trouble.words,
+        "measure": result.measure.name,
+        "bound": result.measure.bound,
+        "control": result.control,
+        "verdict": found.verdict.value,
+        "words": result.words,
+        "units": list(result.units),
+        "enough": [result.named(each) for each in found.enough],
+        "keep_in_bf16": result.named(found.cure),
+        "scheme_file": result.file,
+        "override": result.override,
+        "replays": [
+            {
+                "quantised": result.named(each.quantised),
+                "trouble": each.is_trouble,
+                "measured": each.words,
+                "run": each.run,
+            }
+            for each in found.observed
+        ],
+    }
