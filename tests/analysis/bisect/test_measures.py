@@ -1,0 +1,99 @@
+"""What a dossier, the metrics or the user makes the search look for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quantexp.analysis.bisect.measures import Measure, Observation, loss_margin, trouble_of
+from quantexp.analysis.bisect.trouble import Step
+from quantexp.errors import RunError, UnreadableError
+from quantexp.runs.paths import RunDir
+
+Make = Callable[..., RunDir]
+
+
+def dossier(run: RunDir, name: str, **content: Any) -> None:
+    folder = run.dossiers / name
+    folder.mkdir(parents=True)
+    (folder / "dossier.json").write_text(json.dumps(content))
+
+
+def test_the_first_dossier_of_a_trouble_decides(make_run: Make) -> None:
+    run = make_run(iteration=4)
+    dossier(run, "iteration_00000002", iteration=2, trigger="request", words="asked", time="t")
+    dossier(run, "iteration_00000003", iteration=3, trigger="saturated", words="fc1 x", time="t")
+    trouble = trouble_of(run, None, None, None)
+    assert (trouble.measure, trouble.iteration) == ("gradient", 3)
+    assert trouble.words == "the dossier says: fc1 x"
+    chosen = trouble_of(run, "loss", None, None)
+    assert (chosen.measure, chosen.iteration) == ("loss", 3)
+    assert chosen.words == "what --measure loss says, at iteration 3"
+
+
+def test_a_damaged_dossier_is_refused(make_run: Make) -> None:
+    run = make_run()
+    dossier(run, "iteration_00000003", iteration="three", trigger="loss", words="")
+    with pytest.raises(UnreadableError, match=r"dossier\.json"):
+        trouble_of(run, None, None, None)
+
+
+def test_without_losses_the_user_says_what_is_replayed(make_run: Make) -> None:
+    run = make_run()
+    with pytest.raises(
+        RunError, match="too few iterations to look for trouble in; give --from and"
+    ):
+        trouble_of(run, None, 4, None)
+    trouble = trouble_of(run, None, 4, 3)
+    assert (trouble.measure, trouble.iteration) == ("nonfinite", 7)
+    assert trouble_of(run, "gradient", 4, None).iteration == 5
+
+
+def test_no_margin_without_losses() -> None:
+    with pytest.raises(
+        RunError, match="no finite loss to derive a margin from; give --margin NATS"
+    ):
+        loss_margin([], 4)
+    assert loss_margin([Step(1, 5.0), Step(2, 1.0)], 0) == pytest.approx(0.5)
+
+
+def steps(*losses: float) -> Observation:
+    return Observation(tuple(Step(i, loss) for i, loss in enumerate(losses, 9)))
+
+
+def test_a_loss_is_judged_beside_bf16_and_bf16_beside_its_level() -> None:
+    history = tuple(Step(i, 2.0) for i in range(1, 9))
+    measure = Measure("loss", 0.5, history)
+    assert measure.is_trouble(steps(2, 3), steps(2, 2.4))
+    assert not measure.is_trouble(steps(2, 3), steps(2, 2.6))
+    assert measure.is_trouble(steps(2, math.nan), steps(2, 2))
+    assert not measure.is_bf16_troubled(steps(2, 2.4))
+    assert measure.is_bf16_troubled(steps(2, 2.6))
+    assert measure.words(steps(2, 3), steps(2, 2)) == "loss 3.0000, at most +1.0000 to bf16"
+    assert measure.words(steps(2, math.inf), steps(2, 2)) == "iteration 10 loss not finite"
+    assert "more than 0.5 above" in measure.about
+
+
+def test_a_gradient_is_judged_by_its_distance() -> None:
+    measure = Measure("gradient", 0.1)
+    none = Observation()
+    assert measure.is_trouble(Observation(distance=0.2), none)
+    assert not measure.is_trouble(Observation(distance=0.1), none)
+    assert not measure.is_bf16_troubled(none)
+    assert measure.is_bf16_troubled(Observation(distance=math.inf))
+    assert measure.words(Observation(distance=0.2), none) == "distance 0.2000"
+    assert "further than 0.1" in measure.about
+
+
+def test_a_step_left_out_is_not_finite() -> None:
+    measure = Measure("nonfinite", 0.0)
+    left_out = Observation((Step(3, 2.0, is_left_out=True),))
+    assert measure.is_trouble(left_out, steps(2))
+    assert not measure.is_trouble(steps(9), steps(2))
+    assert measure.is_bf16_troubled(left_out)
+    assert measure.words(left_out, steps(2)) == "iteration 3 left out"
+    assert measure.about == "a step is left out, or a loss is not finite"

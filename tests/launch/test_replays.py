@@ -1,0 +1,111 @@
+"""A replay with nothing changed is the run, bit for bit, from any checkpoint and from the beginning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantexp.errors import RunError
+from quantexp.launch.replays import declared_of, gradient_of, origin_of, replay
+from quantexp.runs.paths import RunDir
+from quantexp.schema import Rule
+from tests.conftest import run_here
+
+#: Draws, histories of amaxes, a random transform, a schedule, perturbed weights: all that a replay must take up.
+SCHEME = (
+    "quant=more/linear_mxfp4_sr_rht",
+    "quant.rules=[{layers: [1], sites: [linear], products: [fprop], operands: [x], format: fp8_e4m3, "
+    "scaling: delayed, window: 2, hadamard: none}, {layers: [1], products: [fprop], operands: [w], hadamard: none}]",
+)
+WORDS = ("capture=off", "training.iterations=4", "training.chaos=1", "checkpoint.optimizer=true")
+
+
+def lines(run: RunDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def numbers(all_lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(line[k] for k in ("iteration", "loss", "grad_norm", "lr")) for line in all_lines]
+
+
+@pytest.fixture(scope="module")
+def trained(run_tiny_once: Callable[..., RunDir]) -> RunDir:
+    return run_tiny_once(*SCHEME, *WORDS, "checkpoint.every=2")
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_nothing_changed_gives_the_same_bits(trained: RunDir, start: int) -> None:
+    again = run_here(replay(origin_of(trained, start, None), 3))
+    assert again.root.parent == trained.root.parent / "bisect" / trained.root.name
+    assert numbers(lines(again)) == numbers(lines(trained)[start:3])
+    assert json.loads(again.status.read_text())["iterations"] == 3
+
+
+def test_rules_come_after_the_runs_own_and_rename_the_scheme(trained: RunDir) -> None:
+    origin = origin_of(trained, 2, None)
+    changed = replay(origin, 3, [Rule(layers=[0], format="bf16")])
+    assert changed.quant.rules[:-1] == origin.experiment.quant.rules
+    assert changed.quant.name != origin.experiment.quant.name
+    assert "~" in str(changed.quant.name)
+
+
+def test_the_newest_checkpoint_before_the_trouble_is_taken(trained: RunDir) -> None:
+    assert origin_of(trained, None, 4).start == 2
+    assert origin_of(trained, None, 3).first == 3
+    assert len(declared_of(origin_of(trained, 0, None), 4)) == 1
+
+
+def test_gradients_are_of_the_first_replayed_iteration(trained: RunDir) -> None:
+    experiment = gradient_of(origin_of(trained, 2, None), ["layer"])
+    assert experiment.gradient.only
+    assert experiment.training.last_iteration == 3
+
+
+def test_launchers_may_be_changed(trained: RunDir) -> None:
+    origin = origin_of(trained, 2, None, ["launcher.max_parallel=2"])
+    assert replay(origin, 3).launcher.max_parallel == 2
+
+
+@pytest.mark.parametrize(
+    ("start", "before", "message"),
+    [
+        (
+            None,
+            2,
+            "has no checkpoint with a training state before iteration 2 (checkpoint.every=N checkpoint.optimizer=true "
+            "saves them); --from 0 begins as the run did",
+        ),
+        (3, None, "has no checkpoint of that iteration; there is --from 0, 2, 4"),
+        (4, None, "nothing follows that could be replayed"),
+    ],
+)
+def test_there_must_be_a_checkpoint(
+    trained: RunDir, start: int | None, before: int | None, message: str
+) -> None:
+    with pytest.raises(RunError) as raised:
+        origin_of(trained, start, before)
+    assert str(raised.value).endswith(message)
+
+
+def test_a_checkpoint_needs_its_training_state(run_tiny: Callable[..., RunDir]) -> None:
+    run = run_tiny("capture=off", "quant=linear_mxfp4", "checkpoint.every=1")
+    with pytest.raises(RunError) as raised:
+        origin_of(run, 1, None)
+    assert str(raised.value) == (
+        "--from 1: the checkpoint has no training state (checkpoint.optimizer=true saves it); there is --from 0"
+    )
+
+
+def test_bf16_and_what_does_not_train_cannot_be_bisected(
+    trained: RunDir, run_tiny: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    run = run_tiny("capture=off", "quant=bf16")
+    with pytest.raises(RunError, match="RUN must quantise slots of matrix products"):
+        origin_of(run, 0, None)
+    gradient = run_here(gradient_of(origin_of(trained, 0, None), []))
+    with pytest.raises(RunError, match="RUN must be a run that trains"):
+        origin_of(gradient, 0, None)
