@@ -181,3 +181,23 @@ def test_a_run_without_metrics_needs_from_and_steps(
     assert capsys.readouterr().err == (
         "quantexp: m_d_bf16-00000001 has too few iterations to look for trouble in; give --from and --steps\n"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_loss_that_jumps_is_traced_to_the_slot_that_changed(
+    run_tiny: Callable[..., RunDir], capsys: Captured
+) -> None:
+    rule = "{sites: [linear], products: [fprop], operands: [w], format: clipped, iterations: [4, null]}"
+    run = run_tiny(
+        *("training.iterations=5", *KEEPS, "checkpoint.every=3", "training.lr=1e-2"),
+        *CLIPPED[:2],
+        f"quant.rules=[{rule}]",
+    )
+    words = ("--measure", "loss", "--from", "3", "--steps", "1", "--margin", "0.1")
+    result = bisected(capsys, run.root.name, *words)
+    assert result["enough"] == [["linear.fprop.w"]]
+    assert result["keep_in_bf16"] == ["linear.fprop.w"]
+    assert result["control"].endswith("1 losses, bit for bit")
+    assert result["replays"][0]["trouble"]
+    assert not result["replays"][1]["trouble"]
