@@ -188,13 +188,16 @@ def test_a_run_without_metrics_needs_from_and_steps(
 def test_a_loss_that_jumps_is_traced_to_the_slot_that_changed(
     run_tiny: Callable[..., RunDir], capsys: Captured
 ) -> None:
-    rule = "{sites: [linear], products: [fprop], operands: [w], format: clipped, iterations: [4, null]}"
+    rule = (
+        "{sites: [linear], products: [fprop], operands: [w], format: signs, iterations: [4, null]}"
+    )
     run = run_tiny(
         *("training.iterations=5", *KEEPS, "checkpoint.every=3", "training.lr=1e-2"),
-        *CLIPPED[:2],
+        "quant=linear_mxfp8",
+        "+quant.formats.signs={element: {values: [-1, 1]}, block: tensor, scale: none}",
         f"quant.rules=[{rule}]",
     )
-    words = ("--measure", "loss", "--from", "3", "--steps", "1", "--margin", "0.1")
+    words = ("--measure", "loss", "--from", "3", "--steps", "1", "--margin", "0.01")
     result = bisected(capsys, run.root.name, *words)
     assert result["enough"] == [["linear.fprop.w"]]
     assert result["keep_in_bf16"] == ["linear.fprop.w"]
