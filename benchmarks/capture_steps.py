@@ -66,7 +66,7 @@ def run_here(words: list[str]) -> None:
 
     RunObserver.iteration = iteration  # type: ignore[method-assign]
     # A ring takes every iteration: here, those of every second block.
-    RingRecorder.captures = lambda self, number: (number - 1) // BLOCK % 2 == 1  # type: ignore[method-assign]
+    RingRecorder.captures = lambda self, iteration: (iteration - 1) // BLOCK % 2 == 1  # type: ignore[method-assign]
     experiment = compose(words)
     device = device_class(experiment.launcher)
     with open_run(experiment, device, ["benchmark"]) as (folder, _):

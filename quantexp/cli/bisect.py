@@ -55,7 +55,7 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--steps must be at least 1, got {arguments.steps}")
     if not arguments.gradient:
         return
-    for flag in ("steps", "measure", "margin", "threshold"):
+    for flag in ("steps", "measure", "margin", "deviations", "threshold"):
         if getattr(arguments, flag) is not None:
             raise ConfigError(f"--{flag} has no effect beside --gradient: drop one of them")
 
@@ -107,7 +107,8 @@ def _bound(arguments: argparse.Namespace, measure: str) -> float | None:
     Raises:
         ConfigError: it is not positive, or of another measure.
     """
-    for flag, of in (("margin", "loss"), ("threshold", "gradient")):
+    bounds = (("margin", "loss"), ("deviations", "grad_norm"), ("threshold", "gradient"))
+    for flag, of in bounds:
         value = getattr(arguments, flag)
         if value is None:
             continue

@@ -8,7 +8,7 @@ from quantexp.cli.verb import Verb
 
 _USAGE = (
     "[--gradient] [--from ITERATION] [--steps K] [--by A,B] [--measure NAME] [--margin NATS] "
-    "[--threshold D] [--json] RUN [out=FOLDER] [paths.root=FOLDER] [launcher.key=value ...]"
+    "[--deviations K] [--threshold D] [--json] RUN [out=FOLDER] [paths.root=FOLDER] [launcher.key=value ...]"
 )
 _MORE = """\
 Replays the iterations before the trouble from a checkpoint with its training
@@ -16,7 +16,7 @@ state (checkpoint.every=N checkpoint.optimizer=true), with parts of the scheme
 in bf16, and writes the rule that keeps the culprit in bf16. Replays are runs
 in runs/bisect/RUN; the same command goes on where it was interrupted."""
 #: What a replay is examined for.
-MEASURES = ("nonfinite", "loss", "gradient")
+MEASURES = ("nonfinite", "loss", "grad_norm", "gradient")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measure", choices=MEASURES, help=about)
     about = "loss: nats above the replay in bf16 (default: from the run's losses)"
     parser.add_argument("--margin", type=float, metavar="NATS", help=about)
+    about = "grad_norm: robust deviations above its recent past (default: the trigger's)"
+    parser.add_argument("--deviations", type=float, metavar="K", help=about)
     about = "gradient: distance to bf16 that is trouble (default: half the scheme's)"
     parser.add_argument("--threshold", type=float, metavar="D", help=about)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -22,6 +22,8 @@ from quantexp.runs.gradients import read_gradients
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Aspect, Experiment, Rule
 
+#: The default deviations, where the run's trigger has none.
+_DEVIATIONS = 10.0
 #: The default threshold as a share of the whole scheme's distance.
 _HALF = 0.5
 
@@ -103,7 +105,7 @@ def find(
         replays.run([everything, Subset()])
         bound = _HALF * replays.observations[everything].distance
     elif bound is None:
-        bound = loss_margin(own, origin.start) if trouble.measure == "loss" else 0.0
+        bound = _derived(origin, own, trouble.measure)
     replays.measure = Measure(trouble.measure, bound, history)
     found = search(
         len(units),
@@ -121,6 +123,14 @@ def find(
     file = write_scheme(quant, rules, kept, folder)
     word = override(quant, rules)
     return _result(origin, trouble, replays, found, result.control, str(file), word), replays
+
+
+def _derived(origin: Origin, own: Sequence[Step], measure: str) -> float:
+    if measure == "loss":
+        return loss_margin(own, origin.start)
+    if measure == "grad_norm":
+        return origin.experiment.capture.trigger.deviations or _DEVIATIONS
+    return 0.0
 
 
 def curves_of(replays: Replays, result: Result) -> dict[str, Sequence[Step]]:

@@ -229,11 +229,6 @@ class RunDir:
         return self.root / ".kill"
 
     @property
-    def dossiers(self) -> Path:
-        """One folder for each dossier of an incident."""
-        return self.root / "dossiers"
-
-    @property
     def attempts(self) -> Path:
         """Earlier attempts of the run, each complete in a numbered folder."""
         return self.root / "attempts"

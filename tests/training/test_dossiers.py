@@ -188,9 +188,9 @@ def test_dossier_that_cannot_be_written_does_not_end_the_run(
 def test_left_out_steps_and_their_dossier_are_in_the_status(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quantexp.training.megatron import step
+    from quantexp.training.megatron import finite, step
 
-    original = step.step_if_finite
+    original = finite.step_if_finite
     calls = []
 
     def second_is_left_out(optimizer: Any, loss: float) -> tuple[bool, float]:

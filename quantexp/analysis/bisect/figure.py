@@ -35,7 +35,7 @@ _COLOURS = ("#EEEEEE", "#8FB8D8", VERMILLION)
 
 
 def draw_result(result: Result, curves: Mapping[str, Sequence[Step]], folder: Path) -> list[Path]:
-    """Draw `bisect.png` and `bisect.pdf`; `curves` are losses by name, empty for gradients. Returns the files."""
+    """Draw `bisect.png` and `bisect.pdf`; `curves` are replays by name, empty for gradients. Returns the files."""
     return save_figure(_figure(result, curves), folder / FILE_NAME, ("png", "pdf"))
 
 
@@ -50,9 +50,8 @@ def _figure(result: Result, curves: Mapping[str, Sequence[Step]]) -> Figure:
     names = min(2.6, 0.35 + _NAME_INCH * max(map(len, units), default=4))
     width = _WIDTH_INCH - names - 0.3
     if curves:
-        _draw_curves(
-            page, curves, (0.75, height - 0.85 - _CURVES_INCH, _WIDTH_INCH - 1.05, _CURVES_INCH)
-        )
+        box = (0.75, height - 0.85 - _CURVES_INCH, _WIDTH_INCH - 1.05, _CURVES_INCH)
+        _draw_curves(page, curves, box, of_norms=result.measure.name == "grad_norm")
     _draw_matrix(page, result, units, (names, 0.75, width, matrix))
     note = "a column for each replay: pale units are in bf16, coloured ones quantised; red: with the trouble"
     page.write(0.1, 0.2, note, NOTE_PT)
@@ -64,14 +63,22 @@ def _cut(words: str, most: int) -> str:
 
 
 def _draw_curves(
-    page: Page, curves: Mapping[str, Sequence[Step]], box: tuple[float, float, float, float]
+    page: Page,
+    curves: Mapping[str, Sequence[Step]],
+    box: tuple[float, float, float, float],
+    *,
+    of_norms: bool,
 ) -> None:
+    """Losses, or gradient norms on a logarithmic axis."""
     ax = page.axes(*box)
-    dress(ax, "", "iteration", "loss, nats")
+    dress(ax, "", "iteration", "gradient norm" if of_norms else "loss, nats")
+    if of_norms:
+        ax.set_yscale("log")
     styles = ((BLACK, "-"), (BLUE, "-"), (VERMILLION, "--"), (GREEN, "--"))
     for (name, steps), (colour, line) in zip(curves.items(), styles, strict=False):
         x = [step.iteration for step in steps]
-        y = [step.loss if np.isfinite(step.loss) else np.nan for step in steps]
+        values = [step.grad_norm if of_norms else step.loss for step in steps]
+        y = [value if np.isfinite(value) else np.nan for value in values]
         ax.plot(x, y, color=colour, linestyle=line, linewidth=1.5, label=name)
         bad = [step.iteration for step in steps if step.is_nonfinite]
         ax.plot(

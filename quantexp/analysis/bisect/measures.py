@@ -10,6 +10,7 @@ from typing import TypedDict
 from quantexp.analysis.bisect.trouble import (
     Step,
     Trouble,
+    deviations_after,
     excess_of,
     is_nonfinite,
     margin_of,
@@ -26,7 +27,7 @@ from quantexp.runs.paths import RunDir
 _OF_TRIGGER = {
     "nonfinite": "nonfinite",
     "loss": "loss",
-    "grad_norm": "gradient",
+    "grad_norm": "grad_norm",
     "saturated": "gradient",
     "underflow": "gradient",
 }
@@ -53,9 +54,9 @@ class Observation:
 class Measure:
     """Decides whether a replay shows the trouble."""
 
-    #: `nonfinite`, `loss` or `gradient`.
+    #: `nonfinite`, `loss`, `grad_norm` or `gradient`.
     name: str
-    #: In nats (loss), or the relative distance (gradient).
+    #: In nats (loss), in robust standard deviations (grad_norm), or the relative distance (gradient).
     bound: float
     #: The steps of the run before the replayed ones.
     history: tuple[Step, ...] = ()
@@ -66,14 +67,21 @@ class Measure:
             return replay.distance > self.bound
         if self.name == "nonfinite":
             return is_nonfinite(replay.steps)
+        if self.name == "grad_norm":
+            return is_nonfinite(replay.steps) or self._deviations(replay) > self.bound
         return is_nonfinite(replay.steps) or excess_of(replay.steps, bf16.steps) > self.bound
 
     def is_bf16_troubled(self, bf16: Observation) -> bool:
         """Whether the replay in bf16 shows it by itself: a step that is not finite, or a rise above its own level."""
         if self.name == "gradient":
             return not math.isfinite(bf16.distance)
+        if self.name == "grad_norm":
+            return is_nonfinite(bf16.steps) or self._deviations(bf16) > self.bound
         is_risen = self.name == "loss" and rise_after(self.history, bf16.steps) > self.bound
         return is_nonfinite(bf16.steps) or is_risen
+
+    def _deviations(self, replay: Observation) -> float:
+        return deviations_after(self.history, replay.steps)
 
     def words(self, replay: Observation, bf16: Observation) -> str:
         """What was measured."""
@@ -83,6 +91,9 @@ class Measure:
         if bad is not None:
             what = "left out" if bad.is_left_out else "loss not finite"
             return f"iteration {bad.iteration} {what}"
+        if self.name == "grad_norm":
+            norm = max((step.grad_norm for step in replay.steps), default=math.nan)
+            return f"gradient norm at most {norm:.4g}, {self._deviations(replay):+.1f} deviations"
         last = replay.steps[-1].loss if replay.steps else math.nan
         excess = excess_of(replay.steps, bf16.steps)
         return f"loss {last:.4f}, at most {excess:+.4f} to bf16"
@@ -94,6 +105,11 @@ class Measure:
             return f"the gradient is further than {self.bound:.4g} from that in bf16, |g - b| / |b|"
         if self.name == "nonfinite":
             return "a step is left out, or a loss is not finite"
+        if self.name == "grad_norm":
+            return (
+                f"a gradient norm lies more than {self.bound:.4g} robust deviations above the median of its recent "
+                "past, or is not finite"
+            )
         return (
             f"a loss is more than {self.bound:.4g} above that of the replay in bf16, or not finite"
         )

@@ -6,6 +6,8 @@
     margin     SIGMAS x 1.4826 x the median of |d - median d|, d the differences of losses in a row, of the last HISTORY
                losses up to the checkpoint
 
+The recent past of a gradient norm is that of the triggers (`quantexp.capture.ring.past`).
+
 A step left out, or a loss that is not finite, is trouble by either measure. In fp16 a step that is left out while the
 loss scale falls is none.
 """
@@ -18,9 +20,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from quantexp.capture.ring.past import Past
 from quantexp.runs.metrics import read_metrics
 from quantexp.runs.paths import RunDir
 
+#: Gradient norms of the recent past.
+PAST = 64
 #: Losses of a median.
 WINDOW = 8
 #: Losses that the margin is derived from, at most and at least.
@@ -40,6 +45,7 @@ class Step:
     #: NaN or Inf if it was not finite.
     loss: float
     is_left_out: bool = False
+    grad_norm: float = math.nan
 
     @property
     def is_nonfinite(self) -> bool:
@@ -70,7 +76,10 @@ def steps_of(run: RunDir) -> list[Step]:
         scale = line.get("loss_scale")
         lowers = scale is not None and scale > 1 and math.isfinite(value)
         is_left_out = bool(line.get("skipped")) and not lowers
-        steps[line["iteration"]] = Step(line["iteration"], value, is_left_out)
+        norm = line.get("grad_norm")
+        steps[line["iteration"]] = Step(
+            line["iteration"], value, is_left_out, math.nan if norm is None else float(norm)
+        )
     return [steps[iteration] for iteration in sorted(steps)]
 
 
@@ -128,6 +137,17 @@ def excess_of(steps: Sequence[Step], bf16: Sequence[Step]) -> float:
         if math.isfinite(reference.get(step.iteration, math.nan))
     ]
     return max(excesses, default=-math.inf)
+
+
+def deviations_after(history: Sequence[Step], steps: Sequence[Step]) -> float:
+    """How far the gradient norm of a replay lies above its recent past, at most, as a dossier's trigger counts it."""
+    past, farthest = Past(PAST), -math.inf
+    for step in history:
+        past.add(step.grad_norm)
+    for step in steps:
+        farthest = max(farthest, past.deviations(step.grad_norm) or -math.inf)
+        past.add(step.grad_norm)
+    return farthest
 
 
 def is_nonfinite(steps: Sequence[Step]) -> bool:

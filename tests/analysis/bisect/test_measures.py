@@ -78,6 +78,29 @@ def test_a_loss_is_judged_beside_bf16_and_bf16_beside_its_level() -> None:
     assert "more than 0.5 above" in measure.about
 
 
+def norms(*values: float) -> Observation:
+    return Observation(tuple(Step(i, 2.0, grad_norm=norm) for i, norm in enumerate(values, 21)))
+
+
+def test_a_gradient_norm_is_judged_as_a_trigger_judges_it() -> None:
+    history = tuple(Step(i, 2.0, grad_norm=1.0 + 0.1 * (i % 3)) for i in range(1, 21))
+    measure = Measure("grad_norm", 10.0, history)
+    # The median of the past is 1.1, its MAD 0.1: ten deviations above it lie at 1.1 + 10 x 0.14826 = 2.58.
+    assert measure.is_trouble(norms(1.1, 2.7), norms(1.0, 1.0))
+    assert not measure.is_trouble(norms(1.1, 2.5), norms(1.0, 1.0))
+    assert measure.is_bf16_troubled(norms(2.7))
+    assert not measure.is_bf16_troubled(norms(2.5))
+    assert measure.words(norms(1.0, 2.7), norms()) == "gradient norm at most 2.7, +10.8 deviations"
+    assert "more than 10 robust deviations" in measure.about.replace("standard ", "")
+    assert not Measure("grad_norm", 10.0, history[:9]).is_trouble(norms(9.0), norms(1.0))
+
+
+def test_the_dossier_of_a_gradient_norm_is_looked_for_as_such(make_run: Make) -> None:
+    run = make_run(iteration=4)
+    dossier(run, "iteration_00000003", iteration=3, trigger="grad_norm", words="9", time="t")
+    assert trouble_of(run, None, None, None).measure == "grad_norm"
+
+
 def test_a_gradient_is_judged_by_its_distance() -> None:
     measure = Measure("gradient", 0.1)
     none = Observation()
