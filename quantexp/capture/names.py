@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from quantexp.capture.operands import slot_key
@@ -32,6 +33,11 @@ RESIDUAL = "residual"
 ROUTER = "router"
 #: Modules that are also a layer type -> the component of their tensors.
 _COMPONENTS = {ATTENTION: "FA", RESIDUAL: RESIDUAL, ROUTER: ROUTER}
+
+
+def start_timestamp() -> str:
+    """The timestamp at the start of the names of a run's files."""
+    return datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
 
 
 @dataclass(frozen=True)

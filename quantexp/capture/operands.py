@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantexp.formats import Hadamard, QuantSpec, Rounding
+from quantexp.formats.types import Family
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import Operand, Product, Site, Slot, captured_dim, slots_of
 
@@ -81,6 +82,22 @@ class QuantisedOperand:
 def quantised_operand(slot: Slot, spec: QuantSpec) -> QuantisedOperand | None:
     """The quantised operand of a slot; None in the working precision, and for a reused forward copy."""
     return None if not spec.quantised or spec.reuse else QuantisedOperand(slot, spec)
+
+
+def first_quantised(
+    precision: ModulePrecision, operation: str, tensor: str
+) -> QuantisedOperand | None:
+    """The operand of the first product that quantises a captured tensor; None without one.
+
+    A weight is that of the products of its pass. Formats of the user's own code are left out.
+    """
+    for slot, spec in precision.slots.items():
+        operand = quantised_operand(slot, spec)
+        if operand is None or operand.source != tensor or spec.fmt.family is Family.PYTHON:
+            continue
+        if tensor != "weight" or operand.operation == operation:
+            return operand
+    return None
 
 
 def slot_key(slot: Slot) -> str:

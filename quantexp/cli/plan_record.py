@@ -13,6 +13,7 @@ from pathlib import Path
 
 from quantexp.capture.ring.price import dossier_bytes, ring_bytes
 from quantexp.capture.select.budget import price
+from quantexp.capture.select.curves import choose_curves
 from quantexp.cli.plan_layout import LayoutPlan, layout_plan
 from quantexp.config.evaluation import maps_of
 from quantexp.errors import DataError
@@ -94,6 +95,10 @@ class Plan:
     capture_statistics: int
     #: pt or safetensors.
     capture_store: str
+    #: Curves of captured statistics for trackers, those beyond the limit, and the layers of the former.
+    curves: int
+    curves_left_out: int
+    curve_layers: list[int]
     #: Iterations of the ring, its host memory over all processes, and the values of a dossier on disk.
     ring: int | None
     ring_bytes: int
@@ -141,7 +146,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
     too_large = misfit(experiment, room, maps, fast)
     done, takes = work(experiment), duration(experiment)
     captured = price(experiment, maps)
-    checkpoints = checkpoints_at_once(experiment)
+    checkpoints, curves = checkpoints_at_once(experiment), choose_curves(experiment)
     missing, folder = _folder(experiment)
     launched = launcher_of(experiment.launcher.kind).plan(experiment, Path(folder))
     return Plan(
@@ -171,6 +176,9 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         capture_tensors=captured.tensors,
         capture_statistics=captured.statistics,
         capture_store=experiment.capture.store.value,
+        curves=len(curves.curves),
+        curves_left_out=curves.num_left_out,
+        curve_layers=curves.layers,
         ring=experiment.capture.ring,
         ring_bytes=ring_bytes(experiment, maps[0]),
         dossier_bytes=dossier_bytes(experiment, maps[0]),

@@ -8,6 +8,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from quantexp.capture.select.curves import curves_in_words
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
 from quantexp.formats.definitions.python import defines_contains, python_name, source_file
@@ -89,6 +90,9 @@ def show(plan: Plan, console: Console) -> None:
         table.add_row("capture", _captured(plan))
         if plan.ring is not None:
             table.add_row("ring", _ring(plan))
+    if plan.curves:
+        words = curves_in_words(plan.curves, plan.curves_left_out, plan.curve_layers)
+        table.add_row("curves", words)
     if plan.checkpoints:
         table.add_row(
             "checkpoints", f"{human_bytes(plan.checkpoint_bytes)} in {plan.checkpoints} of them"

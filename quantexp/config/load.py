@@ -107,7 +107,13 @@ def plain(experiment: Experiment) -> dict[str, Any]:
 
 
 def _named(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value.name if isinstance(value, Enum) else value for key, value in items}
+    return {key: _name_of(value) for key, value in items}
+
+
+def _name_of(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_name_of(each) for each in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]

@@ -15,6 +15,7 @@ import logging
 import os
 import platform
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from quantexp.capture.store.kept import cut_back as cut_back_capture
@@ -27,6 +28,7 @@ from quantexp.model.checkpoints import folder_of, resumable, saved_iterations
 from quantexp.model.layout import Layout
 from quantexp.model.retention import remove
 from quantexp.reading.json_files import lines_of, value_of
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.metrics import MetricsLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, now, read_json, read_status
@@ -158,7 +160,8 @@ def cut_back(run: RunDir, capture_dir: str | None, iteration: int) -> None:
     Raises:
         OSError, UnreadableError: the folder cannot be read or written.
     """
-    _cut_metrics(run, iteration)
+    _cut_lines(run.metrics, MetricsLine, iteration)
+    _cut_lines(run.curves, CurvesLine, iteration)
     captured = run.captured(capture_dir)
     if missing := cut_back_capture(captured, iteration):
         LOG.warning("%d captured files that %s lists are missing", missing, captured / MANIFEST)
@@ -172,15 +175,16 @@ def cut_back(run: RunDir, capture_dir: str | None, iteration: int) -> None:
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
 
 
-def _cut_metrics(run: RunDir, iteration: int) -> None:
+def _cut_lines(file: Path, kind: type[MetricsLine] | type[CurvesLine], iteration: int) -> None:
+    """Drop the lines of later iterations, and an incomplete last one."""
     end = 0
-    for line in lines_of(run.metrics, _refuse):
-        value = value_of(line, run.metrics, MetricsLine, _refuse)
+    for line in lines_of(file, _refuse):
+        value = value_of(line, file, kind, _refuse)
         if value is None or not line.is_ended or value["iteration"] > iteration:
             break
         end = line.offset + len(line.text)
-    if run.metrics.exists():
-        os.truncate(run.metrics, end)
+    if file.exists():
+        os.truncate(file, end)
 
 
 def _refuse(error: UnreadableError) -> None:

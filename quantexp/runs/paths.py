@@ -115,6 +115,11 @@ class RunDir:
         return self.root / "metrics.jsonl"
 
     @property
+    def curves(self) -> Path:
+        """One JSON line for each captured iteration with the statistics for trackers."""
+        return self.root / "curves.jsonl"
+
+    @property
     def evaluation(self) -> Path:
         """The results of an evaluation without training."""
         return self.root / "evaluation.json"

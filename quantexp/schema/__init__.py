@@ -74,6 +74,7 @@ from quantexp.schema.quant import (
 )
 from quantexp.schema.tracking import (
     MlflowConfig,
+    TrackedStatistic,
     TrackingConfig,
     WandbConfig,
     WandbMode,
@@ -149,6 +150,7 @@ __all__ = [
     "StoreKind",
     "SweepConfig",
     "TokenizerKind",
+    "TrackedStatistic",
     "TrackingConfig",
     "TrainingConfig",
     "TriggerConfig",

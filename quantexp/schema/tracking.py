@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quantexp.schema.limits import Limit, limited, limits
+from quantexp.schema.limits import Limit, between, limited, limits
 
 #: W&B: https://docs.wandb.ai/ref/python/init, `project` and `tags`.
 _PROJECT = Limit(
@@ -54,6 +54,16 @@ class MlflowConfig:
     experiment: str = "quantexp"
 
 
+class TrackedStatistic(Enum):
+    """A statistic of captured tensors that trackers receive."""
+
+    amax = "amax"
+    sqnr = "sqnr"
+    underflow = "underflow"
+    saturation = "saturation"
+    histogram = "histogram"
+
+
 @dataclass
 class TrackingConfig:
     """The trackers that receive a run's metrics while it runs, in addition to its own folder."""
@@ -62,3 +72,10 @@ class TrackingConfig:
     tensorboard: bool = True
     wandb: WandbConfig = field(default_factory=WandbConfig)
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
+    #: Statistics of captured tensors that the trackers receive after each captured iteration: amax; sqnr, underflow and
+    #: saturation, in the format of capture.format or else of the scheme; histogram, over binary exponents (MLflow has
+    #: none). An empty list means none.
+    statistics: list[TrackedStatistic] = field(default_factory=list)
+    #: Limit on the number of their curves, each one statistic of one tensor. Beyond it, as many evenly spread layers as
+    #: fit have curves.
+    most_curves: int = limited(500, *between(1, 1_000_000))

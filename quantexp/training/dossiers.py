@@ -150,7 +150,7 @@ class Dossiers:
 
     def _begin(self, fired: Fired, iteration: int) -> None:
         """Write what is held, and ask for the values of the next iteration."""
-        from quantexp.capture.record.recorder import start_timestamp
+        from quantexp.capture.names import start_timestamp
         from quantexp.training.megatron.collectives import gather
 
         context = self.context

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from quantexp.capture.select.curves import scores_scheme
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
@@ -25,6 +26,7 @@ from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLevel
 from quantexp.training.capture_hooks import CaptureHooks
 from quantexp.training.context import RunContext
+from quantexp.training.curves import Curves
 from quantexp.training.dossiers import Dossiers
 from quantexp.training.log import LOG
 from quantexp.training.proofs import Proofs
@@ -52,7 +54,8 @@ class RunObserver:
     ) -> None:
         """`text_of` gives the text of a token's id."""
         from quantexp.capture.division import Holder
-        from quantexp.capture.record.recorder import Recorder, start_timestamp
+        from quantexp.capture.names import start_timestamp
+        from quantexp.capture.record.recorder import Recorder
         from quantexp.capture.select.choice import last_captured
         from quantexp.capture.select.rules import captured_iterations
         from quantexp.capture.store.folder import CaptureStore
@@ -62,6 +65,7 @@ class RunObserver:
         self.context, self.run, self.experiment = context, context.run, context.experiment
         capture = self.experiment.capture
         self.recorder = None
+        self.curves: Curves | None = None
         self.token_recorder: TokenRecorder | None = None
         if capture.level is not CaptureLevel.off:
             folder = self.run.captured(capture.dir)
@@ -86,7 +90,10 @@ class RunObserver:
                 holder=Holder.of(self.experiment, context.rank.rank),
                 before=before,
                 formats=declared_formats(self.experiment.quant),
+                scores_scheme=scores_scheme(self.experiment),
             )
+            if self.experiment.tracking.statistics:
+                self.curves = Curves(context, self.recorder)
         self.dossiers = Dossiers(context, text_of)
         self._count_left_out()
         self.last_captured = last_captured(self.experiment)
@@ -115,9 +122,10 @@ class RunObserver:
     def _settled(self) -> None:
         files = [] if self.recorder is None else self.recorder.settled()
         if self.context.rank.leads:
-            files.append(self.run.metrics)
+            files += [self.run.metrics, self.run.curves]
         for file in files:
-            sync(file)
+            if file.exists():
+                sync(file)
 
     def built(self, chunks: list[GPTModel]) -> None:
         """Connect the capture to the hooks of this rank's parts of the model."""
@@ -199,6 +207,8 @@ class RunObserver:
         line = {**asdict(metrics), "time": now()}
         if self.context.rank.leads:
             require_ours(self.run)
+        curves = None if self.curves is None else self.curves.after(metrics.iteration)
+        if self.context.rank.leads:
             text = json.dumps(_finite(line), allow_nan=False) + "\n"
             with writing(self.run.metrics, len(text)), self.run.metrics.open("a") as stream:
                 stream.write(text)
@@ -210,7 +220,7 @@ class RunObserver:
                 )
             self._log(metrics)
         if self.context.tracking is not None:
-            self.context.tracking.log(line)
+            self.context.tracking.log(line, curves)
         self._end_with_dossiers(metrics)
         if self.context.interrupted:
             raise KeyboardInterrupt

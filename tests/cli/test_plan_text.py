@@ -161,3 +161,18 @@ def test_plan_lists_the_trackers_and_their_destinations() -> None:
     text = text_of(plan, 300)
     assert plan.tracking["tensorboard"] in text
     assert plan.tracking["wandb"] in text
+
+
+def test_plan_counts_the_curves_of_statistics_and_says_what_a_limit_leaves() -> None:
+    words = ("training=fast", "model.num_layers=2", "tracking.statistics=[amax]")
+    assert record(planned("training=fast"))["curves"] == 0
+    assert "curves" not in text_of(planned("training=fast"))
+    whole = planned(*words)
+    assert (whole.curves, whole.curves_left_out, whole.curve_layers) == (56, 0, [0, 1])
+    assert "56 curves of captured statistics\n" in "\n".join(
+        line.rstrip() for line in text_of(whole).splitlines()
+    )
+    limited = planned(*words, "tracking.most_curves=30")
+    assert "28 of 56 curves of captured statistics, of layer 0: tracking.most_curves" in text_of(
+        limited, 300
+    )

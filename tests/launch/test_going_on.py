@@ -242,6 +242,15 @@ def test_cutting_back_again_changes_nothing(left: Left) -> None:
         ]
 
 
+def test_statistics_for_trackers_are_cut_back_with_the_metrics(left: Left) -> None:
+    _, run = left()
+    lines = [f'{{"iteration": {i}, "scalars": {{"amax/L0/key": 1.5}}}}\n' for i in (2, 4, 6)]
+    run.curves.write_text("".join(lines) + '{"iteration": 7, "sc')
+    for _ in range(2):
+        cut_back(run, None, 4)
+        assert run.curves.read_text() == "".join(lines[:2])
+
+
 def test_line_that_a_killed_process_did_not_finish_is_cut(left: Left) -> None:
     _, run = left()
     with run.metrics.open("a") as stream:

@@ -14,6 +14,7 @@ from typing import Any
 
 import kills
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from quantexp.config.compose import compose
 from quantexp.model.checkpoints import next_iteration
@@ -85,6 +86,35 @@ def test_run_goes_on_bit_for_bit(
     assert [each["goes_on_from"] for each in restarts(killed)] == [4]
     assert kills.differences(undisturbed.root, killed.root) == []
     assert sorted(path.name for path in killed.attempts.iterdir()) == ["1"]
+
+
+@pytest.mark.slow
+def test_statistics_for_trackers_are_those_of_an_undisturbed_run(
+    tiny_words: list[str], tmp_path: Path, interrupt: Interrupt
+) -> None:
+    """The killed run has written iteration 6, which it computes again."""
+    words = [
+        *tiny_words,
+        "training.iterations=8",
+        "checkpoint.every=4",
+        "checkpoint.optimizer=true",
+    ]
+    words += [
+        "quant=linear_mxfp8",
+        "capture=stats",
+        "capture.every=2",
+        "tracking.statistics=[amax,sqnr]",
+    ]
+    undisturbed = run_here(compose([*words, f"paths.root={tmp_path / 'undisturbed'}"]))
+    interrupt(7, kill)
+    with pytest.raises(KilledError):
+        run_here(compose([*words, f"paths.root={tmp_path / 'killed'}"]))
+    killed = run_here(compose([*words, f"paths.root={tmp_path / 'killed'}"]))
+    assert [each["goes_on_from"] for each in restarts(killed)] == [4]
+    assert killed.curves.read_bytes() == undisturbed.curves.read_bytes()
+    events = EventAccumulator(str(killed.tensorboard)).Reload()
+    scalars = events.Scalars("sqnr_db/L1-fc2/grad_output")
+    assert [event.step for event in scalars] == [2, 4, 6, 8]
 
 
 SAVES = ["training.iterations=9", "checkpoint.every=4", "checkpoint.optimizer=true", *HERE]

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,22 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.division import Holder
-from quantexp.capture.names import TensorName, quant_type
+from quantexp.capture.names import TensorName, quant_type, start_timestamp
 from quantexp.capture.operands import is_replaced
 from quantexp.capture.parts import Part
 from quantexp.capture.record.progress import Progress
+from quantexp.capture.record.scored import Scoring
 from quantexp.capture.select.choice import takes_micro_batch
 from quantexp.capture.select.rules import Take, take
 from quantexp.capture.select.sample import sample_of
-from quantexp.capture.statistics.fidelity import Chosen, chosen_for
+from quantexp.capture.statistics.fidelity import Chosen
 from quantexp.capture.statistics.summary import Summary, summarise
 from quantexp.capture.store.deferred import Deferred, deferred
 from quantexp.capture.store.folder import CaptureStore, Stored
 from quantexp.capture.store.kept import NOTHING, Kept
 from quantexp.capture.store.metadata import BEFORE, About, Describer
 from quantexp.errors import CaptureError
-from quantexp.formats import Format, get_format
+from quantexp.formats import Format
 from quantexp.formats.torch_internals import in_backward, without_torch_function
 from quantexp.model.layout import Layout
 from quantexp.quant.hooks import FORWARD, TensorHook
@@ -46,11 +46,6 @@ LOG = logging.getLogger(__name__)
 
 #: Minimum seconds between two progress reports.
 _REPORT_S = 0.05
-
-
-def start_timestamp() -> str:
-    """The timestamp at the start of the names of a run's files."""
-    return datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
 
 
 @dataclass(frozen=True)
@@ -78,12 +73,14 @@ class Recorder:
         holder: Holder | None = None,
         before: Kept = NOTHING,
         formats: Mapping[str, Format] | None = None,
+        scores_scheme: bool = False,
     ) -> None:
         """`holder` says which parts of tensors this rank holds; None means whole ones, of its own micro-batches.
 
         `before` is what it captured up to the checkpoint that its run goes on from, `formats` are the scheme's own.
+        With `scores_scheme`, statistics score a tensor in its format in the scheme, unless `capture.format` is set.
         """
-        self._format = None if config.format is None else get_format(config.format, formats)
+        self._scoring = Scoring(config.format, formats, of_scheme=scores_scheme)
         self.config, self.store, self.rank = config, store, rank
         store.num_bytes = before.num_bytes
         layout = Layout(data=world_size)
@@ -100,6 +97,7 @@ class Recorder:
         self._most_bytes = None if config.max_gb is None else config.max_gb * 1e9 / world_size
         #: Why the capture has stopped; empty while it continues.
         self.stopped = ""
+        self.on_statistics: Callable[[TensorName, Summary | Deferred], object] = lambda *_: None
         self._takes: dict[tuple[ModuleId, str, str], Take] = {}
         self._describer = Describer(rank)
         self._last_stored: Stored | None = None
@@ -297,6 +295,7 @@ class Recorder:
         if is_stored:
             self._store(name, tensor, about)
         self.store.add_statistics(about)
+        self.on_statistics(name, statistics)
         self._progress(name)
         return about
 
@@ -345,4 +344,4 @@ class Recorder:
 
     def chosen(self, name: TensorName, precision: ModulePrecision, ndim: int) -> Chosen | None:
         """The format that the statistics of a tensor of `ndim` dimensions score."""
-        return None if self._format is None else chosen_for(self._format, name.tensor)
+        return self._scoring.chosen(name, precision, ndim)

@@ -9,25 +9,20 @@ from torch import Tensor
 
 from quantexp.capture.division import Holder
 from quantexp.capture.names import TensorName
-from quantexp.capture.operands import SOURCES, operation_of, quantised_operand
 from quantexp.capture.record.progress import Progress
 from quantexp.capture.record.recorder import Recorder
+from quantexp.capture.record.scored import OwnFormats
 from quantexp.capture.ring.price import ring_config
 from quantexp.capture.ring.store import RingStore
 from quantexp.capture.select.rules import Take
 from quantexp.capture.statistics.fidelity import Chosen
 from quantexp.capture.store.metadata import About
-from quantexp.formats import Hadamard, QuantSpec, Rounding, Scaling
-from quantexp.formats.types import Family
-from quantexp.quant.precision import ModuleId, ModulePrecision, Slots
+from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.schema import CaptureConfig, CaptureLevel
 
 
 class RingRecorder(Recorder):
-    """One rank's ring. Its statistics score each tensor in the format of the first product that quantises it.
-
-    Random rounding, delayed scales and transforms are left out of that: the score is that of the tensor as it is.
-    """
+    """One rank's ring. Its statistics score each tensor in the scheme's format (`OwnFormats`)."""
 
     store: RingStore
 
@@ -54,7 +49,7 @@ class RingRecorder(Recorder):
         self.num_values = 0
         #: The iteration whose values are taken, if one is.
         self.whole_iteration: int | None = None
-        self._scored: dict[tuple[ModuleId, str, str, int], tuple[Slots, Chosen | None]] = {}
+        self._scored = OwnFormats()
 
     @property
     def takes_values(self) -> bool:
@@ -87,32 +82,5 @@ class RingRecorder(Recorder):
 
     def chosen(self, name: TensorName, precision: ModulePrecision, ndim: int) -> Chosen | None:
         """The format of the first product that quantises the tensor; else `capture.format`."""
-        key = (precision.module, name.operation, name.tensor, ndim)
-        slots, chosen = self._scored.get(key, (None, None))
-        if slots is not precision.slots:  # new, or changed by a rule
-            chosen = _own_format(precision, name, ndim) or super().chosen(name, precision, ndim)
-            self._scored[key] = precision.slots, chosen
-        return chosen
-
-
-def _own_format(precision: ModulePrecision, name: TensorName, ndim: int) -> Chosen | None:
-    for slot, spec in precision.slots.items():
-        operand = quantised_operand(slot, spec)
-        if operand is None or SOURCES[slot.operand] != name.tensor:
-            continue
-        is_weight = name.tensor == "weight"
-        if is_weight and operation_of(slot.product) != name.operation:
-            continue
-        if spec.fmt.family is not Family.PYTHON:
-            return Chosen(_as_it_is(spec), operand.dim(ndim))
-    return None
-
-
-def _as_it_is(spec: QuantSpec) -> QuantSpec:
-    """A slot's specification without what depends on a step: random rounding, an amax history, a transform."""
-    changed: dict[str, object] = {"hadamard": Hadamard.NONE, "hadamard_block": 1}
-    if spec.rounding is Rounding.STOCHASTIC:
-        changed["rounding"] = Rounding(spec.fmt.rounding)
-    if spec.scaling is Scaling.DELAYED:
-        changed["scaling"] = Scaling.CURRENT
-    return replace(spec, **changed)  # type: ignore[arg-type]
+        own = self._scored.chosen(name, precision, ndim)
+        return own or super().chosen(name, precision, ndim)

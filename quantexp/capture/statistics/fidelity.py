@@ -29,7 +29,7 @@ from quantexp.quant.records import spec_record
 from quantexp.quant.scoring import scored_spec
 
 #: signal, noise, energy, elements judged, non-zero, underflowed, saturated.
-_NUM_SUMS = 7
+NUM_FIDELITY_SUMS = 7
 #: The E8M0 bytes: the bias of their exponents, and NaN.
 E8M0_BIAS, E8M0_NAN = 127, 255
 
@@ -63,7 +63,7 @@ def _of_values(x: Tensor, counted: Histogram, spec: QuantSpec) -> Tensor:
         values = x.reshape(-1)
         values, counts = values[values.isfinite()].to(torch.float64), None
     if values.numel() == 0:
-        return torch.zeros(_NUM_SUMS, dtype=torch.float64, device=x.device)
+        return torch.zeros(NUM_FIDELITY_SUMS, dtype=torch.float64, device=x.device)
     present = values if counts is None else torch.where(counts > 0, values, 0.0)
     q = quantise_operand(present.to(x.dtype), spec, -1).to(torch.float64)
     weight = torch.ones_like(present) if counts is None else counts
@@ -83,13 +83,13 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
     x = x if x.ndim else x.reshape(1)
     spec, axis = chosen.spec, chosen.axis
     if x.numel() == 0:
-        return torch.zeros(_NUM_SUMS + E8M0_NAN + 1, dtype=torch.float64, device=x.device)
+        return torch.zeros(NUM_FIDELITY_SUMS + E8M0_NAN + 1, dtype=torch.float64, device=x.device)
     q = quantise_operand(x, spec, axis)
     sums = error_sums(x, q, saturated(x, spec, axis=axis))
     signal, noise, cross = sums[:3]
     sums[2] = signal + 2 * cross + noise
     blocks = blocks_by_exponent(scales_of(x, spec, axis=axis), spec.fmt)
-    return torch.cat([sums[:_NUM_SUMS], blocks.to(torch.float64)])
+    return torch.cat([sums[:NUM_FIDELITY_SUMS], blocks.to(torch.float64)])
 
 
 def blocks_by_exponent(scales: Scales, fmt: Format) -> Tensor:
@@ -105,13 +105,13 @@ def blocks_by_exponent(scales: Scales, fmt: Format) -> Tensor:
 
 def shares_of(numbers: Sequence[float]) -> tuple[float, float]:
     """The shares of saturated values, and of non-zero ones that become zero; 0 where there are none."""
-    _, _, _, judged, nonzero, underflowed, beyond = numbers[:_NUM_SUMS]
+    _, _, _, judged, nonzero, underflowed, beyond = numbers[:NUM_FIDELITY_SUMS]
     return (beyond / judged if judged else 0.0), (underflowed / nonzero if nonzero else 0.0)
 
 
 def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
     """The sums and derived values as JSON; missing values are None."""
-    signal, noise, energy, judged, nonzero, underflowed, beyond = numbers[:_NUM_SUMS]
+    signal, noise, energy, judged, nonzero, underflowed, beyond = numbers[:NUM_FIDELITY_SUMS]
     declared = spec_record(chosen.spec)
     values = {
         "signal": signal,
@@ -128,7 +128,7 @@ def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
         **{key: declared[key] for key in ("block", "scale_rule", "scaling", "amax_target")},
         **{name: value if math.isfinite(value) else None for name, value in values.items()},
     }
-    blocks = [int(count) for count in numbers[_NUM_SUMS:]]
+    blocks = [int(count) for count in numbers[NUM_FIDELITY_SUMS:]]
     if blocks:
         record["scale_exponents"] = of_exponents(blocks[:E8M0_NAN], -E8M0_BIAS).json()
         record["nan_blocks"] = blocks[E8M0_NAN]

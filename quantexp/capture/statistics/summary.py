@@ -18,7 +18,13 @@ from torch import Tensor
 
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.counts import of_exponents
-from quantexp.capture.statistics.fidelity import Chosen, fidelity, fidelity_record, shares_of
+from quantexp.capture.statistics.fidelity import (
+    NUM_FIDELITY_SUMS,
+    Chosen,
+    fidelity,
+    fidelity_record,
+    shares_of,
+)
 from quantexp.capture.statistics.histogram import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -28,6 +34,7 @@ from quantexp.capture.statistics.histogram import (
     histogram,
 )
 from quantexp.capture.statistics.moments import central_moments, power_sums
+from quantexp.capture.statistics.totals import Totals
 from quantexp.formats.layout import INPUT_DTYPES
 
 #: A float16 up to this rounds to a float16 in every MX format; a larger one may round to 65536, which is infinite.
@@ -74,6 +81,30 @@ class Summary:
         if self.chosen is None:
             return None
         return shares_of(self.numbers[_NUM_PLAIN:].tolist())
+
+
+def all_totals(summaries: Sequence[Summary]) -> list[Totals]:
+    """The totals of each summary; those on one device are copied to the host together."""
+    if not summaries:
+        return []
+    sizes = [summary.numbers.numel() for summary in summaries]
+    numbers = torch.cat([summary.numbers for summary in summaries]).cpu()
+    return [
+        _totals(each.tolist(), has_format=summary.chosen is not None)
+        for each, summary in zip(torch.split(numbers, sizes), summaries, strict=True)
+    ]
+
+
+def _totals(numbers: list[float], *, has_format: bool) -> Totals:
+    sums, bins = numbers[3 : 3 + _NUM_SUMS], numbers[_NUM_PLAIN - NUM_EXPONENTS : _NUM_PLAIN]
+    amax = max(abs(sums[6]), abs(sums[7])) if sums[0] else None
+    magnitudes = of_exponents([int(count) for count in bins], LOWEST_EXPONENT - 1)
+    if not has_format:
+        return Totals(amax, magnitudes=magnitudes)
+    signal, noise, _, judged, nonzero, underflowed, saturated = numbers[_NUM_PLAIN:][
+        :NUM_FIDELITY_SUMS
+    ]
+    return Totals(amax, signal, noise, judged, nonzero, underflowed, saturated, magnitudes)
 
 
 def statistics(x: Tensor, chosen: Chosen | None = None) -> dict[str, Any]:

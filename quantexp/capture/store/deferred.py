@@ -8,7 +8,7 @@ has changed anyway, there are no statistics, and `changed` is true.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -70,6 +70,11 @@ class Deferred:
             self._record = {} if self._summary is None else self._summary.record()
         return self._record
 
+    @property
+    def summary(self) -> Summary | None:
+        """The computed summary; None before, and for a tensor that has changed."""
+        return self._summary
+
     def shares(self) -> tuple[float, float] | None:
         """`Summary.shares`; None before the statistics are computed, and for a tensor that has changed."""
         return None if self._summary is None else self._summary.shares()
@@ -106,3 +111,9 @@ def count_all(all_deferred: Iterable[Deferred]) -> None:
     assert kernel is not None, "deferred where there is one"
     for (d, _), summary in zip(pending, summarise_all(kernel, tensors), strict=True):
         d.end(summary)
+
+
+def all_summaries(statistics: Sequence[Summary | Deferred]) -> list[Summary | None]:
+    """Each one's summary, computed now where it is pending; None for a tensor that has changed."""
+    count_all(each for each in statistics if isinstance(each, Deferred))
+    return [each.summary if isinstance(each, Deferred) else each for each in statistics]

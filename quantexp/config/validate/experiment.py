@@ -10,7 +10,7 @@ from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.launcher import validate_launcher
 from quantexp.config.validate.model import validate_model
 from quantexp.config.validate.parallel import validate_parallel
-from quantexp.config.validate.tracking import validate_tracking
+from quantexp.config.validate.tracking import validate_statistics, validate_tracking
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import check_checkpoint, check_start, first_iteration
 from quantexp.model.decoder import OUTPUT
@@ -59,6 +59,7 @@ def validate(experiment: Experiment) -> None:
     check_alignment(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
+    validate_statistics(experiment)
     check_limits("analysis", experiment.analysis)
 
 

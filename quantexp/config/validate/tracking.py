@@ -5,9 +5,17 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import fields
 
+from quantexp.capture.select.curves import OF_FORMAT, possible_curves
 from quantexp.errors import ConfigError
 from quantexp.runs.redaction import without_userinfo
-from quantexp.schema import TrackingConfig
+from quantexp.schema import (
+    CaptureLevel,
+    Experiment,
+    MlflowConfig,
+    TrackedStatistic,
+    TrackingConfig,
+    WandbConfig,
+)
 from quantexp.schema.limits import check_limits
 
 
@@ -29,6 +37,48 @@ def validate_tracking(tracking: TrackingConfig) -> None:
         )
 
 
+def validate_statistics(experiment: Experiment) -> None:
+    """Refuse statistics for trackers that would stay empty.
+
+    Raises:
+        ConfigError: names the statistic and what it lacks.
+    """
+    tracking = experiment.tracking
+    statistics, key = tracking.statistics, "tracking.statistics"
+    if not statistics:
+        return
+    names = [each.value for each in statistics]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{key} must have each statistic once, got [{', '.join(names)}]")
+    draws = tracking.tensorboard or tracking.wandb.enabled
+    if not (draws or tracking.mlflow.enabled):
+        raise ConfigError(
+            f"{key} needs a tracker: set tracking.tensorboard, tracking.wandb.enabled or tracking.mlflow.enabled, or "
+            f"{key}=[]"
+        )
+    if TrackedStatistic.histogram in statistics and not draws:
+        raise ConfigError(
+            f"{key} has histogram, which MLflow cannot show: set tracking.tensorboard or tracking.wandb.enabled, or "
+            "leave it out"
+        )
+    if experiment.evaluate.only or experiment.capture.level is CaptureLevel.off:
+        raise ConfigError(
+            f"{key} needs captured iterations of a training: set capture=stats or capture=tensors, or {key}=[]"
+        )
+    possible = {curve.statistic for curve in possible_curves(experiment)}
+    for statistic in statistics:
+        if statistic not in possible and statistic in OF_FORMAT and possible:
+            raise ConfigError(
+                f"{key} has {statistic.value}, and the scheme quantises no captured tensor: set "
+                "capture.format, or leave it out"
+            )
+        if statistic not in possible:
+            raise ConfigError(
+                f"{key} has {statistic.value}, and no tensor is captured before quantisation: see capture.rules and "
+                f"capture.values, or set {key}=[]"
+            )
+
+
 def check_installed(tracking: TrackingConfig) -> None:
     """Refuse a tracker whose package is not installed. A tracker, its package and its key have one name.
 
@@ -39,6 +89,8 @@ def check_installed(tracking: TrackingConfig) -> None:
         tracker, key = getattr(tracking, field.name), f"tracking.{field.name}"
         if isinstance(tracker, bool):
             enabled, remedy = tracker, field.name
+        elif not isinstance(tracker, WandbConfig | MlflowConfig):
+            continue  # an option of all trackers
         else:
             enabled, key, remedy = tracker.enabled, f"{key}.enabled", f"quantexp[{field.name}]"
         if enabled and not _is_installed(field.name):

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State
@@ -57,11 +58,11 @@ class Tracking:
                     tracker = self._trackers[backend.NAME] = backend.start(run)
                     delivery.id, delivery.where = tracker.id, tracker.where
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """Log an iteration: its line of metrics.jsonl with NaN and Inf."""
+    def log(self, line: Mapping[str, Any], curves: CurvesLine | None = None) -> None:
+        """Log an iteration: its line of metrics.jsonl with NaN and Inf, and of curves.jsonl."""
         for name, tracker in list(self._trackers.items()):
             with self._guarded(name):
-                tracker.log([point(line)])
+                tracker.log([point(line, curves)])
                 self._deliveries[name].iteration = int(line["iteration"])
 
     def end(self, state: State, reason: str) -> None:

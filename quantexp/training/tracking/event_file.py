@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.plugins.hparams import api_pb2, metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
+
+from quantexp.capture.statistics.counts import Counts
 
 #: The start of the name of every event file.
 PREFIX = "events.out.tfevents."
@@ -43,6 +45,11 @@ class EventFile:
         """Add a value to each curve, as float32; NaN and Inf are kept."""
         summary = Summary(value=[Summary.Value(tag=t, simple_value=x) for t, x in values.items()])
         self._write(Event(wall_time=time_s, step=step, summary=summary))
+
+    def histograms(self, time_s: float, step: int, histograms: Mapping[str, Counts]) -> None:
+        """Add counts of integers to each histogram; an integer's bucket is the range up to the next one."""
+        values = [Summary.Value(tag=tag, histo=_buckets(c)) for tag, c in histograms.items()]
+        self._write(Event(wall_time=time_s, step=step, summary=Summary(value=values)))
 
     def text(self, time_s: float, tag: str, text: str) -> None:
         """Add Markdown to the Text page."""
@@ -80,3 +87,15 @@ class EventFile:
         except OSError:  # readers could not read what follows half a record
             self._file.close()
             raise
+
+
+def _buckets(counts: Counts) -> HistogramProto:
+    return HistogramProto(
+        min=counts.first,
+        max=counts.first + len(counts.counts),
+        num=counts.total,
+        sum=sum(value * count for value, count in counts.items()),
+        sum_squares=sum(value**2 * count for value, count in counts.items()),
+        bucket_limit=[value + 1 for value, _ in counts.items()],
+        bucket=counts.counts,
+    )

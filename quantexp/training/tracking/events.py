@@ -1,7 +1,7 @@
 """The data that all trackers receive: the run, its hyperparameters, points of its curves, its end.
 
 A tag is a key of metrics.jsonl in one of two groups: `perf/` for the speed and memory of the machine, `train/` for all
-other numbers.
+other numbers. The tags of curves.jsonl are those of `quantexp.capture.select.curves`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any, BinaryIO, Protocol
 
+from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.reading.json_files import json_of
+from quantexp.runs.curves import CurveLines, CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
@@ -65,6 +67,8 @@ class Point:
     time_s: float
     #: Tag -> value; NaN and Inf included.
     scalars: dict[str, float]
+    #: Tag -> counts by floor(log2 |x|).
+    histograms: dict[str, Counts] = field(default_factory=dict)
 
 
 class Tracker(Protocol):
@@ -82,8 +86,8 @@ class Tracker(Protocol):
         """End the run; the last call."""
 
 
-def point(line: Mapping[str, Any]) -> Point:
-    """The point of a line of metrics.jsonl; `time` is ISO 8601.
+def point(line: Mapping[str, Any], curves: CurvesLine | None = None) -> Point:
+    """The point of a line of metrics.jsonl and of the same iteration's line of curves.jsonl; `time` is ISO 8601.
 
     Raises:
         KeyError, TypeError, ValueError: it is not such a line.
@@ -91,11 +95,16 @@ def point(line: Mapping[str, Any]) -> Point:
     iteration = int(line["iteration"])
     scalars = dict(_scalars(line))
     scalars[TOKENS_SEEN] = float(iteration * int(line["tokens"]))
-    return Point(iteration, datetime.fromisoformat(line["time"]).timestamp(), scalars)
+    curves = curves or CurvesLine(iteration=iteration)
+    scalars |= curves.get("scalars", {})
+    histograms = {tag: from_json(counts) for tag, counts in curves.get("histograms", {}).items()}
+    return Point(iteration, datetime.fromisoformat(line["time"]).timestamp(), scalars, histograms)
 
 
-def read_points(metrics: BinaryIO, offset: int) -> tuple[list[Point], int]:
-    """The next points of metrics.jsonl, at most MAX_LINES, and the offset behind them.
+def read_points(
+    metrics: BinaryIO, offset: int, curves: CurveLines | None = None
+) -> tuple[list[Point], int]:
+    """The next points of metrics.jsonl, with those of curves.jsonl, at most MAX_LINES, and the offset behind them.
 
     An incomplete last line is left for later. Lines of another version are skipped.
     """
@@ -107,7 +116,9 @@ def read_points(metrics: BinaryIO, offset: int) -> tuple[list[Point], int]:
             break
         offset += len(line)
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            points.append(point(json_of(line)))
+            values = json_of(line)
+            known = None if curves is None else curves.at(int(values["iteration"]))
+            points.append(point(values, known))
     return points, offset
 
 

@@ -77,7 +77,10 @@ class MlflowTracker:
         self.where = page if shown.startswith("http") else shown
 
     def log(self, points: Sequence[Point]) -> None:
-        """Log metrics with the time of their measurement; before the first, the hyperparameters as parameters."""
+        """Log metrics with the time of their measurement; before the first, the hyperparameters as parameters.
+
+        MLflow has no histograms.
+        """
         from mlflow.entities import Metric, Param
 
         params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in self._params.items()]
@@ -88,7 +91,8 @@ class MlflowTracker:
             Metric(tag, value, round(point.time_s * 1000), point.iteration)
             for point in points
             if point.iteration > self._last
-            for tag, value in point.scalars.items()
+            # The loss ends a point: a later process asks for its steps to know what MLflow has.
+            for tag, value in sorted(point.scalars.items(), key=lambda item: item[0] == LOSS)
         ]
         for batch in _parts(metrics, MAX_METRICS):
             self._client.log_batch(self.id, metrics=batch)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
+from quantexp.runs.curves import CurveLines
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import TrackingConfig
@@ -54,16 +56,21 @@ class TensorboardTracker:
         self._file.text(now, "config", f"```yaml\n{config}```")
         self._file.session_start(now, hyperparameters(run.experiment))
         if run.folder.metrics.exists():
-            with run.folder.metrics.open("rb") as metrics:
-                points, end = read_points(metrics, 0)
+            with (
+                closing(CurveLines(run.folder)) as curves,
+                run.folder.metrics.open("rb") as metrics,
+            ):
+                points, end = read_points(metrics, 0, curves)
                 while points:
                     self.log(points)
-                    points, end = read_points(metrics, end)
+                    points, end = read_points(metrics, end, curves)
 
     def log(self, points: Sequence[Point]) -> None:
         """Write an event for each point, and one for its loss by tokens."""
         for point in points:
             self._file.scalars(point.time_s, point.iteration, point.scalars)
+            if point.histograms:
+                self._file.histograms(point.time_s, point.iteration, point.histograms)
             by_tokens = {LOSS_BY_TOKENS: point.scalars[LOSS]}
             self._file.scalars(point.time_s, int(point.scalars[TOKENS_SEEN]), by_tokens)
 

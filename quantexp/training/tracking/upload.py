@@ -1,9 +1,9 @@
 """Uploads one run to one tracker: `python -m quantexp.training.tracking.upload wandb RUN_DIR`.
 
 The worker starts this process for each remote tracker and never waits for it while the run works. The process follows
-metrics.jsonl, and status.json until the run has ended. It repeats a failed request after a growing pause. Its record in
-the run folder (`Delivery`) counts only what the tracker has accepted, so the same command continues an upload at any
-time, also long after the run.
+metrics.jsonl and curves.jsonl, and status.json until the run has ended. It repeats a failed request after a growing
+pause. Its record in the run folder (`Delivery`) counts only what the tracker has accepted, so the same command
+continues an upload at any time, also long after the run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError, RunError, UnreadableError
 from quantexp.reading.json_files import require_json
+from quantexp.runs.curves import CurveLines
 from quantexp.runs.paths import RunDir
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State, read_status, write_json
@@ -87,6 +88,7 @@ class Upload:
         self._tracker: Tracker | None = None
         #: Stays open, so that it is read to its end even if another attempt moves it.
         self._metrics: BinaryIO | None = None
+        self._curves: CurveLines | None = None
         #: Bytes of metrics.jsonl that were read.
         self._offset = 0
         self._pause_s, self._not_before = PAUSE_S, 0.0
@@ -119,9 +121,10 @@ class Upload:
         return True
 
     def close(self) -> None:
-        """Close metrics.jsonl."""
-        if self._metrics is not None:
-            self._metrics.close()
+        """Close metrics.jsonl and curves.jsonl."""
+        for file in (self._metrics, self._curves):
+            if file is not None:
+                file.close()
 
     def _send(self, end: tuple[State, str] | None) -> None:
         delivery = self.delivery
@@ -132,8 +135,9 @@ class Upload:
             self._write()
         if self._metrics is None and self.run.folder.metrics.exists():
             self._metrics = self.run.folder.metrics.open("rb")
+            self._curves = CurveLines(self.run.folder)
         while self._metrics is not None:
-            points, offset = read_points(self._metrics, self._offset)
+            points, offset = read_points(self._metrics, self._offset, self._curves)
             if offset == self._offset:
                 break
             # A run that goes on from a checkpoint repeats iterations that were sent, with the same numbers.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from quantexp.capture.statistics.counts import Counts
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import TrackingConfig
@@ -72,8 +73,15 @@ class WandbTracker:
 
     def log(self, points: Sequence[Point]) -> None:
         """Log each point as a step of W&B's history, with the time of its measurement."""
+        import wandb
+
         for point in points:
-            self._run.log({**point.scalars, "_timestamp": point.time_s}, step=point.iteration)
+            histograms = {
+                tag: wandb.Histogram(np_histogram=(list(counts.counts), _edges(counts)))
+                for tag, counts in point.histograms.items()
+            }
+            values = {**point.scalars, **histograms, "_timestamp": point.time_s}
+            self._run.log(values, step=point.iteration)
 
     def end(self, state: State, reason: str) -> None:
         """Finish or fail the run, with state and reason in its summary."""
@@ -82,3 +90,8 @@ class WandbTracker:
 
 
 start = WandbTracker
+
+
+def _edges(counts: Counts) -> list[int]:
+    """The edges of the bins, one more than there are counts."""
+    return list(range(counts.first, counts.first + len(counts.counts) + 1))

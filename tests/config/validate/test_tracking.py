@@ -1,4 +1,4 @@
-"""Every refusal of `validate_tracking`, by its message."""
+"""Every refusal of `validate_tracking` and `validate_statistics`, by its message."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 import pytest
 
 from quantexp.config.compose import compose
+from quantexp.config.load import from_plain, plain
 from quantexp.config.validate.tracking import validate_tracking
 from quantexp.errors import ConfigError
-from quantexp.schema import MlflowConfig, TrackingConfig, WandbConfig
+from quantexp.schema import MlflowConfig, TrackedStatistic, TrackingConfig, WandbConfig
 
 
 def refusal(tracking: TrackingConfig) -> str:
@@ -60,3 +61,64 @@ def test_there_is_no_key_for_a_secret(word: str) -> None:
     with pytest.raises(ConfigError, match=rf"unknown key {word.lstrip('+')}") as caught:
         compose(["training=fast", f"{word}=aLongSecretValue"], None, {})
     assert "aLongSecretValue" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["tracking.statistics=[amax,sqnr,amax]"],
+            "tracking.statistics must have each statistic once, got [amax, sqnr, amax]",
+        ),
+        (
+            ["tracking.statistics=[amax]", "tracking.tensorboard=false"],
+            "tracking.statistics needs a tracker: set tracking.tensorboard, tracking.wandb.enabled or "
+            "tracking.mlflow.enabled, or tracking.statistics=[]",
+        ),
+        (
+            [
+                "tracking.statistics=[histogram]",
+                "tracking.tensorboard=false",
+                "tracking.mlflow.enabled=true",
+            ],
+            "tracking.statistics has histogram, which MLflow cannot show: set tracking.tensorboard or "
+            "tracking.wandb.enabled, or leave it out",
+        ),
+        (
+            ["tracking.statistics=[amax]", "capture=off"],
+            "tracking.statistics needs captured iterations of a training: set capture=stats or capture=tensors, or "
+            "tracking.statistics=[]",
+        ),
+        (
+            ["tracking.statistics=[amax,underflow]", "quant=bf16"],
+            "tracking.statistics has underflow, and the scheme quantises no captured tensor: set capture.format, or "
+            "leave it out",
+        ),
+        (
+            ["tracking.statistics=[amax]", "capture=stats", "capture.rules=[{level: 'off'}]"],
+            "tracking.statistics has amax, and no tensor is captured before quantisation: see capture.rules and "
+            "capture.values, or set tracking.statistics=[]",
+        ),
+        (["tracking.most_curves=0"], "tracking.most_curves must be at least 1, got 0"),
+    ],
+)
+def test_statistics_that_would_stay_empty_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["training=fast", *words], None, {})
+    assert str(caught.value) == message
+
+
+def test_statistic_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    words = ["training=fast", "tracking.statistics=[amx]"]
+    with pytest.raises(
+        ConfigError,
+        match=r"tracking.statistics\[0\] must be one of amax, sqnr, .*, got 'amx'; did you mean amax",
+    ):
+        compose(words, None, {})
+
+
+def test_bf16_is_scored_in_the_format_of_the_capture() -> None:
+    words = ["training=fast", "quant=bf16", "tracking.statistics=[sqnr]", "capture.format=mxfp8"]
+    experiment = compose(words, None, {})
+    assert experiment.tracking.statistics == [TrackedStatistic.sqnr]
+    assert from_plain(plain(experiment)) == experiment

@@ -77,6 +77,15 @@ def line(iteration: int, **values: Any) -> dict[str, Any]:
     }
 
 
+def curves_line(iteration: int) -> dict[str, Any]:
+    """A line of curves.jsonl, with a scalar and a histogram that differ by iteration."""
+    return {
+        "iteration": iteration,
+        "scalars": {"amax/L0-fc1/input": 0.5 + iteration},
+        "histograms": {"log2_magnitude/L0/key": {"first": -3, "counts": [iteration, 0, 7]}},
+    }
+
+
 @pytest.fixture(scope="session")
 def real(tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A run of the command itself with every tracker on, W&B offline, MLflow's own database, and secrets set."""

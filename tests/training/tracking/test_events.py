@@ -6,11 +6,15 @@ import io
 import json
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from quantexp.capture.statistics.counts import Counts
+from quantexp.runs.curves import CurveLines, CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 from quantexp.training.tracking.events import (
@@ -21,7 +25,7 @@ from quantexp.training.tracking.events import (
     read_points,
 )
 
-from .conftest import line
+from .conftest import curves_line, line
 
 Make = Callable[..., TrackedRun]
 
@@ -106,6 +110,22 @@ def test_hyperparameters_are_flat_and_contain_no_paths(tiny: Callable[..., Exper
     assert values["launcher.num_processes"] == 1
     assert all(isinstance(value, str | int | float | bool) for value in values.values())
     assert not [key for key in values if key.startswith(("paths", "tracking")) or "path" in key]
+
+
+def test_statistics_of_the_same_iteration_join_a_point() -> None:
+    entry = point(line(2), cast(CurvesLine, curves_line(2)))
+    assert entry.scalars["amax/L0-fc1/input"] == 2.5
+    assert entry.scalars["train/loss"] == 3.0
+    assert entry.histograms == {"log2_magnitude/L0/key": Counts(-3, (2, 0, 7))}
+    assert point(line(2)).histograms == {}
+
+
+def test_points_that_are_read_have_their_statistics(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.curves.write_text("".join(json.dumps(curves_line(i)) + "\n" for i in (2, 4)))
+    with closing(CurveLines(run)) as curves:
+        points, _ = read_points(io.BytesIO(metrics(1, 2, 3, 4)), 0, curves)
+    assert [each.scalars.get("amax/L0-fc1/input") for each in points] == [None, 2.5, None, 4.5]
 
 
 def metrics(*iterations: int) -> bytes:

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_status
 from quantexp.training.tracking import mlflow
-from quantexp.training.tracking.events import TrackedRun
+from quantexp.training.tracking.events import TrackedRun, point
 
-from .conftest import ITERATIONS, line
+from .conftest import ITERATIONS, curves_line, line
 from .servers import absent, silent
 
 Make = Callable[..., TrackedRun]
@@ -130,6 +131,35 @@ def test_restarted_run_continues_its_mlflow_run(tracked: Make) -> None:
     assert rows(database, "select step from metrics where key = 'train/loss'") == [(1,), (2,)]
     names = "select name from experiments where experiment_id > 0"
     assert rows(database, names) == [("mine",)]
+
+
+@pytest.mark.slow
+def test_statistics_are_metrics_at_their_iteration(tracked: Make) -> None:
+    status = Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00")
+    run = tracked("tracking.mlflow.enabled=true", status=status)
+    run.folder.metrics.write_text("".join(json.dumps(line(i)) + "\n" for i in (1, 2, 3)))
+    run.folder.curves.write_text(json.dumps(curves_line(2)) + "\n")
+    process = send(run)
+    assert process.returncode == 0, process.stderr
+    database = run.folder.root.parent / "mlflow.db"
+    query = "select step, value from metrics where key = 'amax/L0-fc1/input'"
+    assert rows(database, query) == [(2, 2.5)]
+    assert rows(database, "select key from metrics where key like 'log2%'") == []
+
+
+def test_loss_is_the_last_metric_of_a_point(tracked: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that continues takes the steps of the loss for those that MLflow has completely."""
+    sent: list[str] = []
+
+    class Client:
+        def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+            sent.extend(metric.key for metric in metrics)
+
+    tracker = mlflow.MlflowTracker.__new__(mlflow.MlflowTracker)
+    tracker.id, tracker._client, tracker._params, tracker._last = "theirs", Client(), {}, 0
+    tracker.log([point(line(1), cast(CurvesLine, curves_line(1)))])
+    assert sent[-1] == "train/loss"
+    assert "amax/L0-fc1/input" in sent
 
 
 def test_servers_address_comes_from_the_configuration_the_environment_or_the_runs_folder(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -16,18 +16,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.training.tracking import tensorboard
 from quantexp.training.tracking.events import TrackedRun, point
 
-from .conftest import ITERATIONS, line
+from .conftest import ITERATIONS, curves_line, line
 
 Make = Callable[..., TrackedRun]
 
 
 def read(run: RunDir) -> EventAccumulator:
-    accumulator = EventAccumulator(str(run.tensorboard), size_guidance={"tensors": 0})
+    accumulator = EventAccumulator(str(run.tensorboard), size_guidance={"tensors": 0, "histograms": 0})
     return accumulator.Reload()
 
 
@@ -131,6 +132,28 @@ def test_run_that_goes_on_has_each_iteration_once_in_every_curve(tracked: Make) 
     by_tokens = [event.step for event in events.Scalars(tensorboard.LOSS_BY_TOKENS)]
     assert by_tokens == [i * line(i)["tokens"] for i in (1, 2, 3, 4, 5)]
     first.end(State.FAILED, "")
+
+
+def test_statistics_are_curves_and_histograms_with_each_iteration_once(tracked: Make) -> None:
+    run = tracked()
+    first = tensorboard.start(run)
+    first.log([point(line(i), cast(CurvesLine, curves_line(i))) for i in (2, 4)])
+    # The first process was killed, and the run goes on from its checkpoint of iteration 2.
+    run.folder.metrics.write_text("".join(json.dumps(line(i)) + "\n" for i in (1, 2)))
+    run.folder.curves.write_text(json.dumps(curves_line(2)) + "\n")
+    second = tensorboard.start(run)
+    second.log([point(line(3)), point(line(4), cast(CurvesLine, curves_line(4)))])
+    events = read(run.folder)
+    amaxes = [(event.step, event.value) for event in events.Scalars("amax/L0-fc1/input")]
+    assert amaxes == [(2, 2.5), (4, 4.5)]
+    drawn = events.Histograms("log2_magnitude/L0/key")
+    assert [event.step for event in drawn] == [2, 4]
+    histogram = drawn[0].histogram_value
+    assert (histogram.min, histogram.max, histogram.num) == (-3, 0, 9)
+    assert (histogram.bucket_limit, histogram.bucket) == ([-2, -1, 0], [2, 0, 7])
+    assert (histogram.sum, histogram.sum_squares) == (-3 * 2 - 7, 9 * 2 + 7)
+    for tracker in (first, second):
+        tracker.end(State.COMPLETED, "")
 
 
 def test_full_disk_leaves_earlier_records_whole(

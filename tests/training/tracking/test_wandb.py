@@ -20,7 +20,7 @@ from quantexp.runs.status import State, Status, read_status
 from quantexp.training.tracking import clients
 from quantexp.training.tracking.events import TrackedRun
 
-from .conftest import ITERATIONS, SECRETS, line
+from .conftest import ITERATIONS, SECRETS, curves_line, line
 from .servers import absent, silent
 
 #: W&B's file is a LevelDB log of protobuf messages: https://github.com/google/leveldb/blob/main/doc/log_format.md
@@ -173,6 +173,25 @@ def test_second_upload_sends_what_the_server_did_not_get(
     assert [(row["_step"], row["train/loss"]) for row in rows] == [(1, 4.0)]
     delivery = json.loads(run.delivery("wandb").read_text())
     assert (delivery["iteration"], delivery["ended"], delivery["trouble"]) == (1, True, "")
+
+
+@pytest.mark.slow
+def test_statistics_are_in_the_history_of_their_iteration(
+    tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    completed = Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00")
+    run = tracked("tracking.wandb.enabled=true", status=completed).folder
+    run.metrics.write_text("".join(json.dumps(line(i)) + "\n" for i in (1, 2, 3)))
+    run.curves.write_text(json.dumps(curves_line(2)) + "\n")
+    subprocess.run([sys.executable, "-c", SCRIPT, str(run.root)], check=True)
+    history = [
+        items(m.history) for m in read_messages(run) if m.WhichOneof("record_type") == "history"
+    ]
+    assert [row.get("amax/L0-fc1/input") for row in history] == [None, 2.5, None]
+    histogram = history[1]["log2_magnitude/L0/key"]
+    assert histogram["_type"] == "histogram"
+    assert (histogram["values"], histogram["bins"]) == ([2, 0, 7], [-3, -2, -1, 0])
 
 
 RETRIES = """\
