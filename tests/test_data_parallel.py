@@ -36,6 +36,7 @@ SHARED = [
     "capture.residual=true",
     "launcher.num_threads=1",
     "checkpoint.at_end=true",
+    "tracking.statistics=[amax,sqnr,underflow,histogram]",
 ]
 
 
@@ -70,6 +71,20 @@ def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
     assert len(one) == len(two) == 3
     for name in ("iteration", "loss", "grad_norm", "lr", "tokens"):
         assert [line[name] for line in one] == [line[name] for line in two]
+
+
+def test_two_processes_send_the_statistics_of_one(outcomes: list[Outcome]) -> None:
+    """Each process has one of the two micro-batches; a weight gradient of one is half of it there."""
+    one, two = (lines(outcome.run.curves) for outcome in outcomes)
+    assert [line["iteration"] for line in one] == [line["iteration"] for line in two] == [1]
+    for key in ("scalars", "histograms"):
+        assert one[0][key].keys() == two[0][key].keys()
+        of_each = [
+            {t: v for t, v in line[0][key].items() if "grad" not in t} for line in (one, two)
+        ]
+        assert of_each[0] == of_each[1]
+        assert len(of_each[0]) > 20
+    assert "sqnr_db/L0-qkv/grad_output" in two[0]["scalars"]
 
 
 def test_two_processes_save_the_model_of_one(outcomes: list[Outcome]) -> None:

@@ -199,7 +199,7 @@ def test_trackers_of_a_training_have_the_statistics_of_its_capture(
     run_tiny_once: Callable[..., RunDir],
 ) -> None:
     """One micro-batch, so that no sum has another order."""
-    words = ("training.iterations=4", "capture.every=2", "training.global_batch_size=1")
+    words = ("training.iterations=4", "capture.every=2", "training.global_batch_size=2")
     run = run_tiny_once(*WORDS, *words)
     expected: dict[tuple[str, int], float] = {}
     for line in lines_of(run.tensors / STATISTICS):

@@ -28,7 +28,9 @@ Make = Callable[..., TrackedRun]
 
 
 def read(run: RunDir) -> EventAccumulator:
-    accumulator = EventAccumulator(str(run.tensorboard), size_guidance={"tensors": 0, "histograms": 0})
+    accumulator = EventAccumulator(
+        str(run.tensorboard), size_guidance={"tensors": 0, "histograms": 0}
+    )
     return accumulator.Reload()
 
 

@@ -189,9 +189,9 @@ def test_statistics_are_in_the_history_of_their_iteration(
         items(m.history) for m in read_messages(run) if m.WhichOneof("record_type") == "history"
     ]
     assert [row.get("amax/L0-fc1/input") for row in history] == [None, 2.5, None]
-    histogram = history[1]["log2_magnitude/L0/key"]
-    assert histogram["_type"] == "histogram"
-    assert (histogram["values"], histogram["bins"]) == ([2, 0, 7], [-3, -2, -1, 0])
+    tag = "log2_magnitude/L0/key"
+    assert history[1][f"{tag}._type"] == "histogram"
+    assert (history[1][f"{tag}.values"], history[1][f"{tag}.bins"]) == ([2, 0, 7], [-3, -2, -1, 0])
 
 
 RETRIES = """\
