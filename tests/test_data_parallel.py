@@ -36,7 +36,6 @@ SHARED = [
     "capture.residual=true",
     "launcher.num_threads=1",
     "checkpoint.at_end=true",
-    "tracking.statistics=[amax,sqnr,underflow,histogram]",
 ]
 
 
@@ -46,6 +45,7 @@ def experiments(
 ) -> list[Experiment]:
     """The same experiment with one process and with two."""
     words = [*tiny_words, *SHARED, f"paths.root={tmp_path_factory.mktemp('runs')}"]
+    words += ["tracking.statistics=[amax,sqnr,underflow,histogram]"]
     return [compose([*words, f"launcher.num_processes={n}"]) for n in (1, 2)]
 
 
