@@ -39,6 +39,16 @@ MODELS = {
 }
 #: Latent attention for queries too, without experts, so that tensor parallelism without sequence parallelism exists.
 MODELS["latent"] = [*MODELS["deepseek"], "model.moe=null", "model.mla.q_lora_rank=64"]
+#: Biases; norms of heads; experts without latent attention, as Mixtral and Qwen3-MoE have them.
+MODELS["qwen2"] = [*MODELS["llama-untied"], "model.qkv_bias=true"]
+MODELS["qwen3"] = [*MODELS["llama-untied"], "model.qk_norm=true"]
+_EXPERTS = [
+    *("model=deepseek2_lite", "model.mla=null", "model.num_query_groups=2", "model.head_dim=16"),
+    *("model.moe.num_experts=4", "model.moe.top_k=2", "model.moe.expert_ffn_hidden_size=64"),
+    *("model.moe.num_shared_experts=0", "model.moe.norm_topk_prob=true"),
+]
+MODELS["mixtral"] = [*_EXPERTS, "model.moe.num_dense_layers=0", "model.ffn_hidden_size=64"]
+MODELS["qwen3-moe"] = [*_EXPERTS, "model.qk_norm=true"]
 SCHEMES = [
     *("bf16", "linear_mxfp4", "FA_linear_mxfp8", "linear_hifp8", "more/FA_full_mxfp8"),
     *("more/linear_mxfp4_sr_rht", "more/linear_hifp8_delayed", "FA_pv_linear_mxfp4_sr"),
@@ -81,17 +91,19 @@ LAYOUTS: dict[str, tuple[int, list[str]]] = {
 #: Layouts that need experts, and one that experts exclude: tensor without sequence parallelism.
 _WITH_EXPERTS = frozenset(name for name in LAYOUTS if "ep2" in name)
 _WITHOUT_EXPERTS = frozenset({"tp2"})
+_MODELS_WITH_EXPERTS = ("deepseek", "mixtral", "qwen3-moe")
 #: The seeds of a table's rows.
 SEEDS = (1, 2, 3)
 
 
 def exists(model: str, scheme: str, layout: str) -> bool:
     """Whether a model under a scheme can have a layout."""
-    if "sr_rht" in scheme and model == "deepseek" and "tp2" in layout:
+    has_experts = model in _MODELS_WITH_EXPERTS
+    if "sr_rht" in scheme and has_experts and "tp2" in layout:
         return False  # parts end within Hadamard blocks
-    if "cp2" in layout and model == "deepseek":
+    if "cp2" in layout and has_experts:
         return "linear" not in scheme  # the router parts an expert's tokens otherwise
-    return layout not in (_WITHOUT_EXPERTS if model == "deepseek" else _WITH_EXPERTS)
+    return layout not in (_WITHOUT_EXPERTS if has_experts else _WITH_EXPERTS)
 
 
 def reference(words: list[str]) -> list[str]:

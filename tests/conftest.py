@@ -43,6 +43,11 @@ TINY = [
 
 #: Overrides that make each shipped model tiny, after TINY. DeepSeek: one dense layer and one of experts, two of them
 #: shared; heads of unlike widths for keys and values; extents that leave short last blocks.
+_EXPERTS = [
+    *("model=deepseek2_lite", "model.mla=null", "model.num_query_groups=2", "model.head_dim=32"),
+    *("model.moe.num_experts=4", "model.moe.top_k=2", "model.moe.expert_ffn_hidden_size=40"),
+    *("model.moe.num_shared_experts=0", "model.moe.norm_topk_prob=true"),
+]
 TINY_MODELS = {
     "llama32-1b": [],
     "llama31-8b": ["model=llama31-8b", "model.num_query_groups=1"],
@@ -58,6 +63,10 @@ TINY_MODELS = {
         "model.moe.top_k=2",
         "model.moe.expert_ffn_hidden_size=40",
     ],
+    "qwen2": ["model.qkv_bias=true"],
+    "qwen3": ["model.qk_norm=true"],
+    "mixtral": [*_EXPERTS, "model.moe.num_dense_layers=0", "model.ffn_hidden_size=40"],
+    "qwen3_moe": [*_EXPERTS, "model.qk_norm=true"],
 }
 
 

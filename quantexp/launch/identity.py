@@ -151,7 +151,9 @@ def _histories(experiment: Experiment) -> dict[str, Any]:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    """The model's numbers; MLA, MoE and published weights are included only if the model has them.
+    """The model's numbers; MLA, MoE, biases, norms of heads and published weights only if the model has them.
+
+    A window that sequences fit in is left out: it changes no number.
 
     Published weights enter by the fingerprint of their content.
 
@@ -163,8 +165,9 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     if numbers.pop("init_from") is not None:
         require_published(user_path(str(model.init_from)), f"model.init_from={model.init_from}")
         numbers["initial_weights"] = weights_fingerprint(model)
-    for part in ("mla", "moe"):
-        if numbers[part] is None:
+    numbers.pop("sliding_window")
+    for part in ("mla", "moe", "qkv_bias", "qk_norm"):
+        if not numbers[part]:
             numbers.pop(part)
     if model.moe is not None:
         numbers["moe"]["aux_loss"] = model.moe.aux_loss.value

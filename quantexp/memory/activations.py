@@ -151,6 +151,8 @@ def _attention(
             own += size * model.mla.q_lora_rank
             own += _norm(model.mla.q_lora_rank, training, is_cpu)
     own //= part.ranks_of_tokens
+    if model.qk_norm:
+        own += _norm(model.head_dim * (heads + part.groups(model)), training, is_cpu)
     output = size * heads * value_head_dim(model)
     recomputed = training.recompute is Recompute.selective
     if path is AttentionPath.fused and not recomputed:

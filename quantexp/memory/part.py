@@ -12,7 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quantexp.model.decoder import alike_layers, is_routed, linear_shapes, other_parameters
+from quantexp.model.decoder import (
+    alike_layers,
+    bias_parameters,
+    is_routed,
+    linear_shapes,
+    other_parameters,
+)
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import num_micro_batches_each, padded_vocab_size
 from quantexp.schema import Dispatcher, Experiment, ModelConfig, TrainingConfig
@@ -99,6 +105,7 @@ class Part:
             shapes = linear_shapes(model, layer)
             experts = sum(shape.count for name, shape in shapes.items() if is_routed(name))
             others = sum(shape.count for name, shape in shapes.items() if not is_routed(name))
+            others += bias_parameters(model)
             dense += count * (others // tensor + other_parameters(model, layer))
             routed += count * (experts // (self.layout.expert * self.layout.expert_tensor))
         embedding = padded_vocab_size(model.vocab_size) * model.hidden_size // tensor

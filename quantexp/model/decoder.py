@@ -143,10 +143,16 @@ def _gated(prefix: str, width: int, inner: int) -> dict[str, LinearShape]:
 
 
 def other_parameters(model: ModelConfig, layer: int) -> int:
-    """Parameters of a layer outside the modules above: norms and the router."""
+    """Parameters of a layer outside the modules above that are never divided: norms and the router."""
     moe = moe_of(model, layer)
     router = 0 if moe is None else moe.num_experts * model.hidden_size
-    return 2 * model.hidden_size + _latent_norms(model.mla) + router
+    heads = 2 * model.head_dim if model.qk_norm else 0
+    return 2 * model.hidden_size + heads + _latent_norms(model.mla) + router
+
+
+def bias_parameters(model: ModelConfig) -> int:
+    """Elements of a layer's biases, which tensor parallelism divides like the rows of their modules."""
+    return _projections(model)["qkv"].output_width if model.qkv_bias else 0
 
 
 def _latent_norms(mla: MlaConfig | None) -> int:

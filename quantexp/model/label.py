@@ -45,7 +45,7 @@ _SIZES = {
     "mla.v_head_dim": "value head width {}",
 }
 #: Keys that do not describe the model's shape, or repeat another number.
-_SILENT = {"name", "from_hf", "init_from", "max_sequence_length", "init_std"}
+_SILENT = {"name", "from_hf", "init_from", "max_sequence_length", "init_std", "sliding_window"}
 _SECTIONS = {"mla": MlaConfig, "moe": MoeConfig}
 
 

@@ -3,7 +3,7 @@
 Names are global: those of `GPTModel.named_parameters()` of a model in one process. A parameter is divided along one
 axis, or not at all:
 
-    rows (0)      embedding, output layer, qkv, q-proj, q-down, q-up, kv-down, kv-up, fc1
+    rows (0)      embedding, output layer, qkv and its bias, q-proj, q-down, q-up, kv-down, kv-up, fc1
     columns (1)   proj, fc2
     whole         norms, router
 
@@ -74,7 +74,7 @@ def global_name(name: str, first_layer: int, first_expert: int = 0) -> str:
 
 def axis_of(name: str) -> int | None:
     """The axis along which tensor parallelism divides a parameter; None for a whole one."""
-    owner = name.removesuffix(".weight")
+    owner = _owner(name)
     if owner.endswith(_BY_ROWS):
         return 0
     return 1 if owner.endswith(_BY_COLUMNS) else None
@@ -82,7 +82,12 @@ def axis_of(name: str) -> int | None:
 
 def num_ranges(name: str) -> int:
     """Ranges in a rank's share of a divided parameter: one of gate and one of up in fc1, one in all others."""
-    return 2 if name.removesuffix(".weight").endswith("linear_fc1") else 1
+    return 2 if _owner(name).endswith("linear_fc1") else 1
+
+
+def _owner(name: str) -> str:
+    """The module of a weight or a bias."""
+    return name.removesuffix(".weight").removesuffix(".bias")
 
 
 def shard_of(name: str, shape: tuple[int, ...], layout: Layout, place: Place) -> Shard:

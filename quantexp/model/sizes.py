@@ -6,6 +6,7 @@ from quantexp.model.decoder import (
     OUTPUT,
     LinearShape,
     alike_layers,
+    bias_parameters,
     is_routed,
     linear_shapes,
     moe_of,
@@ -56,6 +57,7 @@ def num_parameters(model: ModelConfig) -> int:
     """Parameters, without Megatron's padding of the vocabulary."""
     layers = num_linear_parameters(model)
     layers += sum(count * other_parameters(model, layer) for layer, count in alike_layers(model))
+    layers += model.num_layers * bias_parameters(model)
     embeddings = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size
     return layers + model.hidden_size + embeddings
 

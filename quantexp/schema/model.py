@@ -96,7 +96,10 @@ class MoeConfig:
 
 @dataclass
 class ModelConfig:
-    """A decoder-only transformer of the Llama or DeepSeek-V2 family; every number as published."""
+    """A decoder-only transformer; every number as published.
+
+    The families are Llama 3, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and DeepSeek-V2.
+    """
 
     #: The name of the choice; part of the run folder's name.
     name: str = limited(MISSING, FOLDER_NAME)
@@ -122,6 +125,12 @@ class ModelConfig:
     rotary_base: int = limited(10000, *between(1, 1_000_000_000_000))
     #: Llama 3's frequency scaling; null means none.
     rope_scaling_factor: float | None = limited(None, POSITIVE, at_most(1_000_000))
+    #: Whether the projections of queries, keys and values have biases (Qwen2).
+    qkv_bias: bool = False
+    #: Whether each query and key head has an RMSNorm before the rotary embedding (Qwen3).
+    qk_norm: bool = False
+    #: Published window of attention, tokens (Mistral); sequences must fit in it, so it hides nothing. null means none.
+    sliding_window: int | None = limited(None, *_TOKENS)
     #: Whether the output layer shares the embedding's weight.
     tie_embeddings: bool = False
     #: Standard deviation of the initial weights.

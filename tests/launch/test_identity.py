@@ -295,8 +295,13 @@ def test_data_is_read_once_for_all_points(
 
 def test_absent_parts_of_a_model_leave_its_hash_unchanged(base: Experiment) -> None:
     model = identity(base, "cpu")["model"]
-    assert "mla" not in model
-    assert "moe" not in model
+    assert not {"mla", "moe", "qkv_bias", "qk_norm", "sliding_window"} & model.keys()
+    assert after(base, "model.sliding_window", 8192) == digest(base)
+
+
+@pytest.mark.parametrize("key", ["model.qkv_bias", "model.qk_norm"])
+def test_biases_and_norms_of_heads_change_the_hash(base: Experiment, key: str) -> None:
+    assert after(base, key, True) != digest(base)
 
 
 @pytest.mark.parametrize(

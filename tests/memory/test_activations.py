@@ -60,6 +60,10 @@ MODELS: list[tuple[str, list[str]]] = [
     ("deepseek2_lite", []),
     ("deepseek2_lite", [Q_LORA]),
     ("deepseek2_lite", ["model.moe.num_shared_experts=0", "model.moe.num_dense_layers=0"]),
+    ("qwen2", []),
+    ("qwen3", []),
+    ("mixtral", []),
+    ("qwen3_moe", []),
 ]
 
 
@@ -67,7 +71,9 @@ MODELS: list[tuple[str, list[str]]] = [
     ("path", "model", "words"),
     [
         # The path determines what attention saves: one test for each kind of attention, the rest is slow.
-        pytest.param(path, *model, marks=[] if path == "plain" or i in (0, 2) else pytest.mark.slow)
+        pytest.param(
+            path, *model, marks=[] if path == "plain" or i in (0, 2, 6) else pytest.mark.slow
+        )
         for path in ("plain", "fused", "tiled")
         for i, model in enumerate(MODELS)
     ],

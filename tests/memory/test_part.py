@@ -38,7 +38,9 @@ def named_shapes(experiment: Experiment) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", ["llama32-1b", "deepseek2_lite"])
+@pytest.mark.parametrize(
+    "name", ["llama32-1b", "deepseek2_lite", "qwen2", "qwen3", "mixtral", "qwen3_moe"]
+)
 def test_parameters_of_each_rank_are_its_shards_of_megatrons_model(
     tiny: Tiny, tiny_models: dict[str, list[str]], name: str, tied: bool
 ) -> None:

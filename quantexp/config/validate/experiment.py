@@ -157,6 +157,11 @@ def _fits(experiment: Experiment) -> None:
             "training.seq_length must be at most model.max_sequence_length="
             f"{model.max_sequence_length}, got {training.seq_length}"
         )
+    if model.sliding_window is not None and training.seq_length > model.sliding_window:
+        raise ConfigError(
+            f"training.seq_length must be at most model.sliding_window={model.sliding_window}, beyond which the model "
+            f"would need windowed attention, which is not built, got {training.seq_length}"
+        )
 
 
 def _scheme(experiment: Experiment) -> None:

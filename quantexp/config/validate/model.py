@@ -28,9 +28,60 @@ def validate_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.head_dim must be even for the rotary embedding, got {model.head_dim}"
         )
+    _additions(model)
     if model.moe is not None:
         _moe(model.moe, model.num_layers)
+        if model.mla is None:
+            _grouped_query_experts(model, model.moe)
         _count("model.num_layers x model.moe.num_experts", model.num_layers * model.moe.num_experts)
+
+
+def _additions(model: ModelConfig) -> None:
+    """Refuse biases, norms of heads and windows in a model of no published family."""
+    for key, has in (
+        ("model.qkv_bias", model.qkv_bias),
+        ("model.qk_norm", model.qk_norm),
+        ("model.sliding_window", model.sliding_window),
+    ):
+        if has and model.mla is not None:
+            raise ConfigError(f"{key} does not go with model.mla, got {has}")
+    if model.qkv_bias and (model.qk_norm or model.moe is not None):
+        other = "model.qk_norm" if model.qk_norm else "model.moe"
+        raise ConfigError(
+            f"model.qkv_bias does not go with {other}: Qwen2's dense models alone have the biases; drop one of them"
+        )
+    if model.sliding_window is not None and (model.qkv_bias or model.qk_norm):
+        other = "model.qkv_bias" if model.qkv_bias else "model.qk_norm"
+        raise ConfigError(
+            f"model.sliding_window must be null with {other}, got {model.sliding_window}"
+        )
+
+
+def _grouped_query_experts(model: ModelConfig, moe: MoeConfig) -> None:
+    """Refuse experts that are neither Mixtral's nor Qwen3's."""
+    if moe.num_shared_experts or moe.routed_scaling_factor != 1:
+        raise ConfigError(
+            "model.moe.num_shared_experts must be 0 and model.moe.routed_scaling_factor 1 without model.mla, got "
+            f"{moe.num_shared_experts} and {moe.routed_scaling_factor:g}"
+        )
+    if moe.norm_topk_prob and moe.top_k < 2:
+        raise ConfigError(
+            "model.moe.top_k must be at least 2 with model.moe.norm_topk_prob=true and without model.mla, got "
+            f"{moe.top_k}: the weight of a single expert would always be 1"
+        )
+    if model.qk_norm:
+        return
+    if not moe.norm_topk_prob or moe.num_dense_layers:
+        raise ConfigError(
+            "model.moe.norm_topk_prob must be true and model.moe.num_dense_layers 0 without model.mla and "
+            f"model.qk_norm (Mixtral), got {str(moe.norm_topk_prob).lower()} and {moe.num_dense_layers}"
+        )
+    if model.ffn_hidden_size != moe.expert_ffn_hidden_size:
+        raise ConfigError(
+            "model.ffn_hidden_size must be model.moe.expert_ffn_hidden_size="
+            f"{moe.expert_ffn_hidden_size} without model.mla and model.qk_norm (Mixtral has one number for both), got "
+            f"{model.ffn_hidden_size}"
+        )
 
 
 def _mla(model: ModelConfig, mla: MlaConfig) -> None:

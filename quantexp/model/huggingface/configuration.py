@@ -11,46 +11,21 @@ from typing import Any
 
 from quantexp.errors import ConfigError, UnreadableError
 from quantexp.model.huggingface.entries import Entries, Json
+from quantexp.model.huggingface.expert_entries import (
+    mixtral_experts,
+    mixtral_json,
+    qwen3_experts,
+    qwen3_json,
+)
+from quantexp.model.huggingface.families import ARCHITECTURES, FIXED, Family, family_of
 from quantexp.reading.json_files import require_json
 from quantexp.schema import AuxLoss, ModelConfig
 
-LLAMA, DEEPSEEK_V2 = "llama", "deepseek_v2"
-#: Model type -> supported architecture.
-ARCHITECTURES = {LLAMA: "LlamaForCausalLM", DEEPSEEK_V2: "DeepseekV2ForCausalLM"}
 #: Fixed parameters of Megatron's Llama 3 scaling of rotary frequencies; only the factor is free.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}
-#: The code beside DeepSeek-V2's published configurations, which transformers has as its own by now.
-_DEEPSEEK_CODE = {
-    "AutoConfig": "configuration_deepseek.DeepseekV2Config",
-    "AutoModel": "modeling_deepseek.DeepseekV2Model",
-    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
-}
-#: Required values; others would need code that does not exist.
-_FIXED: dict[str, dict[str, tuple[object, ...]]] = {
-    LLAMA: {
-        "auto_map": (None,),
-        "hidden_act": ("silu",),
-        "attention_bias": (False, None),
-        "mlp_bias": (False, None),
-        "attention_dropout": (0, None),
-        "quantization_config": (None,),
-    },
-    DEEPSEEK_V2: {
-        "auto_map": (None, _DEEPSEEK_CODE),
-        "hidden_act": ("silu",),
-        "attention_bias": (False, None),
-        "mlp_bias": (False, None),
-        "attention_dropout": (0, None),
-        "quantization_config": (None,),
-        "topk_method": ("greedy", None),
-        "scoring_func": ("softmax", None),
-        "n_group": (1, None),
-        "moe_layer_freq": (1, None),
-    },
 }
 
 
@@ -73,20 +48,8 @@ def numbers(content: Json, file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: an unsupported architecture, or a missing or unsupported number.
     """
-    kind = content.get("model_type")
-    architectures = content.get("architectures")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        names = architectures if isinstance(architectures, list) else []
-        architecture = ", ".join(map(str, names or ["none named"]))
-        known = ", ".join(f"{name} ({a})" for name, a in ARCHITECTURES.items())
-        raise ConfigError(
-            f"{file} is of model_type {kind!r} ({architecture}), which is not built here; built are {known}"
-        )
-    if architectures is not None and architectures != [ARCHITECTURES[kind]]:
-        raise ConfigError(
-            f"{file}: architectures must be [{ARCHITECTURES[kind]!r}] to be built here, got {architectures!r}"
-        )
-    for key, allowed in _FIXED[kind].items():
+    family = _family(content, file)
+    for key, allowed in FIXED[family].items():
         if key in content and not any(_is_same(content[key], value) for value in allowed):
             raise ConfigError(
                 f"{file}: {key} must be {allowed[0]!r} to be built here, got {content[key]!r}"
@@ -104,7 +67,26 @@ def numbers(content: Json, file: Path) -> dict[str, Any]:
         "init_std": read.number("initializer_range", default=0.02),
         "rotary_base": read.rope_theta(),
     }
-    return {**common, **(_llama(read) if kind == LLAMA else _deepseek(read))}
+    if family is Family.DEEPSEEK_V2:
+        return {**common, **_deepseek(read)}
+    return {**common, **_grouped_query(read, family)}
+
+
+def _family(content: Json, file: Path) -> Family:
+    kind, architectures = content.get("model_type"), content.get("architectures")
+    family = next((each for each in Family if each.value == kind), None)
+    if family is None:
+        names = architectures if isinstance(architectures, list) else []
+        architecture = ", ".join(map(str, names or ["none named"]))
+        known = ", ".join(f"{each.value} ({name})" for each, name in ARCHITECTURES.items())
+        raise ConfigError(
+            f"{file} is of model_type {kind!r} ({architecture}), which is not built here; built are {known}"
+        )
+    if architectures is not None and architectures != [ARCHITECTURES[family]]:
+        raise ConfigError(
+            f"{file}: architectures must be [{ARCHITECTURES[family]!r}] to be built here, got {architectures!r}"
+        )
+    return family
 
 
 def _is_same(value: object, allowed: object) -> bool:
@@ -112,15 +94,39 @@ def _is_same(value: object, allowed: object) -> bool:
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
-def _llama(read: Entries) -> dict[str, Any]:
+def _grouped_query(read: Entries, family: Family) -> dict[str, Any]:
     heads = read.number("num_attention_heads")
+    groups = {"default": heads} if family is Family.LLAMA else {}
+    moe = None
+    if family is Family.MIXTRAL:
+        moe = mixtral_experts(read)
+    elif family is Family.QWEN3_MOE:
+        moe = qwen3_experts(read)
     return {
-        "num_query_groups": read.number("num_key_value_heads", default=heads),
-        "head_dim": _head_dim(read, heads),
+        "num_query_groups": read.number("num_key_value_heads", **groups),
+        "head_dim": read.number("head_dim") if family is Family.QWEN3 else _head_dim(read, heads),
         "rope_scaling_factor": _llama3_factor(read),
+        "qkv_bias": family is Family.QWEN2,
+        "qk_norm": family in (Family.QWEN3, Family.QWEN3_MOE),
+        "sliding_window": _sliding_window(read, family),
         "mla": None,
-        "moe": None,
+        "moe": moe,
     }
+
+
+def _sliding_window(read: Entries, family: Family) -> Any:
+    """The window of Mistral and Mixtral; the other families have none, or refuse the key that would use it."""
+    types = read.content.get("layer_types")
+    full = isinstance(types, list) and all(each == "full_attention" for each in types)
+    if family is not Family.LLAMA and types is not None and not full:
+        raise ConfigError(
+            f"{read.file}: layer_types must be 'full_attention' in every layer to be built here, got {types!r}"
+        )
+    if family is Family.MISTRAL and "sliding_window" not in read.content:
+        return 4096  # the default of transformers
+    if family in (Family.MISTRAL, Family.MIXTRAL):
+        return read.number("sliding_window", default=None)
+    return None
 
 
 def _head_dim(read: Entries, heads: Any) -> Any:
@@ -162,8 +168,16 @@ def _deepseek(read: Entries) -> dict[str, Any]:
         "v_head_dim": read.number("v_head_dim"),
         "yarn": _yarn(read),
     }
-    groups_and_heads = {"num_query_groups": heads, "head_dim": nope + rope}
-    return {**groups_and_heads, "rope_scaling_factor": None, "mla": mla, "moe": _moe(read)}
+    return {
+        "num_query_groups": heads,
+        "head_dim": nope + rope,
+        "rope_scaling_factor": None,
+        "qkv_bias": False,
+        "qk_norm": False,
+        "sliding_window": None,
+        "mla": mla,
+        "moe": _moe(read),
+    }
 
 
 def _yarn(read: Entries) -> dict[str, Any] | None:
@@ -208,10 +222,10 @@ def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:
         model: a model of any supported family.
         dtype: torch's name for the dtype of its weights.
     """
-    kind = LLAMA if model.mla is None and model.moe is None else DEEPSEEK_V2
+    family = family_of(model)
     return {
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family.value,
         "torch_dtype": dtype,
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -225,16 +239,31 @@ def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": model.tie_embeddings,
         "rope_theta": float(model.rotary_base),
         "hidden_act": "silu",
-        "attention_bias": False,
         "attention_dropout": 0.0,
-        **(_llama_json(model) if kind == LLAMA else _deepseek_json(model)),
+        **(_grouped_query_json(model, family) if model.mla is None else _deepseek_json(model)),
     }
 
 
-def _llama_json(model: ModelConfig) -> dict[str, Any]:
-    factor = model.rope_scaling_factor
+def _grouped_query_json(model: ModelConfig, family: Family) -> dict[str, Any]:
+    factor, moe = model.rope_scaling_factor, model.moe
     scaling = None if factor is None else {"rope_type": "llama3", "factor": factor, **_LLAMA3}
-    return {"head_dim": model.head_dim, "mlp_bias": False, "rope_scaling": scaling}
+    content = {"head_dim": model.head_dim, "rope_scaling": scaling, **_switches(model, family)}
+    if moe is None:
+        return content
+    return {**content, **(qwen3_json(moe) if model.qk_norm else mixtral_json(moe))}
+
+
+def _switches(model: ModelConfig, family: Family) -> dict[str, Any]:
+    """The entries that say which biases and windows there are."""
+    match family:
+        case Family.LLAMA:
+            return {"attention_bias": False, "mlp_bias": False}
+        case Family.MISTRAL | Family.MIXTRAL:
+            return {"sliding_window": model.sliding_window}
+        case Family.QWEN2:
+            return {"use_sliding_window": False}
+        case _:
+            return {"attention_bias": False, "use_sliding_window": False}
 
 
 def _deepseek_json(model: ModelConfig) -> dict[str, Any]:
@@ -262,6 +291,7 @@ def _deepseek_json(model: ModelConfig) -> dict[str, Any]:
         "seq_aux": moe.aux_loss is AuxLoss.sequence,
     }
     return {
+        "attention_bias": False,
         "q_lora_rank": mla.q_lora_rank,
         "kv_lora_rank": mla.kv_lora_rank,
         "qk_nope_head_dim": mla.qk_head_dim,

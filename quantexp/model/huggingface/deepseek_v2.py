@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quantexp.model.decoder import moe_of, shared_width
+from quantexp.model.decoder import moe_of
+from quantexp.model.huggingface.experts import experts
 from quantexp.model.huggingface.parameters import Parameter, feed_forward, vector, whole
-from quantexp.schema import MlaConfig, ModelConfig, MoeConfig
+from quantexp.schema import MlaConfig, ModelConfig
 
 
 def layer(model: ModelConfig, index: int) -> Iterator[Parameter]:
@@ -25,7 +26,7 @@ def layer(model: ModelConfig, index: int) -> Iterator[Parameter]:
     if moe is None:
         yield from feed_forward(f"{ours}.mlp", f"{theirs}.mlp", model.ffn_hidden_size, hidden)
     else:
-        yield from _experts(f"{ours}.mlp", f"{theirs}.mlp", hidden, moe)
+        yield from experts(f"{ours}.mlp", f"{theirs}.mlp", hidden, moe)
 
 
 def _attention(ours: str, theirs: str, model: ModelConfig, mla: MlaConfig) -> Iterator[Parameter]:
@@ -50,13 +51,3 @@ def _attention(ours: str, theirs: str, model: ModelConfig, mla: MlaConfig) -> It
         norm = f"{theirs}.q_a_layernorm.weight"
         yield vector(f"{ours}.q_layernorm.weight", norm, mla.q_lora_rank)
     yield vector(f"{ours}.kv_layernorm.weight", f"{theirs}.kv_a_layernorm.weight", latent)
-
-
-def _experts(ours: str, theirs: str, hidden: int, moe: MoeConfig) -> Iterator[Parameter]:
-    yield whole(f"{ours}.router.weight", f"{theirs}.gate.weight", moe.num_experts, hidden)
-    for expert in range(moe.num_experts):
-        own, published = f"{ours}.experts.local_experts.{expert}", f"{theirs}.experts.{expert}"
-        yield from feed_forward(own, published, moe.expert_ffn_hidden_size, hidden)
-    if moe.num_shared_experts:
-        own, published = f"{ours}.shared_experts", f"{theirs}.shared_experts"
-        yield from feed_forward(own, published, shared_width(moe), hidden)

@@ -19,7 +19,10 @@ _NAMED = 5
 #: Suffix of tensors that follow from the configuration.
 _DERIVED = ".rotary_emb.inv_freq"
 #: Numbers that may differ in the weights' own configuration, as they do not change the meaning of the weights.
-_FREE = ("max_sequence_length", "init_std", "aux_loss", "aux_loss_coefficient")
+_FREE = (
+    *("max_sequence_length", "sliding_window", "init_std"),
+    *("aux_loss", "aux_loss_coefficient"),
+)
 
 
 def fitting_weights(

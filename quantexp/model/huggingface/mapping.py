@@ -4,11 +4,12 @@ In all supported families the two differ only in names and the order of rows: a 
 concatenation of row ranges of published tensors, and every row of every published tensor appears in exactly one
 place. One table therefore serves loading and exporting, bit for bit.
 
-    linear_qkv      for each query group: its query heads, its key head, its value head
+    linear_qkv      for each query group: its query heads, its key head, its value head; a bias likewise
     linear_fc1      gate, then up
     embedding, output layer     the published rows, then Megatron's padding of the vocabulary, which is zero
 
-A family is a module with `layer(model, index)`. Imports no torch.
+A kind of attention is a module with `layer(model, index)`: `llama` (grouped queries) and `deepseek_v2` (a latent).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,14 +22,10 @@ from quantexp.schema import ModelConfig
 
 def mapping(model: ModelConfig) -> list[Parameter]:
     """Every parameter of a model, in Megatron's order."""
-    family = llama if model.mla is None and model.moe is None else deepseek_v2
+    kind = llama if model.mla is None else deepseek_v2
     return [
         _vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight", model),
-        *(
-            parameter
-            for layer in range(model.num_layers)
-            for parameter in family.layer(model, layer)
-        ),
+        *(parameter for layer in range(model.num_layers) for parameter in kind.layer(model, layer)),
         vector("decoder.final_layernorm.weight", "model.norm.weight", model.hidden_size),
         *_output_layer(model),
     ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+#: The usual published names of a gated feed-forward's matrices.
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -47,15 +50,25 @@ def whole(name: str, tensor: str, rows: int, width: int) -> Parameter:
 
 
 def vector(name: str, tensor: str, count: int) -> Parameter:
-    """A norm's weight, which is published unchanged."""
+    """A vector that is published unchanged, such as a norm's weight."""
     return Parameter(name, (Rows(tensor, 0, count),), None)
 
 
-def feed_forward(ours: str, theirs: str, inner: int, hidden: int) -> Iterator[Parameter]:
-    """A gated feed-forward; Megatron stores gate and up in one matrix."""
+def feed_forward(
+    ours: str,
+    theirs: str,
+    inner: int,
+    hidden: int,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+) -> Iterator[Parameter]:
+    """A gated feed-forward; Megatron stores gate and up in one matrix.
+
+    `names` are the published ones of gate, up and down.
+    """
+    gate, up, down = names
     gate_and_up = (
-        Rows(f"{theirs}.gate_proj.weight", 0, inner),
-        Rows(f"{theirs}.up_proj.weight", 0, inner),
+        Rows(f"{theirs}.{gate}.weight", 0, inner),
+        Rows(f"{theirs}.{up}.weight", 0, inner),
     )
     yield Parameter(f"{ours}.linear_fc1.weight", gate_and_up, hidden)
-    yield whole(f"{ours}.linear_fc2.weight", f"{theirs}.down_proj.weight", hidden, inner)
+    yield whole(f"{ours}.linear_fc2.weight", f"{theirs}.{down}.weight", hidden, inner)

@@ -27,8 +27,14 @@ from quantexp.training.megatron.model import first_layer, linear_weights
 
 #: The parameters of an attention in the order of the forward pass; Megatron registers them in another.
 _ATTENTION = (
-    *("linear_qkv", "linear_q_proj", "linear_q_down_proj", "q_layernorm", "linear_q_up_proj"),
-    *("linear_kv_down_proj", "kv_layernorm", "linear_kv_up_proj", "linear_proj"),
+    *("linear_qkv", "linear_q_proj", "linear_q_down_proj", "q_layernorm", "k_layernorm"),
+    *(
+        "linear_q_up_proj",
+        "linear_kv_down_proj",
+        "kv_layernorm",
+        "linear_kv_up_proj",
+        "linear_proj",
+    ),
 )
 
 

@@ -4,6 +4,7 @@ Every parameter is drawn whole, in fp32, by a CPU generator of its own, whose se
 parameter's global name; each rank keeps its part, rounded to the working dtype. The distributions are Megatron's:
 
     norms                            1
+    biases                           0
     proj and fc2 (experts too)       normal(0, init_std / sqrt(2 layers))
     all others                       normal(0, init_std), the padding of the vocabulary included
 
@@ -34,7 +35,7 @@ def draw_weights(parts: Mapping[str, Part], model: ModelConfig, seed: int) -> No
     """Fill a rank's parts of a model with its initial weights."""
     for part in parts.values():
         if part.parameter.width is None:
-            part.tensor.fill_(1.0)
+            part.tensor.fill_(0.0 if part.parameter.name.endswith(".bias") else 1.0)
         else:
             _copy_part(_drawn(part.parameter, model, seed), part.shard, part.tensor)
 

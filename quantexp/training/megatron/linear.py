@@ -8,6 +8,8 @@ DistributedDataParallel's hook adds to the fp32 main gradient in every scheme, b
 With tensor parallelism (arXiv 1909.08053) a column layer's input gradient is reduced while wgrad runs. With sequence
 parallelism (arXiv 2205.05198) the function saves a rank's own tokens and gathers them again in the backward pass, as
 the stock layer does; the quantiser always sees the gathered tensor.
+
+A bias (Qwen2's qkv) is never quantised. It is added after the product, which goes to the hook without it.
 """
 
 from __future__ import annotations
@@ -143,7 +145,10 @@ class SchemeLinear:
             exchange,
         )
         output: Tensor = _Linear.apply(input, weight, call)  # type: ignore[no-untyped-call]
-        return output if bias is None else output + bias
+        if bias is None:
+            return output
+        self._show_output(output)
+        return output + bias
 
     def _show_output(self, output: Tensor) -> None:
         if output.numel():
@@ -154,9 +159,10 @@ class SchemeColumnParallelLinear(SchemeLinear, ColumnParallelLinear):  # type: i
     """Megatron's ColumnParallelLinear (qkv, fc1) with the scheme's products."""
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Megatron's forward pass; the output, a rank's columns, goes to the hook."""
+        """Megatron's forward pass; the output, a rank's columns without a bias, goes to the hook."""
         output, bias = ColumnParallelLinear.forward(self, *args, **kwargs)
-        self._show_output(output)
+        if self.bias is None or self.skip_bias_add:
+            self._show_output(output)
         return output, bias
 
 

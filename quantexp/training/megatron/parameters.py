@@ -69,9 +69,10 @@ def _global_name(
 def mark_divided(parts: dict[str, Part]) -> None:
     """Set Megatron's attributes of parameters that tensor parallelism divides, in every layout.
 
-    Megatron sets them where it initialises weights itself. Without them the gradient's norm counts a divided parameter
-    on one rank of its group alone. Call before the optimizer is built.
+    Megatron sets them where it initialises weights itself, and always of a bias. Without them the gradient's norm
+    counts a divided parameter on one rank of its group alone. Call before the optimizer is built.
     """
     for name, part in parts.items():
-        if (axis := axis_of(name)) is not None:
+        axis = axis_of(name)
+        if axis is not None and not hasattr(part.tensor, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(part.tensor, True, axis, num_ranges(name))

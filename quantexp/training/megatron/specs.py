@@ -43,17 +43,23 @@ def stock_spec(model: ModelConfig) -> TransformerBlockSubmodules:
     layers = []
     for layer in range(model.num_layers):
         moe = moe_of(model, layer)
-        layers.append(stock_layer_spec(model.mla is not None, moe.num_experts if moe else None))
+        experts = moe.num_experts if moe else None
+        layers.append(stock_layer_spec(model.mla is not None, experts, model.qk_norm))
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=MarkedRMSNorm)
 
 
-def stock_layer_spec(latent_attention: bool = False, num_experts: int | None = None) -> ModuleSpec:
-    """Megatron's stock layer: RMSNorm, grouped-query or latent attention, a gated MLP or sequential experts."""
+def stock_layer_spec(
+    latent_attention: bool = False, num_experts: int | None = None, qk_norm: bool = False
+) -> ModuleSpec:
+    """Megatron's stock layer: RMSNorm, grouped-query or latent attention, a gated MLP or sequential experts.
+
+    `qk_norm` adds an RMSNorm of each query and key head to grouped-query attention.
+    """
     complete_megatron()
     spec = get_gpt_layer_local_spec(
         num_experts=num_experts,
         multi_latent_attention=latent_attention,
-        qk_layernorm=latent_attention,  # the latents' norms
+        qk_layernorm=latent_attention or qk_norm,  # of latents, or of heads
         normalization="RMSNorm",
     )
     stock: dict[type, type] = {WrappedTorchNorm: MarkedRMSNorm}

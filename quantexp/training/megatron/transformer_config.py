@@ -70,6 +70,7 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         **_parallel(layout, model.num_layers),
+        **_grouped_query(model),
         **_latent(model, model.mla),
         **_experts(model, model.moe, dispatcher),
         **_recompute(training.recompute),
@@ -93,6 +94,13 @@ def _parallel(layout: Layout, num_layers: int) -> dict[str, object]:
         "expert_model_parallel_size": layout.expert,
         "expert_tensor_parallel_size": layout.expert_tensor,
     }
+
+
+def _grouped_query(model: ModelConfig) -> dict[str, object]:
+    """Megatron's settings of attention whose heads share no latent."""
+    if model.mla is not None:
+        return {}
+    return {"add_qkv_bias": model.qkv_bias, "qk_layernorm": model.qk_norm}
 
 
 def _latent(model: ModelConfig, mla: MlaConfig | None) -> dict[str, object]:

@@ -96,3 +96,103 @@ def test_an_odd_head_goes_with_latent_attention_alone() -> None:
     assert compose(["model=deepseek2_lite", *words], None, {}).model.head_dim == 129
     with pytest.raises(ConfigError, match=r"model\.head_dim must be even for the rotary"):
         compose(["model.head_dim=129"], None, {})
+
+
+#: Words on top of a dense model, and the refusal.
+ADDITIONS = [
+    (
+        ["model.qkv_bias=true", "model.qk_norm=true"],
+        "model.qkv_bias does not go with model.qk_norm: Qwen2's dense models alone have the biases; drop one of them",
+    ),
+    (
+        ["model.qkv_bias=true", "model.sliding_window=8192"],
+        "model.sliding_window must be null with model.qkv_bias, got 8192",
+    ),
+    (
+        ["model.qk_norm=true", "model.sliding_window=8192"],
+        "model.sliding_window must be null with model.qk_norm, got 8192",
+    ),
+    (["model.sliding_window=0"], "model.sliding_window must be at least 1, got 0"),
+    (
+        ["model.sliding_window=64", "training.seq_length=65"],
+        "training.seq_length must be at most model.sliding_window=64, beyond which the model would need windowed "
+        "attention, which is not built, got 65",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), ADDITIONS, ids=str)
+def test_additions_of_no_published_family_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose(words, None, {})
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("model.qkv_bias=true", "True"),
+        ("model.qk_norm=true", "True"),
+        ("model.sliding_window=8192", "8192"),
+    ],
+)
+def test_latent_attention_has_no_additions(word: str, value: str) -> None:
+    key = word.partition("=")[0]
+    message = re.escape(f"{key} does not go with model.mla, got {value}")
+    with pytest.raises(ConfigError, match=message):
+        compose(["model=deepseek2_lite", word], None, {})
+
+
+#: Words on top of Mixtral's experts, and the refusal.
+EXPERTS = [
+    (
+        ["model.moe.num_shared_experts=1"],
+        "model.moe.num_shared_experts must be 0 and model.moe.routed_scaling_factor 1 without model.mla, got 1 and 1",
+    ),
+    (
+        ["model.moe.norm_topk_prob=false", "model.moe.routed_scaling_factor=2"],
+        "model.moe.num_shared_experts must be 0 and model.moe.routed_scaling_factor 1 without model.mla, got 0 and 2",
+    ),
+    (
+        ["model.moe.top_k=1"],
+        "model.moe.top_k must be at least 2 with model.moe.norm_topk_prob=true and without model.mla, got 1: the "
+        "weight of a single expert would always be 1",
+    ),
+    (
+        ["model.moe.norm_topk_prob=false"],
+        "model.moe.norm_topk_prob must be true and model.moe.num_dense_layers 0 without model.mla and model.qk_norm "
+        "(Mixtral), got false and 0",
+    ),
+    (
+        ["model.moe.num_dense_layers=1"],
+        "model.moe.norm_topk_prob must be true and model.moe.num_dense_layers 0 without model.mla and model.qk_norm "
+        "(Mixtral), got true and 1",
+    ),
+    (
+        ["model.ffn_hidden_size=64"],
+        "model.ffn_hidden_size must be model.moe.expert_ffn_hidden_size=40 without model.mla and model.qk_norm "
+        "(Mixtral has one number for both), got 64",
+    ),
+    (
+        ["model.qkv_bias=true"],
+        "model.qkv_bias does not go with model.moe: Qwen2's dense models alone have the biases; drop one of them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), EXPERTS, ids=str)
+def test_experts_of_no_published_family_are_refused(
+    words: list[str], message: str, tiny_models: dict[str, list[str]]
+) -> None:
+    mixtral = ["training=fast", *tiny_models["mixtral"]]
+    assert compose(mixtral, None, {}).model.moe is not None
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose([*mixtral, *words], None, {})
+
+
+def test_qwen3s_experts_may_be_unnormalised_and_follow_dense_layers(
+    tiny_models: dict[str, list[str]],
+) -> None:
+    words = ["training=fast", *tiny_models["qwen3_moe"], "model.moe.norm_topk_prob=false"]
+    model = compose([*words, "model.moe.num_dense_layers=1", "model.moe.top_k=1"], None, {}).model
+    assert model.qk_norm
+    assert model.mla is None

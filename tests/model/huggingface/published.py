@@ -90,7 +90,64 @@ DEEPSEEK: dict[str, Any] = {
     },
     "tie_word_embeddings": False,
 }
-FAMILIES = {"llama31": LLAMA31, "llama32": LLAMA32, "deepseek_v2": DEEPSEEK}
+_GROUPED: dict[str, Any] = {
+    "vocab_size": 201,
+    "hidden_size": 60,
+    "intermediate_size": 84,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+}
+MISTRAL = {**_GROUPED, "model_type": "mistral", "head_dim": 14, "sliding_window": 41}
+QWEN2 = {
+    **_GROUPED,
+    "model_type": "qwen2",
+    "use_sliding_window": False,
+    "sliding_window": 16,
+    "max_window_layers": 1,
+    "tie_word_embeddings": True,
+}
+QWEN3 = {
+    **_GROUPED,
+    "model_type": "qwen3",
+    "head_dim": 14,
+    "attention_bias": False,
+    "use_sliding_window": False,
+}
+MIXTRAL = {
+    **_GROUPED,
+    "model_type": "mixtral",
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.02,
+}
+QWEN3_MOE = {
+    **_GROUPED,
+    "model_type": "qwen3_moe",
+    "head_dim": 14,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 28,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+FAMILIES = {
+    "llama31": LLAMA31,
+    "llama32": LLAMA32,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
+    "deepseek_v2": DEEPSEEK,
+}
 
 
 def published_model(config: dict[str, Any], seed: int = 5) -> Any:
@@ -103,9 +160,11 @@ def published_model(config: dict[str, Any], seed: int = 5) -> Any:
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if name.endswith(".bias"):
+                parameter.copy_(noise)
+            elif parameter.dim() == 1:
                 parameter.copy_(1 + 0.2 * noise)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
@@ -144,7 +203,10 @@ def training(precision: Precision = Precision.fp32) -> TrainingConfig:
 def gradients(model: Any) -> dict[str, Tensor]:
     """The gradients of transformers' model by published names; in memory it stores all experts in one tensor."""
     by_name: dict[str, Tensor] = {}
+    is_mixtral = model.config.model_type == "mixtral"
     for name, parameter in model.named_parameters():
+        if is_mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             by_name[name] = parameter.grad
             continue
@@ -155,5 +217,9 @@ def gradients(model: Any) -> dict[str, Tensor]:
                 if which == "gate_up_proj"
                 else [("down_proj", gradient)]
             )
-            by_name |= {f"{prefix}.{expert}.{part}.weight": value for part, value in parts}
+            mixtrals = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+            by_name |= {
+                f"{prefix}.{expert}.{mixtrals[part] if is_mixtral else part}.weight": value
+                for part, value in parts
+            }
     return by_name

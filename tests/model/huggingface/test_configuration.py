@@ -167,8 +167,8 @@ def test_transformers_reads_the_written_configuration(name: str, tmp_path: Path)
     ("config", "words"),
     [
         (
-            {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]},
-            r"of model_type 'mixtral' \(MixtralForCausalLM\), which is not built here; built are llama \(Ll",
+            {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
+            r"of model_type 'gemma' \(GemmaForCausalLM\), which is not built here; built are llama \(Ll",
         ),
         ({}, r"of model_type None \(none named\)"),
         (

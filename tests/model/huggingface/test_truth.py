@@ -72,6 +72,40 @@ def apart(a: Tensor, b: Tensor) -> float:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     **FAMILIES,
+    "mistral_without_window": {**FAMILIES["mistral"], "sliding_window": None},
+    "mistral_without_head_dim": {
+        **FAMILIES["mistral"],
+        "head_dim": None,
+        "num_key_value_heads": 6,
+        "tie_word_embeddings": True,
+    },
+    "qwen2_untied": {
+        **FAMILIES["qwen2"],
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": False,
+    },
+    "qwen3_tied_and_scaled": {
+        **FAMILIES["qwen3"],
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+        "rope_scaling": FAMILIES["llama31"]["rope_scaling"],
+    },
+    "mixtral_of_three": {
+        **FAMILIES["mixtral"],
+        "num_experts_per_tok": 3,
+        "head_dim": 14,
+        "sliding_window": 64,
+    },
+    "qwen3_moe_unnormalised": {
+        **FAMILIES["qwen3_moe"],
+        "norm_topk_prob": False,
+        "head_dim": 10,
+    },
+    "qwen3_moe_dense_first": {
+        **FAMILIES["qwen3_moe"],
+        "mlp_only_layers": [0],
+        "num_experts_per_tok": 3,
+    },
     "llama_without_scaling": {**FAMILIES["llama31"], "rope_scaling": None, "hidden_size": 66},
     "deepseek_with_q_latent": {**DEEPSEEK, "q_lora_rank": 26, "num_hidden_layers": 2},
     "deepseek_unequal_mscale": {
@@ -115,3 +149,56 @@ def test_the_scaling_of_the_rotary_embedding_has_an_effect_at_these_sizes(
     write(published_model(other), other, tmp_path)
     our_logits, _ = ours(of_folder(tmp_path), tokens)
     assert (our_logits - their_logits).abs().max() > 10 * BOUND
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mistral", {"sliding_window": 16}),
+        ("mistral", {"rope_theta": 10000.0}),
+        ("qwen2", {"use_sliding_window": True}),
+        ("qwen3", {"rms_norm_eps": 1e-2}),
+        ("mixtral", {"sliding_window": 16}),
+        ("mixtral", {"num_experts_per_tok": 3}),
+        ("qwen3_moe", {"norm_topk_prob": False}),
+    ],
+    ids=str,
+)
+def test_an_entry_of_the_published_configuration_has_an_effect_at_these_sizes(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Their model has the entry and ours has not; a window that is refused would be noticed, too."""
+    config = FAMILIES[family]
+    tokens = ids(config["vocab_size"])
+    their_logits, _ = theirs({**config, **changes}, tmp_path / "theirs", tokens)
+    write(published_model(config), config, tmp_path / "ours")
+    our_logits, _ = ours(of_folder(tmp_path / "ours"), tokens)
+    assert (our_logits - their_logits).abs().max() > 10 * BOUND
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen2", "q_proj.bias"),
+        ("qwen2", "k_proj.bias"),
+        ("qwen2", "v_proj.bias"),
+        ("qwen3", "q_norm.weight"),
+        ("qwen3", "k_norm.weight"),
+        ("qwen3_moe", "q_norm.weight"),
+        ("qwen3_moe", "k_norm.weight"),
+    ],
+)
+def test_each_bias_and_each_norm_of_heads_has_an_effect(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    """The elements of one vector in reverse order, as if heads or elements were taken for others."""
+    config = FAMILIES[family]
+    tokens = ids(config["vocab_size"])
+    model = published_model(config)
+    expected = model(tokens[:, :-1]).logits.detach()
+    with torch.no_grad():
+        vector = model.get_parameter(f"model.layers.1.self_attn.{name}")
+        vector.copy_(vector.flip(0))
+    write(model, config, tmp_path)
+    our_logits, _ = ours(of_folder(tmp_path), tokens)
+    assert (our_logits - expected).abs().max() > 10 * BOUND

@@ -85,6 +85,22 @@ def query_norm_added_over_ranks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def head_norms_not_added() -> Iterator[None]:
+    """The gradients of the norms of query and key heads are those of each rank's own heads."""
+    from quantexp.training.megatron import model
+
+    plain = model.build_chunks
+
+    def without_sum(*args: Any, **kwargs: Any) -> Any:
+        chunks, config = plain(*args, **kwargs)
+        config.qk_layernorm = False
+        return chunks, config
+
+    with _replaced("quantexp.training.megatron.step.build_chunks", without_sum):
+        yield
+
+
+@contextlib.contextmanager
 def context_in_plain_order() -> Iterator[None]:
     """Ranks of a context-parallel group take neighbouring chunks of a sequence."""
 

@@ -30,7 +30,7 @@ Tiny = Callable[..., Experiment]
 ATTRIBUTES = ("tensor_model_parallel", "partition_dim", "partition_stride")
 
 
-@pytest.fixture(params=["llama32-1b", "deepseek2_lite"])
+@pytest.fixture(params=["llama32-1b", "deepseek2_lite", "qwen2", "qwen3_moe"])
 def experiment(
     request: pytest.FixtureRequest, tiny: Tiny, tiny_models: dict[str, list[str]]
 ) -> Experiment:
