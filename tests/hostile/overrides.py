@@ -316,7 +316,8 @@ MAKERS: dict[str, Callable[[random.Random], list[str]]] = {
     "rules": _rules,
     "sweep": _sweep,
 }
-#: Verbs that read no configuration; doctor and verify measure the machine, so they get misuse alone.
+#: Verbs that read no configuration; doctor and verify measure the machine, watch serves a page until it is interrupted,
+#: so they get misuse alone.
 OTHER_VERBS = sorted(set(VERBS) - {"plan", "train", "doctor", "verify"})
 
 
@@ -337,6 +338,8 @@ def of_a_verb(source: random.Random) -> list[str]:
     flags += [
         "--rank=99999999999999999999",
         "--rank=" + "9" * 5000,
+        *("--port", "--port=-1", "--by=nope", "--from", "--from=-1", "--steps=0", "--gradient"),
+        *("--margin=nan", "--measure=x", "--no-wait"),
         "--only",
         "--nope",
         "-m",
@@ -380,6 +383,6 @@ def of_a_verb(source: random.Random) -> list[str]:
         ),
     ]
     chosen = [source.choice([*words, *words, *flags]) for _ in range(source.randint(0, 3))]
-    if verb in ("doctor", "verify"):
+    if verb in ("doctor", "verify", "watch"):
         chosen.append("--nope")
     return [verb, *(word for word in chosen if word not in ("--watch", "--follow"))]

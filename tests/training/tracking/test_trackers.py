@@ -57,7 +57,7 @@ def test_all_modules_have_the_same_names() -> None:
             for key, value in module.items()
             if getattr(value, "__module__", "") == module["__name__"]
         }
-        return {key for key in own if key.islower()} | {
+        return {key for key in own if key.islower() and not key.startswith("_")} | {
             key for key in module if key in ("NAME", "REMOTE")
         }
 
