@@ -33,20 +33,18 @@ def run(arguments: argparse.Namespace) -> int:
     before = {dossier.iteration for dossier in read_dossiers(run_dir)}
     request_dossier(run_dir)
     if arguments.no_wait:
-        print_line(f"asked for: it follows iteration {status.current_iteration}")
+        print_line(f"requested: the dossier follows iteration {status.current_iteration}")
         return 0
     print_line(_wait(run_dir, before))
     return 0
 
 
 def _training(run: RunDir) -> Status:
-    found = standing(run)
-    status = found.status
-    if status is None or status.state is not State.RUNNING or not found.alive:
-        state = "missing" if found.state is None else found.state.value
-        raise RunError(
-            f"{run.root.name} is {state}: only a running run can be asked for what it computes"
-        )
+    current = standing(run)
+    status = current.status
+    if status is None or status.state is not State.RUNNING or not current.alive:
+        state = "missing" if current.state is None else current.state.value
+        raise RunError(f"{run.root.name} is {state}: only a running run can write a dossier")
     return status
 
 

@@ -74,14 +74,28 @@ def write_dossier(run: RunDir, dossier: Dossier) -> None:
     write_json(folder_of(run, dossier.iteration) / DOSSIER, asdict(dossier))
 
 
+def dossier_files(run: RunDir) -> list[Path]:
+    """dossier.json of each dossier of a run, the oldest first."""
+    if not run.dossiers.is_dir():
+        return []
+    folders = (each for each in run.dossiers.iterdir() if _NAME.fullmatch(each.name))
+    return sorted(file for each in folders if (file := each / DOSSIER).is_file())
+
+
+def read_dossier(file: Path) -> Dossier:
+    """The content of a dossier.json.
+
+    Raises:
+        UnreadableError: names the file and what is wrong with it.
+    """
+    return require_json(file, Dossier)
+
+
 def read_dossiers(run: RunDir) -> Iterator[Dossier]:
     """The complete dossiers of a run, the oldest first; unreadable ones are left out."""
-    if not run.dossiers.is_dir():
-        return
-    for folder in sorted(run.dossiers.iterdir()):
-        if _NAME.fullmatch(folder.name) and (folder / DOSSIER).is_file():
-            with contextlib.suppress(UnreadableError):
-                yield require_json(folder / DOSSIER, Dossier)
+    for file in dossier_files(run):
+        with contextlib.suppress(UnreadableError):
+            yield read_dossier(file)
 
 
 def request_dossier(run: RunDir) -> None:

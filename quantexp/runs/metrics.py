@@ -26,6 +26,9 @@ TAIL_BYTES = 1 << 16
 #: The number of latest iterations that the median covers; TAIL_BYTES hold more lines.
 WINDOW = 100
 
+#: The smallest fp16 loss scale.
+MIN_LOSS_SCALE = 1.0
+
 
 class MetricsLine(TypedDict, total=False):
     """A line of metrics.jsonl as any version may have written it; a value that was not finite is None."""
@@ -188,3 +191,16 @@ def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = _numbers(lines, key)
     return median(values) if values else None
+
+
+def lowers_scale(scale: float | None, loss: float) -> bool:
+    """Whether a step was left out in the search for fp16's loss scale, which is above its minimum."""
+    return scale is not None and scale > MIN_LOSS_SCALE and math.isfinite(loss)
+
+
+def is_fault(line: Mapping[str, Any]) -> bool:
+    """Whether the step of a line of metrics.jsonl was left out, and not in that search."""
+    loss = line.get("loss")
+    return bool(line.get("skipped")) and not lowers_scale(
+        line.get("loss_scale"), math.nan if loss is None else loss
+    )

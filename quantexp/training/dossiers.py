@@ -10,7 +10,7 @@ import contextlib
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quantexp.capture.store.manifest import finish_capture
@@ -131,16 +131,15 @@ class Dossiers:
     def _fired(self, metrics: Metrics) -> Fired | None:
         """What this rank sees; a request comes first."""
         from quantexp.capture.ring.triggers import Fired
-        from quantexp.training.megatron.schedule import is_fault
 
-        fired = self._triggers.of_metrics(metrics, is_fault=is_fault(asdict(metrics)))
+        fired = self._triggers.of_metrics(metrics)
         if self.recorder is not None and self._length:
-            self.recorder.counted()
+            self.recorder.flush()
             if self.recorder.store.is_full:
                 fired = fired or self._triggers.of_shares(self.recorder.store.iterations)
-        is_asked = self.context.rank.leads and take_request(self.context.run)
-        if is_asked or self.context.requests.dossier:
-            return Fired(Trigger.REQUEST, "asked for from outside")
+        is_requested = self.context.rank.leads and take_request(self.context.run)
+        if is_requested or self.context.requests.dossier:
+            return Fired(Trigger.REQUEST, "requested from outside")
         if fired is None or not self._length:
             return None
         is_quiet = metrics.iteration <= self._quiet_until
@@ -161,12 +160,12 @@ class Dossiers:
         timestamp, has_room = gather((start_timestamp(), self._has_room(iteration)))[0]
         if self.recorder is None:
             self.recorder = self._new_recorder()
-        held = [each.number for each in self.recorder.store.iterations] if self._length else []
+        numbers = [each.number for each in self.recorder.store.iterations] if self._length else []
         is_written = False
         with self._logged(iteration):
             self.recorder.store.begin(folder)
-            if held:
-                self.recorder.store.dump(held[0])
+            if numbers:
+                self.recorder.store.dump(numbers[0])
             self._list_tokens(iteration)
             is_written = True
         if not all(gather(is_written)):
@@ -176,7 +175,7 @@ class Dossiers:
             now(),
             fired.trigger,
             fired.words,
-            [held[0], held[-1]] if held else None,
+            [numbers[0], numbers[-1]] if numbers else None,
             max((i for i in resumable(context.run) if i < iteration), default=None),
         )
         self._write(dossier)
@@ -214,8 +213,8 @@ class Dossiers:
         with self._logged(dossier.iteration):
             recorder.store.dump(iteration)
             self._list_tokens(iteration, only=iteration)
-        taken = gather((recorder.num_values, recorder.store.num_bytes))
-        tensors, num_bytes = (sum(each) for each in zip(*taken, strict=True))
+        sizes = gather((recorder.num_values, recorder.store.num_bytes))
+        tensors, num_bytes = (sum(each) for each in zip(*sizes, strict=True))
         recorder.whole_iteration = None
         self._write(
             replace(dossier, whole_iteration=iteration, tensors=tensors, num_bytes=num_bytes)

@@ -21,7 +21,7 @@ from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
 from quantexp.runs.dossiers import read_dossiers
 from quantexp.runs.fencing import require_ours
-from quantexp.runs.metrics import Metrics, read_metrics
+from quantexp.runs.metrics import Metrics, is_fault, read_metrics
 from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLevel
 from quantexp.training.capture_hooks import CaptureHooks
@@ -235,8 +235,6 @@ class RunObserver:
 
     def _count_left_out(self) -> None:
         """Count the steps left out before this start; those after its checkpoint are computed again."""
-        from quantexp.training.megatron.schedule import is_fault
-
         status, start = self.context.status, self.context.start
         before = [] if start is None else read_metrics(self.run)
         status.skipped = sum(is_fault(line) for line in before)
@@ -245,8 +243,6 @@ class RunObserver:
 
     def _end_with_dossiers(self, metrics: Metrics) -> None:
         """Let the triggers look at an iteration; what they ask for the first time is connected."""
-        from quantexp.training.megatron.schedule import is_fault
-
         status, before = self.context.status, self.dossiers.recorder
         if is_fault(asdict(metrics)):
             status.skipped += 1

@@ -20,6 +20,7 @@ from quantexp.analysis.watch import folder
 from quantexp.analysis.watch.folder import FolderWatch
 from quantexp.analysis.watch.page import page as page_about
 from quantexp.analysis.watch.server import PageServer
+from quantexp.runs.dossiers import Dossier, Trigger, folder_of, write_dossier
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, read_status, write_json, write_status
@@ -269,8 +270,8 @@ def test_dossiers_appear_newest_first(visit: Visit, watched: Watched) -> None:
         file.parent.mkdir(parents=True)
         file.write_text('{"iteration":')
         page.wait_for_timeout(200)
-        dossier = {"iteration": iteration, "time": 1e9 + iteration, "trigger": "loss"}
-        file.write_text(json.dumps({**dossier, "words": words}))
+        time = f"2026-01-31T12:00:{iteration}+00:00"
+        write_dossier(watched.mxfp4, Dossier(iteration, time, Trigger.LOSS, words))
         page.get_by_text(words).wait_for()
     rows = page.locator("#dossier-rows tr")
     assert [re.search(r"\b(12|30)\b", text)[0] for text in rows.all_inner_texts()] == ["30", "12"]  # type: ignore[index]
@@ -392,11 +393,9 @@ def test_the_page_is_whole_at_every_width(
 
 def test_a_script_in_a_name_is_text(visit: Visit, watched: Watched) -> None:
     watched.runs.add(SCRIPT, [5.0, 4.0], name="m_d_x-00000009")
-    folder = watched.mxfp4.dossiers / "iteration_1"
-    folder.mkdir(parents=True)
-    (folder / "dossier.json").write_text(
-        json.dumps({"iteration": 1, "words": SCRIPT, "trigger": SCRIPT})
-    )
+    folder_of(watched.mxfp4, 1).mkdir(parents=True)
+    dossier = Dossier(1, "2026-01-31T12:00:00+00:00", Trigger.LOSS, SCRIPT)
+    write_dossier(watched.mxfp4, dossier)
     page = visit()
     page.locator("#rows tr").nth(2).wait_for()
     assert SCRIPT in page.locator("#rows").inner_text()

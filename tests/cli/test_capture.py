@@ -35,7 +35,7 @@ def written(run: RunDir, whole: int | None) -> None:
     while not take_request(run):
         time.sleep(0.01)
     folder_of(run, 3).mkdir(parents=True)
-    write_dossier(run, Dossier(3, now(), Trigger.REQUEST, "asked for from outside"))
+    write_dossier(run, Dossier(3, now(), Trigger.REQUEST, "requested from outside"))
     if whole is None:
         status = read_status(run.status)
         assert status is not None
@@ -64,7 +64,7 @@ def test_command_waits_for_the_values(
 
 def test_command_need_not_wait(run: RunDir, capsys: Captured) -> None:
     assert main(["capture", "--no-wait", "bf16-1"]) == 0
-    assert capsys.readouterr().out == "asked for: it follows iteration 3\n"
+    assert capsys.readouterr().out == "requested: the dossier follows iteration 3\n"
     assert take_request(run)
     assert not take_request(run)
 
@@ -76,7 +76,7 @@ def test_run_that_does_not_run_is_refused(
     run = make_run("m_d_bf16-1", state)
     assert main(["capture", "bf16-1"]) == 1
     assert capsys.readouterr().err == (
-        f"quantexp: m_d_bf16-1 is {state.value}: only a running run can be asked for what it computes\n"
+        f"quantexp: m_d_bf16-1 is {state.value}: only a running run can write a dossier\n"
     )
     assert not run.capture_request.exists()
 

@@ -51,7 +51,7 @@ def trained(tiny: Tiny, tmp_path: Path) -> Trained:
 def fires(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trigger fires after one iteration, and wants to fire again in each of the following ones."""
 
-    def of_metrics(self: Triggers, metrics: Metrics, *, is_fault: bool) -> Fired | None:
+    def of_metrics(self: Triggers, metrics: Metrics) -> Fired | None:
         fired = Fired(Trigger.LOSS, "loss 9 is planted")
         return fired if metrics.iteration >= FIRES_AT else None
 
@@ -114,7 +114,7 @@ def test_a_trigger_fires_again_where_it_is_much_farther_out(
 ) -> None:
     far = {9: 12.0, 10: 40.0, 11: 49.0, 12: 150.0, 13: 190.0, 22: 11.0, 23: 11.0}
 
-    def of_metrics(self: Triggers, metrics: Metrics, *, is_fault: bool) -> Fired | None:
+    def of_metrics(self: Triggers, metrics: Metrics) -> Fired | None:
         deviations = far.get(metrics.iteration)
         return None if deviations is None else Fired(Trigger.LOSS, "planted", deviations)
 
@@ -167,7 +167,7 @@ def test_signal_asks_for_a_dossier(trained: Trained) -> None:
         worker.take_user_signal(signal.SIGUSR2, None)
 
     run = trained("capture=stats", "training.iterations=3", before=send)
-    assert [each.words for each in read_dossiers(run)] == ["asked for from outside"]
+    assert [each.words for each in read_dossiers(run)] == ["requested from outside"]
     assert listed(run.tensors, STATISTICS, 1), "the capture goes on beside it"
 
 

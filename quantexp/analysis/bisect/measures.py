@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 from quantexp.analysis.bisect.trouble import (
     Step,
@@ -19,26 +18,17 @@ from quantexp.analysis.bisect.trouble import (
     trouble_in,
 )
 from quantexp.errors import RunError
-from quantexp.reading.json_files import require_json
-from quantexp.reading.typed import Count
+from quantexp.runs.dossiers import Trigger, dossier_files, read_dossier
 from quantexp.runs.paths import RunDir
 
 #: The trigger of a dossier -> the measure; others say nothing about a trouble.
 _OF_TRIGGER = {
-    "nonfinite": "nonfinite",
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "saturated": "gradient",
-    "underflow": "gradient",
+    Trigger.NONFINITE: "nonfinite",
+    Trigger.LOSS: "loss",
+    Trigger.GRAD_NORM: "grad_norm",
+    Trigger.SATURATED: "gradient",
+    Trigger.UNDERFLOW: "gradient",
 }
-
-
-class _Dossier(TypedDict):
-    """The keys of a dossier that a search needs."""
-
-    iteration: Count
-    trigger: str
-    words: str
 
 
 @dataclass(frozen=True)
@@ -142,10 +132,9 @@ def trouble_of(run: RunDir, measure: str | None, start: int | None, steps: int |
 
 
 def _in_dossiers(run: RunDir) -> Trouble | None:
-    for file in sorted(run.dossiers.glob("iteration*/dossier.json")):
-        content = require_json(file, _Dossier)
-        if (measure := _OF_TRIGGER.get(content["trigger"])) is not None:
-            return Trouble(measure, content["iteration"], f"the dossier says: {content['words']}")
+    for dossier in map(read_dossier, dossier_files(run)):
+        if (measure := _OF_TRIGGER.get(dossier.trigger)) is not None:
+            return Trouble(measure, dossier.iteration, f"the dossier says: {dossier.words}")
     return None
 
 

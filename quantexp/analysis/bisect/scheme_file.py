@@ -11,26 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from quantexp.analysis.scheme_yaml import rule_line, scheme_path, scheme_yaml
 from quantexp.runs.status import write_whole
 from quantexp.schema import QuantConfig, Rule
 
 NAME = "bisected"
-_HEAD = """\
-# {scheme} with rules of `quantexp bisect` at its end, which keep in bf16: {kept}.
-# Run it with: quantexp --config-dir FOLDER quant={name}, where FOLDER is the one that holds quant/{name}.yaml.
-defaults:
-  - /quant/linear@linear: none
-  - /quant/qk@qk: none
-  - /quant/pv@pv: none
-  - /quant/output@output: none
-  - _self_
-
-name: {name}
-"""
-#: A rule is one line.
-_WIDTH = 1 << 20
 
 
 def write_scheme(quant: QuantConfig, rules: Sequence[Rule], kept: str, folder: Path) -> Path:
@@ -39,24 +24,17 @@ def write_scheme(quant: QuantConfig, rules: Sequence[Rule], kept: str, folder: P
     content = _values(dataclasses.asdict(changed))
     listed = content.pop("rules", [])
     content.pop("name", None)
-    text = _HEAD.format(scheme=quant.name, kept=kept, name=NAME)
-    if content:
-        text += yaml.safe_dump(content, default_flow_style=None, sort_keys=False)
-    text += "rules:\n" + "".join(f"  - {_line(rule)}" for rule in listed)
-    path = folder / "quant" / f"{NAME}.yaml"
+    about = f"{quant.name} with rules of `quantexp bisect` at its end, which keep in bf16: {kept}."
+    path = scheme_path(folder, NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    write_whole(path, scheme_yaml(NAME, about, content, listed))
     return path
 
 
 def override(quant: QuantConfig, rules: Sequence[Rule]) -> str:
     """The same rules as a word of the command line, after the words that chose the run's scheme."""
     listed = [_values(dataclasses.asdict(rule)) for rule in (*quant.rules, *rules)]
-    return f"quant.rules=[{', '.join(_line(rule).strip() for rule in listed)}]"
-
-
-def _line(rule: Any) -> str:
-    return str(yaml.safe_dump(rule, default_flow_style=True, sort_keys=False, width=_WIDTH))
+    return f"quant.rules=[{', '.join(map(rule_line, listed))}]"
 
 
 def _values(content: Any) -> Any:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from quantexp.capture.ring.past import Past
-from quantexp.runs.metrics import read_metrics
+from quantexp.capture.ring.past import CONSISTENT, Past
+from quantexp.runs.metrics import is_fault, read_metrics
 from quantexp.runs.paths import RunDir
 
 #: Gradient norms of the recent past.
@@ -31,8 +31,6 @@ WINDOW = 8
 #: Losses that the margin is derived from, at most and at least.
 HISTORY, FEWEST = 100, 8
 SIGMAS = 6.0
-#: The standard deviation of a normal distribution over its median absolute deviation.
-_MAD = 1.4826
 #: The margin where there are too few losses, and the least one, as shares of the loss.
 _SHARE, _LEAST_SHARE = 0.1, 1e-3
 
@@ -73,12 +71,9 @@ def steps_of(run: RunDir) -> list[Step]:
     for line in read_metrics(run):
         loss = line.get("loss")
         value = math.nan if loss is None else float(loss)
-        scale = line.get("loss_scale")
-        lowers = scale is not None and scale > 1 and math.isfinite(value)
-        is_left_out = bool(line.get("skipped")) and not lowers
         norm = line.get("grad_norm")
         steps[line["iteration"]] = Step(
-            line["iteration"], value, is_left_out, math.nan if norm is None else float(norm)
+            line["iteration"], value, is_fault(line), math.nan if norm is None else float(norm)
         )
     return [steps[iteration] for iteration in sorted(steps)]
 
@@ -124,7 +119,7 @@ def margin_of(steps: Sequence[Step]) -> float:
         return _SHARE * abs(losses[-1])
     differences = [b - a for a, b in pairwise(losses)]
     middle = median(differences)
-    deviation = _MAD * median(abs(d - middle) for d in differences)
+    deviation = CONSISTENT * median(abs(d - middle) for d in differences)
     return max(SIGMAS * deviation, _LEAST_SHARE * abs(median(losses)))
 
 

@@ -8,58 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from quantexp.analysis.requantise.recommend import Choice
+from quantexp.analysis.scheme_yaml import scheme_yaml
 
 NAME = "recommended"
-_HEAD = """\
-# Recommended by `quantexp requantise`: {why}
-# Run it with: quantexp --config-dir FOLDER quant={name}, where FOLDER is the one that holds quant/{name}.yaml.
-defaults:
-  - /quant/linear@linear: none
-  - /quant/qk@qk: none
-  - /quant/pv@pv: none
-  - /quant/output@output: none
-  - _self_
-
-name: {name}
-"""
 #: Modules without a name in older captures: their rules apply to the whole site.
 _UNNAMED = ("linear",)
-#: A rule is one line.
-_WIDTH = 1 << 20
-
-
-def scheme_path(folder: Path) -> Path:
-    """The path of the scheme in an output folder."""
-    return folder / "quant" / f"{NAME}.yaml"
 
 
 def scheme_text(choices: Sequence[Choice], sqnr_db: float) -> str:
     """The YAML; without rules if every slot stays in the working precision."""
-    why = f"the worst tensor of every slot keeps {sqnr_db:g} dB."
-    rules = _rules(choices)
-    text = _HEAD.format(why=why, name=NAME) + _formats(choices)
-    if not rules:
-        return text
-    lines = [
-        yaml.safe_dump(rule, default_flow_style=True, sort_keys=False, width=_WIDTH)
-        for rule in rules
-    ]
-    return text + "rules:\n" + "".join(f"  - {line}" for line in lines)
+    about = f"Recommended by `quantexp requantise`: the worst tensor of every slot keeps {sqnr_db:g} dB."
+    definitions = _formats(choices)
+    content = {"formats": definitions} if definitions else {}
+    return scheme_yaml(NAME, about, content, _rules(choices))
 
 
-def _formats(choices: Iterable[Choice]) -> str:
-    """The definitions of the declared formats among the choices; empty without any."""
+def _formats(choices: Iterable[Choice]) -> dict[str, Any]:
+    """The definitions of the declared formats among the choices."""
     formats = [choice.candidate.format for choice in choices if choice.candidate is not None]
-    definitions = {fmt.name: json.loads(fmt.definition) for fmt in formats if fmt.definition}
-    if not definitions:
-        return ""
-    return yaml.safe_dump({"formats": definitions}, default_flow_style=None, sort_keys=False)
+    return {fmt.name: json.loads(fmt.definition) for fmt in formats if fmt.definition}
 
 
 def _rules(choices: Iterable[Choice]) -> list[dict[str, Any]]:

@@ -30,10 +30,11 @@ from quantexp.analysis.requantise.files import (
 )
 from quantexp.analysis.requantise.passing import Score, Work, operands_of, passed, score_file
 from quantexp.analysis.requantise.recommend import Choice, recommend
-from quantexp.analysis.requantise.scheme_file import NAME, scheme_path, scheme_text
+from quantexp.analysis.requantise.scheme_file import NAME, scheme_text
 from quantexp.analysis.requantise.source import foreign_files, trajectory_note
 from quantexp.analysis.requantise.table import print_table
 from quantexp.analysis.requantise.tally import Tally
+from quantexp.analysis.scheme_yaml import scheme_path
 from quantexp.capture.inspect import selected
 from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
@@ -206,7 +207,7 @@ def _progress(total: int, console: Console) -> Iterator[Callable[[], None]]:
 def _write(tally: Tally, choices: list[Choice], content: dict[str, Any], folder: Path) -> None:
     write_text(folder / "requantise.json", json.dumps(content, indent=1) + "\n")
     write_text(folder / "scale_exponent.csv", study_text(tally))
-    write_text(scheme_path(folder), scheme_text(choices, content["sqnr_db"]))
+    write_text(scheme_path(folder, NAME), scheme_text(choices, content["sqnr_db"]))
     write_study(draw_study(tally), folder)
 
 

@@ -54,9 +54,11 @@ class Scoring:
 
 def _as_it_is(spec: QuantSpec) -> QuantSpec:
     """A slot's specification without what depends on a step: random rounding, an amax history, a transform."""
-    changed: dict[str, object] = {"hadamard": Hadamard.NONE, "hadamard_block": 1}
-    if spec.rounding is Rounding.STOCHASTIC:
-        changed["rounding"] = Rounding(spec.fmt.rounding)
-    if spec.scaling is Scaling.DELAYED:
-        changed["scaling"] = Scaling.CURRENT
-    return replace(spec, **changed)  # type: ignore[arg-type]
+    draws, is_delayed = spec.rounding is Rounding.STOCHASTIC, spec.scaling is Scaling.DELAYED
+    return replace(
+        spec,
+        hadamard=Hadamard.NONE,
+        hadamard_block=1,
+        rounding=spec.fmt.rounding if draws else spec.rounding,
+        scaling=Scaling.CURRENT if is_delayed else spec.scaling,
+    )

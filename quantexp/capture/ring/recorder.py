@@ -56,10 +56,6 @@ class RingRecorder(Recorder):
         """Whether the values of the current iteration are taken."""
         return self.iteration == self.whole_iteration
 
-    def counted(self) -> None:
-        """Wait until the statistics of the current iteration are held."""
-        self.flush()
-
     def take_whole(self, iteration: int, timestamp: str) -> None:
         """Take the values of an iteration into the store's folder; all ranks give the files the same timestamp."""
         self.store.num_bytes = self.num_values = 0

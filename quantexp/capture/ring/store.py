@@ -70,8 +70,8 @@ class RingStore(CaptureStore):
         """
         self.flush()
         with self._access:
-            held = [each for each in self.iterations if each.number >= first]
-        lines = [about.line() for iteration in held for about in iteration.tensors]
+            iterations = [each for each in self.iterations if each.number >= first]
+        lines = [about.line() for iteration in iterations for about in iteration.tensors]
         self._append(STATISTICS, lines)
 
     def _write(self, batch: Sequence[Line]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from quantexp.capture.ring.past import CONSISTENT, Past
 from quantexp.capture.ring.store import Iteration, TensorKey
 from quantexp.runs.dossiers import Trigger
-from quantexp.runs.metrics import Metrics
+from quantexp.runs.metrics import Metrics, is_fault
 from quantexp.schema import TriggerConfig
 
 #: The smallest robust standard deviation of a share.
@@ -36,13 +36,10 @@ class Triggers:
         self.config = config
         self._past = {name: Past(config.window) for name in ("loss", "grad_norm")}
 
-    def of_metrics(self, metrics: Metrics, *, is_fault: bool) -> Fired | None:
-        """What a step's loss and gradient norm say; each joins the past afterwards.
-
-        `is_fault` says that the step was left out, and not to lower the loss scale of fp16.
-        """
+    def of_metrics(self, metrics: Metrics) -> Fired | None:
+        """What a step's loss and gradient norm say; each joins the past afterwards."""
         fired = None
-        if is_fault:
+        if is_fault(asdict(metrics)):
             fired = Fired(Trigger.NONFINITE, metrics.nonfinite or "loss or gradient is not finite")
         for trigger, name in ((Trigger.LOSS, "loss"), (Trigger.GRAD_NORM, "grad_norm")):
             past, value = self._past[name], getattr(metrics, name)
@@ -53,7 +50,7 @@ class Triggers:
             past.add(value)
         return fired
 
-    def of_shares(self, held: Sequence[Iteration]) -> Fired | None:
+    def of_shares(self, iterations: Sequence[Iteration]) -> Fired | None:
         """What the last iteration of a rank's full ring says of saturated and underflowed values."""
         if self.config.share is None:
             return None
@@ -61,12 +58,12 @@ class Triggers:
             (Trigger.SATURATED, attrgetter("saturated"), "values that saturate in {}"),
             (Trigger.UNDERFLOW, attrgetter("underflow"), "non-zero values of {} that become zero"),
         ):
-            risen = _most_risen([of(iteration) for iteration in held], self.config)
+            risen = _most_risen([of(iteration) for iteration in iterations], self.config)
             if risen is not None:
                 what = words.format(risen.key)
                 return Fired(
                     trigger,
-                    f"the share of {what} is {risen.last:.1%}, the median of {len(held) - 1} "
+                    f"the share of {what} is {risen.last:.1%}, the median of {len(iterations) - 1} "
                     f"iterations before {risen.median:.1%}",
                     risen.deviations,
                 )

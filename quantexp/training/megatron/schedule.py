@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from quantexp.runs.metrics import MIN_LOSS_SCALE
 from quantexp.schema import LrSchedule, Precision, TrainingConfig
 from quantexp.training.megatron.transformer_config import DTYPES
 
 #: Megatron's names of schedules that differ from ours.
 _DECAY_STYLES = {LrSchedule.wsd: "WSD"}
-#: The smallest fp16 loss scale.
-MIN_LOSS_SCALE = 1.0
 
 
 def optimizer_config(training: TrainingConfig, distributed: bool = False) -> OptimizerConfig:
@@ -54,17 +51,4 @@ def scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamSchedul
         end_wd=training.weight_decay,
         wd_incr_steps=training.iterations,
         wd_incr_style="constant",
-    )
-
-
-def lowers_scale(scale: float | None, loss: float) -> bool:
-    """Whether a step was left out in the search for fp16's loss scale, which is above its minimum."""
-    return scale is not None and scale > MIN_LOSS_SCALE and math.isfinite(loss)
-
-
-def is_fault(line: Mapping[str, Any]) -> bool:
-    """Whether the step of a line of metrics.jsonl was left out, and not in that search."""
-    loss = line.get("loss")
-    return bool(line.get("skipped")) and not lowers_scale(
-        line.get("loss_scale"), math.nan if loss is None else loss
     )

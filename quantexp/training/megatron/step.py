@@ -34,7 +34,7 @@ from quantexp.quant.outside_products import moment_slots, reduced_slot, state_sl
 from quantexp.quant.precision import PrecisionMap, quantises_output
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
-from quantexp.runs.metrics import Metrics
+from quantexp.runs.metrics import Metrics, lowers_scale
 from quantexp.schema import AuxLoss, Experiment, Precision, Recompute
 from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import (
@@ -61,7 +61,7 @@ from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Begin, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
-from quantexp.training.megatron.schedule import lowers_scale, optimizer_config, scheduler
+from quantexp.training.megatron.schedule import optimizer_config, scheduler
 from quantexp.training.megatron.state_shards import (
     RankState,
     held_pieces,

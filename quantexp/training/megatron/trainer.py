@@ -21,7 +21,7 @@ from quantexp.model.shards import global_name
 from quantexp.quant.precision import precision_map
 from quantexp.quant.rules import changes
 from quantexp.quant.step_state import StepState
-from quantexp.runs.metrics import Metrics
+from quantexp.runs.metrics import Metrics, is_fault
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
 from quantexp.training.megatron.collectives import gather
@@ -29,7 +29,6 @@ from quantexp.training.megatron.experts import first_expert
 from quantexp.training.megatron.model import first_layer
 from quantexp.training.megatron.numerics_state import use_numerics
 from quantexp.training.megatron.passes import Batch
-from quantexp.training.megatron.schedule import is_fault
 from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Spec, Stepper
 from quantexp.training.requests import Request

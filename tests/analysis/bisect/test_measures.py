@@ -13,6 +13,7 @@ from quantexp.analysis.bisect.measures import Measure, Observation, loss_margin,
 from quantexp.analysis.bisect.trouble import Step
 from quantexp.errors import RunError, UnreadableError
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import now
 
 Make = Callable[..., RunDir]
 
@@ -25,8 +26,8 @@ def dossier(run: RunDir, name: str, **content: Any) -> None:
 
 def test_the_first_dossier_of_a_trouble_decides(make_run: Make) -> None:
     run = make_run(iteration=4)
-    dossier(run, "iteration_00000002", iteration=2, trigger="request", words="asked", time="t")
-    dossier(run, "iteration_00000003", iteration=3, trigger="saturated", words="fc1 x", time="t")
+    dossier(run, "iteration_00000002", iteration=2, trigger="request", words="asked", time=now())
+    dossier(run, "iteration_00000003", iteration=3, trigger="saturated", words="fc1 x", time=now())
     trouble = trouble_of(run, None, None, None)
     assert (trouble.measure, trouble.iteration) == ("gradient", 3)
     assert trouble.words == "the dossier says: fc1 x"
@@ -37,7 +38,7 @@ def test_the_first_dossier_of_a_trouble_decides(make_run: Make) -> None:
 
 def test_a_damaged_dossier_is_refused(make_run: Make) -> None:
     run = make_run()
-    dossier(run, "iteration_00000003", iteration="three", trigger="loss", words="")
+    dossier(run, "iteration_00000003", iteration="three", trigger="loss", words="", time=now())
     with pytest.raises(UnreadableError, match=r"dossier\.json"):
         trouble_of(run, None, None, None)
 
@@ -97,7 +98,7 @@ def test_a_gradient_norm_is_judged_as_a_trigger_judges_it() -> None:
 
 def test_the_dossier_of_a_gradient_norm_is_looked_for_as_such(make_run: Make) -> None:
     run = make_run(iteration=4)
-    dossier(run, "iteration_00000003", iteration=3, trigger="grad_norm", words="9", time="t")
+    dossier(run, "iteration_00000003", iteration=3, trigger="grad_norm", words="9", time=now())
     assert trouble_of(run, None, None, None).measure == "grad_norm"
 
 

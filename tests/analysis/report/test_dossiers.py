@@ -78,7 +78,7 @@ def test_series_are_of_the_ring_s_iterations(run: RunDir) -> None:
 def test_newest_dossier_comes_first_and_an_incomplete_one_is_left_out(run: RunDir) -> None:
     time = "2026-11-27T01:00:00.000+00:00"
     folder_of(run, 20).mkdir()
-    write_dossier(run, Dossier(20, time, Trigger.REQUEST, "asked for from outside"))
+    write_dossier(run, Dossier(20, time, Trigger.REQUEST, "requested from outside"))
     folder_of(run, 21).mkdir()
     (folder_of(run, 21) / "dossier.json").write_text('{"iteration": 21')
     folder_of(run, 22).mkdir()

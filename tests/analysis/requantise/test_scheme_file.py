@@ -9,8 +9,9 @@ import yaml
 
 from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
 from quantexp.analysis.requantise.recommend import Choice
-from quantexp.analysis.requantise.scheme_file import scheme_path, scheme_text
+from quantexp.analysis.requantise.scheme_file import NAME, scheme_text
 from quantexp.analysis.requantise.tally import Worst
+from quantexp.analysis.scheme_yaml import scheme_path
 from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
 from quantexp.formats import Hadamard
@@ -38,7 +39,7 @@ def choose(module: str, sites: list[Site], pick: Callable[[int], Candidate | Non
 
 
 def write_scheme(folder: Path, choices: list[Choice]) -> Path:
-    path = scheme_path(folder)
+    path = scheme_path(folder, NAME)
     path.parent.mkdir(parents=True)
     path.write_text(scheme_text(choices, 25.0))
     return folder

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from quantexp.analysis.watch.dossiers import MOST, Dossiers
+from quantexp.runs.dossiers import DOSSIER, Dossier, Trigger, folder_of, write_dossier
 from quantexp.runs.paths import RunDir
 from tests.analysis.compare.runs import Runs
 
 
-def add(run: RunDir, iteration: int, **content: Any) -> None:
-    folder = run.dossiers / f"iteration_{iteration:08}"
-    folder.mkdir(parents=True)
-    (folder / "dossier.json").write_text(json.dumps({"iteration": iteration, **content}))
+def add(run: RunDir, iteration: int, time: str, trigger: Trigger, words: str = "") -> None:
+    folder_of(run, iteration).mkdir(parents=True)
+    write_dossier(run, Dossier(iteration, time, trigger, words))
 
 
 def test_the_newest_dossier_is_first(runs: Runs) -> None:
     first, second = runs.add(), runs.add("linear_mxfp4")
-    add(first, 12, time=1_700_000_000.5, trigger="loss", words="The loss rose by 3.")
-    add(second, 7, time="2026-01-31T12:00:00+00:00", trigger="nonfinite", words="NaN in fc1.")
-    add(first, 3, time=1_600_000_000)
+    add(first, 12, "2026-01-30T12:00:00+00:00", Trigger.LOSS, "The loss rose by 3.")
+    add(second, 7, "2026-01-31T12:00:00+00:00", Trigger.NONFINITE, "NaN in fc1.")
+    add(first, 3, "2025-01-31T12:00:00+00:00", Trigger.REQUEST)
     rows = Dossiers().of([first, second])
     assert [row["iteration"] for row in rows] == ["7", "12", "3"]
     assert rows[0] == {
@@ -35,22 +32,23 @@ def test_the_newest_dossier_is_first(runs: Runs) -> None:
 
 def test_a_dossier_that_is_being_written_appears_when_it_is_whole(runs: Runs) -> None:
     run = runs.add()
-    file = run.dossiers / "iteration_00000012" / "dossier.json"
+    file = folder_of(run, 12) / DOSSIER
     file.parent.mkdir(parents=True)
     dossiers = Dossiers()
     assert dossiers.of([run]) == []
     for text in ("", '{"iteration": 1', '{"iteration": "x"}', "[]", '{"words": "no iteration"}'):
         file.write_text(text)
         assert dossiers.of([run]) == []
-    file.write_text('{"iteration": 12, "time": "yesterday", "more": {}}')
+    write_dossier(run, Dossier(12, "2026-01-31T12:00:00+00:00", Trigger.LOSS, "9"))
     (row,) = dossiers.of([run])
-    assert (row["iteration"], row["seconds"], row["trigger"]) == ("12", None, "")
+    assert (row["iteration"], row["trigger"]) == ("12", "loss")
 
 
 def test_a_page_lists_the_newest_of_many(runs: Runs) -> None:
     run = runs.add()
     for iteration in range(MOST + 5):
-        add(run, iteration, time=iteration)
+        time = f"2026-01-31T12:{iteration // 60:02}:{iteration % 60:02}+00:00"
+        add(run, iteration, time, Trigger.LOSS)
     rows = Dossiers().of([run])
     assert len(rows) == MOST
     assert rows[0]["iteration"] == str(MOST + 4)

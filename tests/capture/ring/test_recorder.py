@@ -72,7 +72,7 @@ def test_score_leaves_out_what_depends_on_the_step(
 
 
 def fires_at(iteration: int) -> Callable[..., Fired | None]:
-    def of_metrics(self: Triggers, metrics: Metrics, *, is_fault: bool) -> Fired | None:
+    def of_metrics(self: Triggers, metrics: Metrics) -> Fired | None:
         return Fired(Trigger.LOSS, "planted") if metrics.iteration == iteration else None
 
     return of_metrics

@@ -26,7 +26,7 @@ def warmed(**config: Any) -> Triggers:
     triggers = Triggers(TriggerConfig(**config))
     for index in range(20):
         metrics = step(3.0 - 0.01 * index, 1.0 + 0.02 * (index % 3))
-        assert triggers.of_metrics(metrics, is_fault=False) is None
+        assert triggers.of_metrics(metrics) is None
     return triggers
 
 
@@ -46,23 +46,24 @@ def warmed(**config: Any) -> Triggers:
     ],
 )
 def test_spike_fires(metrics: Metrics, trigger: Trigger, words: str) -> None:
-    fired = warmed().of_metrics(metrics, is_fault=False)
+    fired = warmed().of_metrics(metrics)
     assert fired is not None
     assert (fired.trigger, fired.words) == (trigger, words)
 
 
 def test_no_spike_without_enough_deviations_or_downwards() -> None:
-    assert warmed(deviations=50.0).of_metrics(step(loss=6.0), is_fault=False) is None
-    assert warmed(deviations=None).of_metrics(step(loss=600.0), is_fault=False) is None
-    assert warmed().of_metrics(step(loss=0.1, grad_norm=0.01), is_fault=False) is None
+    assert warmed(deviations=50.0).of_metrics(step(loss=6.0)) is None
+    assert warmed(deviations=None).of_metrics(step(loss=600.0)) is None
+    assert warmed().of_metrics(step(loss=0.1, grad_norm=0.01)) is None
 
 
 def test_left_out_step_fires_at_once_with_its_cause() -> None:
     left_out = step(loss=math.nan, skipped=True, nonfinite="3 NaN in L0-fc1 output")
-    fired = Triggers(TriggerConfig(deviations=None)).of_metrics(left_out, is_fault=True)
+    fired = Triggers(TriggerConfig(deviations=None)).of_metrics(left_out)
     assert fired is not None
     assert (fired.trigger, fired.words) == (Trigger.NONFINITE, "3 NaN in L0-fc1 output")
-    assert Triggers(TriggerConfig()).of_metrics(left_out, is_fault=False) is None
+    overflow = step(loss=3.0, grad_norm=math.inf, skipped=True, loss_scale=65536.0)
+    assert Triggers(TriggerConfig()).of_metrics(overflow) is None, "fp16 lowers its scale"
 
 
 def held(*shares: float, of: str = "saturated", key: TensorKey = INPUT) -> list[Iteration]:
