@@ -421,7 +421,8 @@ def test_an_unknown_key_of_a_part_is_refused_with_a_suggestion() -> None:
 
 def test_the_user_s_own_model_may_have_experts(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    text = "defaults: [llama32-1b]\nname: mine\nmoe: {num_experts: 4, top_k: 2, expert_ffn_hidden_size: 512}\n"
+    experts = "{num_experts: 4, top_k: 2, expert_ffn_hidden_size: 512, norm_topk_prob: true}"
+    text = f"defaults: [llama32-1b]\nname: mine\nffn_hidden_size: 512\nmoe: {experts}\n"
     (tmp_path / "model" / "mine.yaml").write_text(text)
     model = compose(["model=mine"], tmp_path, {}).model
     assert model.moe is not None
