@@ -11,11 +11,11 @@ import contextlib
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,7 @@ def train_rank(folder: Path) -> None:
     cases = [path for path in folder.iterdir() if path.is_dir() and rank < _processes(path)]
     for case in sorted(cases, key=lambda path: (-_processes(path), int(path.name))):
         try:
-            os.environ["MASTER_PORT"] = _free_port(case) if rank == 0 else _announced_port(case)
-            with _planted((case / "plant").read_text()):
+            with _rendezvous(case, rank), _planted((case / "plant").read_text()):
                 _train_case(case)
         except Exception:  # noqa: BLE001
             (case / f"rank{rank}.txt").write_text(traceback.format_exc())
@@ -155,14 +154,24 @@ def _planted(name: str) -> contextlib.AbstractContextManager[None]:
     return plant
 
 
-def _free_port(case: Path) -> str:
-    """A port that was free a moment ago, which the other ranks of the case read."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    (case / "port.part").write_text(port)
+@contextlib.contextmanager
+def _rendezvous(case: Path, rank: int) -> Iterator[None]:
+    """Host the ranks' store in rank 0, at a port that the system chooses; every rank connects to it.
+
+    A port chosen first and opened later could be taken in between.
+    """
+    from quantexp.formats.torch_internals import TCPStore
+
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    if rank != 0:
+        os.environ["MASTER_PORT"] = _announced_port(case)
+        yield
+        return
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ["MASTER_PORT"] = str(store.port)
+    (case / "port.part").write_text(str(store.port))
     (case / "port.part").rename(case / "port")
-    return port
+    yield
 
 
 def _announced_port(case: Path, timeout_s: float = 120) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import socket
 import statistics
 import sys
 import time
@@ -183,6 +182,7 @@ def row(name: str, spent: dict[str, list[Spent]]) -> str:
 def run_rank(rank: int, name: str, words: list[str], port: int, turns: int, steps: int) -> None:
     """One rank of a layout; rank 0 prints its row."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the parent process hosts the ranks' store
 
     import torch
     from stock import own_functions
@@ -209,10 +209,10 @@ def compare(name: str, more: list[str], turns: int, steps: int) -> None:
     """Print a layout's row, measured in two processes; `more` are overrides."""
     from torch.multiprocessing.spawn import spawn
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rank_arguments = (name, words_of(name, more), port, turns, steps)
+    from quantexp.formats.torch_internals import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank_arguments = (name, words_of(name, more), store.port, turns, steps)
     spawn(run_rank, rank_arguments, nprocs=2)  # type: ignore[no-untyped-call]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from random import Random
 
 import pytest
 
+from quantexp.formats.torch_internals import TCPStore
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
@@ -155,10 +155,10 @@ def test_ranks_leave_out_the_same_steps(
 
 def both_ranks(job: Path) -> list[Trace]:
     """Train two ranks in processes of their own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     program = Path(__file__).with_name("poisoned_training.py")
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is hosted here
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", str(program), str(job)],

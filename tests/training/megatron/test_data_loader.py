@@ -1,6 +1,5 @@
 import json
 import shutil
-import socket
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -453,10 +452,10 @@ import hashlib, torch
 from quantexp.training.megatron.data_loader import batches, build_datasets
 from quantexp.data.tokenizers.load import ByteTokenizer
 
-def work(prefix, cache, rank=None, port=None):
+def work(prefix, cache, rank=None, store=None):
     if rank is not None:
         torch.distributed.init_process_group(
-            "gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=int(rank), world_size=2
+            "gloo", init_method=f"file://{{store}}", rank=int(rank), world_size=2
         )
     data = build_datasets(
         Path(prefix), ByteTokenizer(), seq_length={T}, seed=1, num_samples_train={N}, cache_dir=Path(cache)
@@ -480,10 +479,7 @@ def test_four_runs_at_once_share_one_index(prefix: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_two_ranks_of_one_run_see_the_same_samples(prefix: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = [[prefix, tmp_path, rank, port] for rank in range(2)]
+    together = [[prefix, tmp_path / "together", rank, tmp_path / "store"] for rank in range(2)]
     alone = [[prefix, tmp_path / f"alone{i}"] for i in range(2)]
     (first, second), (own, _) = side_by_side(BUILD, [together, alone])
     assert first == second == own
