@@ -335,13 +335,15 @@ def test_part_that_a_rank_cannot_write_is_the_reason_on_rank_0_too(
     assert not list(result.run.checkpoints.iterdir())
 
 
-def test_ranks_leave_one_dossier(tiny_words: list[str], tmp_path: Path) -> None:
-    """A slot that rounds to zero fires on both ranks; their lists are joined, and no file is missing."""
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("parts", [[], ["parallel.tensor=2"], ["parallel.pipeline=2"]])
+def test_ranks_leave_one_dossier(tiny_words: list[str], parts: list[str], tmp_path: Path) -> None:
+    """A slot that rounds to zero fires on the ranks that hold it; all lists are joined, and no file is missing."""
     rule = "{iterations: [12, 100], layers: [1], modules: [fc1], format: mxfp4}"
     words = [*tiny_words, *SHARED, f"quant.rules=[{rule}]", "training.iterations=14"]
     words += ["capture=off", "capture.ring=8", "capture.trigger.share=0.05"]
     words += ["checkpoint.at_end=false"]
-    words += [f"paths.root={tmp_path / 'runs'}", "launcher.num_processes=2"]
+    words += [f"paths.root={tmp_path / 'runs'}", "launcher.num_processes=2", *parts]
     outcome = execute(compose(words), QUIET)
     assert outcome.state is State.COMPLETED, outcome.reason
     (dossier,) = read_dossiers(outcome.run)
