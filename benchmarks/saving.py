@@ -48,6 +48,8 @@ class _Turns:
         self.checked: list[float] = []
         #: Of a save until its checkpoint is whole, with that check and without.
         self.whole: dict[bool, list[float]] = {True: [], False: []}
+        #: The processor's seconds of these, which other programs move less.
+        self.processor: dict[bool, list[float]] = {True: [], False: []}
         self.copied: list[float] = []
         self.background: list[float] = []
         self.steps: dict[bool, list[float]] = {True: [], False: []}
@@ -72,9 +74,11 @@ class _Turns:
             turn()
         for is_checked in (True, False) if iteration % 2 else (False, True):
             with _checking(is_checked):
+                before = time.process_time()
                 self.whole[is_checked].append(
                     _seconds(lambda: self._save_whole(iteration, chunks, state, nonfinite))
                 )
+                self.processor[is_checked].append(time.process_time() - before)
         self._is_beside = iteration % 4 > 1
         if self._is_beside:
             self.saver.save(iteration, chunks, state, nonfinite)
@@ -170,8 +174,7 @@ def results(words: list[str], turns: int) -> dict[str, str]:
     checked = statistics.median(result.checked[1:])
     saving = [a + b for a, b in zip(result.held_up[1:], result.background[1:], strict=True)]
     shares = [a / b for a, b in zip(result.checked[1:], saving, strict=True)]
-    with_, without = (result.whole[is_checked][1:] for is_checked in (True, False))
-    dearer = [100 * (a / b - 1) for a, b in zip(with_, without, strict=True)]
+    with_ = result.whole[True][1:]
     lines = {
         "machine": platform.processor() or platform.machine(),
         "training state": f"{result.num_bytes / 1e6:.0f} MB",
@@ -183,13 +186,20 @@ def results(words: list[str], turns: int) -> dict[str, str]:
         "background": f"{statistics.median(result.background[1:]) * 1e3:.0f} ms",
         "check for NaN and Inf": f"{checked * 1e3:.1f} ms, {100 * statistics.median(shares):.1f}% of saving",
         "save with the check": f"{statistics.median(with_) * 1e3:.0f} ms",
-        "dearer than without": f"{statistics.median(dearer):.1f}% (median of neighbours), "
-        f"{100 * (statistics.median(with_) / statistics.median(without) - 1):.1f}% of medians",
+        "dearer than without": _dearer(result.whole),
+        "in processor time": _dearer(result.processor),
     }
     for is_beside, name in ((False, "step at rest"), (True, "step beside the background")):
         if steps := result.steps[is_beside]:
             lines[name] = f"{statistics.median(steps) * 1e3:.0f} ms"
     return lines
+
+
+def _dearer(seconds: dict[bool, list[float]]) -> str:
+    with_, without = (seconds[is_checked][1:] for is_checked in (True, False))
+    by_turn = [100 * (a / b - 1) for a, b in zip(with_, without, strict=True)]
+    of_medians = 100 * (statistics.median(with_) / statistics.median(without) - 1)
+    return f"{statistics.median(by_turn):.1f}% (median of neighbours), {of_medians:.1f}% of medians"
 
 
 def main() -> None:
