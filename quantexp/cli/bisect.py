@@ -22,6 +22,8 @@ from quantexp.terminal.console import error_console, output_console
 
 #: What may be changed of the replays: how these words begin.
 _CHANGEABLE = ("launcher.", "memory=")
+#: The default replays from moved weights, of the scheme and of bf16 each.
+_CHANCE = 2
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,9 +55,11 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
     """
     if arguments.steps is not None and arguments.steps < 1:
         raise ConfigError(f"--steps must be at least 1, got {arguments.steps}")
+    if arguments.chance is not None and arguments.chance < 0:
+        raise ConfigError(f"--chance must be at least 0, got {arguments.chance}")
     if not arguments.gradient:
         return
-    for flag in ("steps", "measure", "margin", "deviations", "threshold"):
+    for flag in ("steps", "measure", "margin", "deviations", "threshold", "chance"):
         if getattr(arguments, flag) is not None:
             raise ConfigError(f"--{flag} has no effect beside --gradient: drop one of them")
 
@@ -75,17 +79,19 @@ def _search(
 
     trouble = trouble_of(run_dir, arguments.measure, arguments.start, arguments.steps)
     bound = _bound(arguments, trouble.measure)
+    for flag in ("steps", "chance") if trouble.measure == "gradient" else ():
+        if getattr(arguments, flag) is not None:
+            raise ConfigError(f"--{flag} has no effect on the gradient, which is of one iteration")
     origin = origin_of(run_dir, arguments.start, trouble.iteration, overrides)
     last = origin.start + (arguments.steps or max(1, trouble.iteration - origin.start))
     last = min(last, origin.experiment.training.iterations)
     if trouble.measure == "gradient":
-        if arguments.steps is not None:
-            raise ConfigError("--steps has no effect on the gradient, which is of one iteration")
         last = origin.first
     folder = out or origin.folder
     console = error_console()
     console.print(f"looking for  {trouble.words}", soft_wrap=True, markup=False)
-    result, replays = find(origin, last, aspects, trouble, bound, folder, console)
+    chance = _CHANCE if arguments.chance is None else arguments.chance
+    result, replays = find(origin, last, aspects, trouble, bound, chance, folder, console)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "bisect.json", record(result))
     files = draw_result(result, curves_of(replays, result), folder)

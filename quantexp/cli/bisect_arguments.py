@@ -8,7 +8,8 @@ from quantexp.cli.verb import Verb
 
 _USAGE = (
     "[--gradient] [--from ITERATION] [--steps K] [--by A,B] [--measure NAME] [--margin NATS] "
-    "[--deviations K] [--threshold D] [--json] RUN [out=FOLDER] [paths.root=FOLDER] [launcher.key=value ...]"
+    "[--deviations K] [--threshold D] [--chance N] [--json] RUN [out=FOLDER] [paths.root=FOLDER] "
+    "[launcher.key=value ...]"
 )
 _MORE = """\
 Replays the iterations before the trouble from a checkpoint with its training
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deviations", type=float, metavar="K", help=about)
     about = "gradient: distance to bf16 that is trouble (default: half the scheme's)"
     parser.add_argument("--threshold", type=float, metavar="D", help=about)
+    about = "replays from weights moved in last bits, of the scheme and of bf16 each (default 2)"
+    parser.add_argument("--chance", type=int, metavar="N", help=about)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from quantexp.analysis.bisect.ddmin import Subset
 from quantexp.analysis.bisect.measures import Measure, Observation, loss_margin
-from quantexp.analysis.bisect.result import Result
+from quantexp.analysis.bisect.result import Chance, Result
 from quantexp.analysis.bisect.scheme_file import override, write_scheme
 from quantexp.analysis.bisect.search import Found, Observed, Verdict, search
 from quantexp.analysis.bisect.trouble import Step, Trouble, steps_of
@@ -39,12 +39,12 @@ class Replays:
     console: Console
     observations: dict[Subset, Observation] = field(default_factory=dict)
 
-    def experiment(self, quantised: Subset) -> Experiment:
-        """The replay that quantises these units and no others."""
+    def experiment(self, quantised: Subset, chaos: int = 0) -> Experiment:
+        """The replay that quantises these units and no others; from moved weights, if `chaos` is not 0."""
         rules = self.rules(frozenset(range(len(self.units))) - quantised)
         if self.measure.name == "gradient":
             return gradient_of(self.origin, [], rules)
-        return replay(self.origin, self.last, rules)
+        return replay(self.origin, self.last, rules, chaos=chaos)
 
     def rules(self, in_bf16: Subset) -> list[Rule]:
         """The rules that turn these units to bf16."""
@@ -71,6 +71,25 @@ class Replays:
             for subset, run in zip(subsets, runs, strict=True)
         ]
 
+    def chance(self, number: int) -> Chance:
+        """The whole scheme and bf16, each this many times from weights moved in last bits."""
+        ends = frozenset(range(len(self.units))), Subset()
+        pairs = [(subset, chaos) for subset in ends for chaos in range(1, number + 1)]
+        runs = run_all([self.experiment(*pair) for pair in pairs], self.console)
+        seen = {pair: (run, self._observation(run)) for pair, run in zip(pairs, runs, strict=True)}
+
+        def observed(subset: Subset, chaos: int) -> Observed:
+            run, observation = seen[subset, chaos]
+            # bf16 is held against itself from the weights that are not moved.
+            bf16 = seen[Subset(), chaos][1] if subset else self.observations[Subset()]
+            is_trouble = self.measure.is_trouble(observation, bf16)
+            return Observed(
+                subset, is_trouble, self.measure.words(observation, bf16), str(run.root)
+            )
+
+        scheme, bf16 = ([observed(s, n) for s, n in pairs if s == subset] for subset in ends)
+        return Chance(tuple(scheme), tuple(bf16))
+
     def _observation(self, run: RunDir) -> Observation:
         if self.measure.name != "gradient":
             return Observation(tuple(steps_of(run)))
@@ -88,10 +107,21 @@ def find(
     aspects: Sequence[Aspect],
     trouble: Trouble,
     bound: float | None,
+    chance: int,
     folder: Path,
     console: Console,
 ) -> tuple[Result, Replays]:
-    """Search, and write the scheme that keeps the culprit in bf16; `bound` None derives it.
+    """Search, and write the scheme that keeps the culprit in bf16.
+
+    Args:
+        origin: the run and its checkpoint.
+        last: the last replayed iteration.
+        aspects: what is turned off together.
+        trouble: what is looked for.
+        bound: of the measure; None derives it.
+        chance: replays from moved weights, of the scheme and of bf16 each; none of a gradient.
+        folder: of the results.
+        console: of the progress.
 
     Raises:
         RunError: a replay did not complete, or the bound cannot be derived.
@@ -117,12 +147,14 @@ def find(
     )
     if found.verdict is not Verdict.FOUND:
         return result, replays
+    if chance and trouble.measure != "gradient":
+        result = replace(result, chance=replays.chance(chance))
     rules = replays.rules(found.cure)
     quant = origin.experiment.quant
     kept = ", ".join(result.named(found.cure))
     file = write_scheme(quant, rules, kept, folder)
     word = override(quant, rules)
-    return _result(origin, trouble, replays, found, result.control, str(file), word), replays
+    return replace(result, file=str(file), override=word), replays
 
 
 def _derived(origin: Origin, own: Sequence[Step], measure: str) -> float:
@@ -151,8 +183,6 @@ def _result(
     replays: Replays,
     found: Found,
     control: str,
-    file: str | None = None,
-    word: str | None = None,
 ) -> Result:
     return Result(
         run=origin.run.root.name,
@@ -164,8 +194,6 @@ def _result(
         units=tuple(map(str, replays.units)),
         found=found,
         control=control,
-        file=file,
-        override=word,
     )
 
 

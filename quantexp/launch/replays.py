@@ -116,8 +116,10 @@ def declared_of(origin: Origin, last: int) -> list[PrecisionMap]:
     return [map_in_force(maps, experiment.quant, i) for i in sorted(points)]
 
 
-def replay(origin: Origin, last: int, rules: Sequence[Rule] = ()) -> Experiment:
+def replay(origin: Origin, last: int, rules: Sequence[Rule] = (), *, chaos: int = 0) -> Experiment:
     """The run from the checkpoint up to iteration `last`, with these rules after its own.
+
+    A number `chaos` other than 0 moves last bits of the weights that it starts with, as `training.chaos` does.
 
     Raises:
         ConfigError: the rules and the run's other keys contradict each other.
@@ -128,6 +130,7 @@ def replay(origin: Origin, last: int, rules: Sequence[Rule] = ()) -> Experiment:
         training.start_from, training.start_optimizer = f"{origin.run.root}@{origin.start}", True
         training.chaos = 0  # which has moved the run's first weights, not these
         experiment.model.init_from = None
+    training.chaos += chaos
     training.stop_after, training.restart = last, False
     training.nonfinite, training.max_nonfinite_iterations = Nonfinite.skip, LARGEST_ITERATION
     if rules:

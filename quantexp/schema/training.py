@@ -118,8 +118,8 @@ class TrainingConfig:
     start_optimizer: bool = False
     #: At most what numpy's generators accept.
     seed: int = limited(1234, *between(0, (1 << 32) - 1))
-    #: Move 1% of the initial weights, drawn by this number and the seed, by one unit in the last place; 0: none. What a
-    #: run then differs by is chance (`quantexp compare`).
+    #: Move 1% of the initial weights, drawn by this number and the seed, by one unit in the last place; 0: none. With
+    #: `start_optimizer` these are the working weights of the first iteration alone. It measures chance.
     chaos: int = limited(0, *between(0, 1_000_000))
     #: Bit-equal repeats. null means yes on a CPU, no on a GPU.
     deterministic: bool | None = None

@@ -59,7 +59,10 @@ def test_a_layer_that_overflows_is_named_and_its_rule_trains(
         by_layer["control"] == "the replay with nothing changed has the run's 1 losses, bit for bit"
     )
     assert by_layer["enough"] == [["layer 1"]]
-    by_slot = bisected(capsys, run.root.name, "--by", "slot")
+    assert not by_layer["chance"]["likely"]
+    assert [each["trouble"] for each in by_layer["chance"]["scheme"]] == [True, True]
+    assert [each["trouble"] for each in by_layer["chance"]["bf16"]] == [False, False]
+    by_slot = bisected(capsys, run.root.name, "--by", "slot", "--chance", "0")
     assert by_slot["keep_in_bf16"] == ["linear.fprop.x"]
     for name in ("bisect.json", "bisect.png", "bisect.pdf", "quant/bisected.yaml"):
         assert (Path("found") / name).is_file()
@@ -137,6 +140,11 @@ def test_gradients_are_listed_and_drawn(run_tiny: Callable[..., RunDir], capsys:
             ("--gradient", "--margin", "3"),
             "--margin has no effect beside --gradient: drop one of them",
         ),
+        (
+            ("--gradient", "--chance", "3"),
+            "--chance has no effect beside --gradient: drop one of them",
+        ),
+        (("--chance", "-1"), "--chance must be at least 0, got -1"),
         (("--steps", "0"), "--steps must be at least 1, got 0"),
         (("--by", "head"), "--by must be among slot, product, site, module, layer, got 'head'"),
     ],
@@ -157,6 +165,10 @@ def test_flags_without_an_effect_are_refused(
             "--threshold is for --measure gradient, and the trouble is looked for by loss",
         ),
         (("--measure", "loss", "--margin", "-1"), "--margin must be greater than 0, got -1.0"),
+        (
+            ("--measure", "gradient", "--chance", "1"),
+            "--chance has no effect on the gradient, which is of one iteration",
+        ),
     ],
 )
 def test_bounds_are_those_of_the_measure(

@@ -45,6 +45,20 @@ def test_nothing_changed_gives_the_same_bits(trained: RunDir, start: int) -> Non
     assert json.loads(again.status.read_text())["iterations"] == 3
 
 
+@pytest.mark.parametrize("start", [0, 2])
+def test_moved_weights_give_other_losses_on_the_same_data(trained: RunDir, start: int) -> None:
+    """In the first iteration by little: 1% of the weights move by one unit in the last place, 2^-8 of them in bf16."""
+    one, two = (
+        lines(run_here(replay(origin_of(trained, start, None), start + 1, chaos=chaos)))[0]
+        for chaos in (1, 2)
+    )
+    own = lines(trained)[start]
+    losses = {own["loss"], one["loss"], two["loss"]}
+    assert len(losses) == 3
+    assert max(losses) - min(losses) < 0.01 * own["loss"]
+    assert one["lr"] == own["lr"]
+
+
 def test_rules_come_after_the_runs_own_and_rename_the_scheme(trained: RunDir) -> None:
     origin = origin_of(trained, 2, None)
     changed = replay(origin, 3, [Rule(layers=[0], format="bf16")])

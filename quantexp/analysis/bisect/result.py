@@ -29,6 +29,29 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
+class Chance:
+    """Replays from weights moved in last bits: of the whole scheme, and of bf16."""
+
+    scheme: tuple[Observed, ...]
+    bf16: tuple[Observed, ...]
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether last bits decide the trouble: the scheme lacks it once, or bf16 has it once."""
+        return not all(each.is_trouble for each in self.scheme) or any(
+            each.is_trouble for each in self.bf16
+        )
+
+    @property
+    def words(self) -> str:
+        """How many replays show the trouble."""
+        counts = [
+            f"{sum(o.is_trouble for o in each)} of {len(each)}" for each in (self.scheme, self.bf16)
+        ]
+        return f"from weights moved in last bits, the scheme shows it {counts[0]} times, bf16 {counts[1]}"
+
+
+@dataclass(frozen=True)
 class Result:
     """A search and what it was about."""
 
@@ -47,6 +70,8 @@ class Result:
     #: The scheme's file, and the same as a word of the command line; None if nothing was found.
     file: str | None = None
     override: str | None = None
+    #: None without such replays.
+    chance: Chance | None = None
 
     def named(self, units: Iterable[int]) -> list[str]:
         """The names of units."""
@@ -62,7 +87,8 @@ class Result:
         if self.found.verdict is Verdict.NOT_REPRODUCED:
             return "not reproduced: the replay with nothing changed does not show the trouble"
         sets = [" and ".join(self.named(each)) for each in self.found.enough]
-        return f"the quantisation of {'; also that of '.join(sets)}"
+        doubt = ", or chance" if self.chance is not None and self.chance.is_likely else ""
+        return f"the quantisation of {'; also that of '.join(sets)}{doubt}"
 
 
 def print_result(result: Result, console: Console) -> None:
@@ -88,6 +114,8 @@ def print_result(result: Result, console: Console) -> None:
     facts.add_row("replayed", f"iterations {result.start + 1} to {result.last}")
     facts.add_row("control", escape(result.control))
     facts.add_row("verdict", f"[bold]{escape(result.words)}[/]")
+    if result.chance is not None:
+        facts.add_row("chance", escape(result.chance.words))
     if result.found.verdict is Verdict.FOUND:
         for each in result.found.enough:
             facts.add_row("enough alone", escape(", ".join(result.named(each))))
@@ -137,13 +165,21 @@ def record(result: Result) -> dict[str, Any]:
         "keep_in_bf16": result.named(found.cure),
         "scheme_file": result.file,
         "override": result.override,
-        "replays": [
-            {
-                "quantised": result.named(each.quantised),
-                "trouble": each.is_trouble,
-                "measured": each.words,
-                "run": each.run,
-            }
-            for each in found.observed
-        ],
+        "replays": [_plain(each, result) for each in found.observed],
+        "chance": None
+        if result.chance is None
+        else {
+            "likely": result.chance.is_likely,
+            "scheme": [_plain(each, result) for each in result.chance.scheme],
+            "bf16": [_plain(each, result) for each in result.chance.bf16],
+        },
+    }
+
+
+def _plain(each: Observed, result: Result) -> dict[str, Any]:
+    return {
+        "quantised": result.named(each.quantised),
+        "trouble": each.is_trouble,
+        "measured": each.words,
+        "run": each.run,
     }

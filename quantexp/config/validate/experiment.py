@@ -94,11 +94,6 @@ def _training(training: TrainingConfig) -> None:
         raise ConfigError(
             f"training.min_lr must be at most training.lr={training.lr}, got {training.min_lr}"
         )
-    if training.chaos and training.start_optimizer:
-        raise ConfigError(
-            "training.chaos must be 0 with training.start_optimizer=true, which loads exact weights, got "
-            f"{training.chaos}"
-        )
 
 
 def _stop_after(experiment: Experiment) -> None:

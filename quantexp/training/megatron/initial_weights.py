@@ -22,7 +22,7 @@ from torch import Tensor
 from quantexp.model.huggingface.parameters import Parameter
 from quantexp.model.shards import Shard, axis_of
 from quantexp.quant.step_state import seed_of
-from quantexp.schema import ModelConfig
+from quantexp.schema import ModelConfig, TrainingConfig
 from quantexp.training.megatron.parameters import Part
 
 #: The share of elements that `perturb_weights` moves.
@@ -41,11 +41,15 @@ def draw_weights(parts: Mapping[str, Part], model: ModelConfig, seed: int) -> No
 
 
 @torch.no_grad()
-def perturb_weights(parts: Mapping[str, Part], seed: int) -> None:
+def perturb_weights(parts: Mapping[str, Part], training: TrainingConfig) -> None:
     """Move a share of the elements by one unit in the last place of the working dtype, half of them away from zero.
 
-    Which ones follows from the seed and the parameter's global name, and so is the same in every layout. Zeros stay.
+    Which ones follows from `training.seed`, `training.chaos` and the parameter's global name, and so is the same in
+    every layout. Zeros stay, and all elements do if `training.chaos` is 0.
     """
+    if not training.chaos:
+        return
+    seed = seed_of(training.seed, f"chaos {training.chaos}")
     for name, part in parts.items():
         generator = torch.Generator().manual_seed(seed_of(seed, name))
         drawn = torch.rand(part.parameter.shape, generator=generator)

@@ -23,7 +23,6 @@ from quantexp.model.huggingface.weights import Weights, open_weights, read_rows
 from quantexp.model.layout import Layout
 from quantexp.model.pieces import Piece
 from quantexp.model.training_state import MAIN, SavedPieces, read_index
-from quantexp.quant.step_state import seed_of
 from quantexp.runs.ranks import own_rank
 from quantexp.schema import Experiment
 from quantexp.training.megatron.collectives import gather
@@ -61,8 +60,7 @@ def load_initial_weights(
         load_weights(parts, fitting_weights(model))
     else:
         draw_weights(parts, model, experiment.training.seed)
-    if chaos := experiment.training.chaos:
-        perturb_weights(parts, seed_of(experiment.training.seed, f"chaos {chaos}"))
+    perturb_weights(parts, experiment.training)
     return start
 
 

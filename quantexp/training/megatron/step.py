@@ -49,6 +49,7 @@ from quantexp.training.megatron.experts import forget_balancing_loss, take_balan
 from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
 from quantexp.training.megatron.grad_reduce import GradientRounding
 from quantexp.training.megatron.gradient_buffers import let_schedules_overlap, overlaps, wrapped
+from quantexp.training.megatron.initial_weights import perturb_weights
 from quantexp.training.megatron.lookout import first_of_all, looking_out
 from quantexp.training.megatron.model import (
     build_chunks,
@@ -94,13 +95,9 @@ class Stepper:
         self.layout = Layout.of(experiment)
         self.step_state, self.model = step_state, experiment.model
         forget_balancing_loss()
+        dispatcher, has_output = experiment.parallel.dispatcher, quantises_output(experiment.quant)
         self.chunks, config = build_chunks(
-            experiment.model,
-            training,
-            layer_spec,
-            self.layout,
-            experiment.parallel.dispatcher,
-            has_output=quantises_output(experiment.quant),
+            self.model, training, layer_spec, self.layout, dispatcher, has_output=has_output
         )
         self.copies = WeightCopies()
         for chunk in self.chunks:
@@ -134,6 +131,8 @@ class Stepper:
             self.moments = Moments(slots, self.optimizer, self.parts, training.seed)
         if start is not None:
             self._resume(start, with_state=own is not None or training.start_optimizer)
+        if own is None and training.start_optimizer:
+            perturb_weights(self.parts, training)
         config.finalize_model_grads_func = finalize_model_grads
         if reduced is not None:
             self.reduction = GradientRounding(reduced, self.models, self.parts, training.seed)
@@ -148,7 +147,7 @@ class Stepper:
         self.peak = None if peak is None else peak * torch.distributed.get_world_size()
         self.tokens = training.global_batch_size * training.seq_length
         self.flops = flops_per_iteration(
-            experiment.model, training.seq_length, training.global_batch_size
+            self.model, training.seq_length, training.global_batch_size
         )
 
     def set_precision(self, declared: PrecisionMap) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 from quantexp.analysis.bisect.ddmin import Subset
 from quantexp.analysis.bisect.figure import draw_result
 from quantexp.analysis.bisect.measures import Measure
-from quantexp.analysis.bisect.result import Result, listed, print_result, record
+from quantexp.analysis.bisect.result import Chance, Result, listed, print_result, record
 from quantexp.analysis.bisect.scheme_file import override, write_scheme
 from quantexp.analysis.bisect.search import Found, Observed, Verdict, search
 from quantexp.analysis.bisect.trouble import Step, Trouble
@@ -82,6 +83,31 @@ def test_results_are_printed_recorded_and_drawn(tmp_path: Path) -> None:
     curves = {"whole scheme": [Step(5, 2.0), Step(6, float("nan"))], "bf16": [Step(5, 2.0)]}
     assert [f.name for f in draw_result(result, curves, tmp_path)] == ["bisect.png", "bisect.pdf"]
     assert draw_result(result, {}, tmp_path)[0].stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bf16", "is_likely"),
+    [((True, True), (False,), False), ((True, False), (False,), True), ((True,), (True,), True)],
+)
+def test_a_trouble_that_last_bits_decide_may_be_chance(
+    scheme: tuple[bool, ...], bf16: tuple[bool, ...], is_likely: bool
+) -> None:
+    def seen(troubles: tuple[bool, ...]) -> tuple[Observed, ...]:
+        return tuple(
+            Observed(Subset(), is_trouble, "as measured", "run") for is_trouble in troubles
+        )
+
+    found, _ = searched(lambda each: 2 in each)
+    result = replace(result_of(found), chance=Chance(seen(scheme), seen(bf16)))
+    assert result.words.endswith(", or chance") == is_likely
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_result(result, console)
+    counts = [f"{sum(each)} of {len(each)}" for each in (scheme, bf16)]
+    assert (
+        f"from weights moved in last bits, the scheme shows it {counts[0]} times, bf16 {counts[1]}"
+        in console.export_text()
+    )
+    assert record(result)["chance"]["likely"] == is_likely
 
 
 @pytest.mark.parametrize(

@@ -216,9 +216,3 @@ def test_more_rules_than_can_be_tried_on_every_layer_are_refused(valid: Experime
     assert refusal(valid, quant__rules=rules) == (
         "quant.rules times the layers and experts of the model must be at most 1,000,000, got 500,001 x 2"
     )
-
-
-def test_perturbed_weights_are_not_replaced_by_those_of_an_optimizer(valid: Experiment) -> None:
-    assert refusal(valid, training__chaos=2, training__start_optimizer=True) == (
-        "training.chaos must be 0 with training.start_optimizer=true, which loads exact weights, got 2"
-    )
