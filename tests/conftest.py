@@ -73,8 +73,13 @@ TINY_MODELS = {
 pytest_plugins = ["slow_tests", "attacks"]
 
 TESTS = Path(__file__).parent
-#: Folders whose tests share expensive fixtures: the SLURM clusters, the run with every tracker.
-TOGETHER = (TESTS / "slurm", TESTS / "training" / "tracking")
+#: Folders whose tests share expensive fixtures: the SLURM clusters, the run with every tracker, processes with
+#: Transformer Engine.
+TOGETHER = (
+    TESTS / "slurm",
+    TESTS / "training" / "tracking",
+    TESTS / "training" / "megatron" / "transformer_engine",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
