@@ -27,6 +27,7 @@ from quantexp.analysis.requantise.arguments import request_of as requantise_requ
 from quantexp.cli.arguments import parser_of
 from quantexp.cli.jobs import cluster_of
 from quantexp.cli.main import main
+from quantexp.cli.plan_backend import device_of
 from quantexp.cli.verbs import VERBS
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
@@ -147,7 +148,7 @@ def check(command: Command) -> None:
         points = compose_points(arguments.words, arguments.config_dir, {})
         assert command.points in (None, len(points))
     else:
-        compose(arguments.words, arguments.config_dir, {})
+        compose(device_of(arguments.words)[0], arguments.config_dir, {})
 
 
 def write_files(page: Path) -> None:

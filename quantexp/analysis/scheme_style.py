@@ -4,9 +4,9 @@
     dash     the sites that are quantised                   FA_linear solid, linear dashed, FA dotted, FA_full dash-dot
     shade    what else tells schemes of one page apart      linear_mxfp4 as above, linear_mxfp4_hadamard darker
 
-Schemes of the optimizer (adam) have sparse dots. A scheme without a variant looks the same on every page. The colours
-are those of Okabe and Ito (2008), which people with any colour vision can tell apart; shades of one colour differ in
-lightness.
+Schemes of the optimizer (adam) have sparse dots, those of Transformer Engine (te) the longest dashes. A scheme without
+a variant looks the same on every page. The colours are those of Okabe and Ito (2008), which people with any colour
+vision can tell apart; shades of one colour differ in lightness.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ DASHED: Dash = (5.0, 2.0)
 DOTTED: Dash = (1.2, 1.6)
 DASH_DOT: Dash = (5.0, 1.6, 1.2, 1.6)
 SPARSE: Dash = (1.2, 3.6)
+LONGEST: Dash = (14.0, 2.5)
 #: Markers, used when the shades of one colour and dash are exhausted.
 _MORE_DASHES: tuple[Dash, ...] = (
     (9.0, 2.5),
@@ -51,6 +52,7 @@ _SITES = {
     "FA": (DOTTED, "^"),
     "FA_full": (DASH_DOT, "v"),
     "adam": (SPARSE, "P"),
+    "te": (LONGEST, "h"),
 }
 _BASELINE_MARKER, _OTHER_MARKER = "D", "X"
 
@@ -84,6 +86,7 @@ def scheme_style(scheme: str) -> SchemeStyle:
         return SchemeStyle(colour, SOLID, _BASELINE_MARKER)
     words = re.split(r"[_/ ]", scheme)
     sites = "_".join(word for word in words[:2] if word in ("FA", "linear", "full", "adam"))
+    sites = "te" if words[0] == "te" else sites
     dash, marker = _SITES.get(sites, (SOLID, _OTHER_MARKER))
     return SchemeStyle(colour, dash, marker)
 

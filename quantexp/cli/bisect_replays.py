@@ -12,7 +12,7 @@ from quantexp.launch.attempt import run_folder
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standings
-from quantexp.launch.refusal import Request, require_memory
+from quantexp.launch.refusal import Request, require_startable
 from quantexp.runs.device import device_class
 from quantexp.runs.metrics import last_metrics
 from quantexp.runs.paths import RunDir
@@ -37,7 +37,7 @@ def run_all(experiments: Sequence[Experiment], console: Console) -> list[RunDir]
     missing = {run.root: each for run, each in pairs if not _has_run(run, each)}
     if missing:
         points = list(missing.values())
-        require_memory([Request(each) for each in points])
+        require_startable([Request(each) for each in points])
         launcher = launcher_of(points[0].launcher.kind)
         launcher.submit([(each, 0) for each in points], console, is_sweep=True)
         _wait([RunDir(root) for root in missing])

@@ -161,7 +161,9 @@ def _transformer_engine() -> Check:
     broken = hide_broken_te()
     if broken is not None:
         return Check("transformer-engine", None, f"installed but broken, left out: {broken}")
-    return Check("transformer-engine", None, "installed and importable")
+    from quantexp.training.megatron.transformer_engine.support import support_in_words
+
+    return Check("transformer-engine", None, support_in_words())
 
 
 def _megatron() -> Check:

@@ -14,6 +14,7 @@ from pathlib import Path
 from quantexp.capture.ring.price import dossier_bytes, ring_bytes
 from quantexp.capture.select.budget import price
 from quantexp.capture.select.curves import choose_curves
+from quantexp.cli.plan_backend import BackendPlan, backend_plan, recipes_by_module
 from quantexp.cli.plan_layout import LayoutPlan, layout_plan
 from quantexp.config.evaluation import maps_of
 from quantexp.errors import DataError
@@ -21,6 +22,7 @@ from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
+from quantexp.launch.machine import missing_for_backend
 from quantexp.memory.footprint import fullest_rank
 from quantexp.memory.room import misfit, never, room_of
 from quantexp.model.checkpoints import checkpoint_bytes, checkpoints_at_once
@@ -39,6 +41,7 @@ from quantexp.quant.precision import Entry, quantises_output
 from quantexp.quant.records import entry_record
 from quantexp.quant.rules import changes
 from quantexp.quant.sites import FPROP_W
+from quantexp.quant.transformer_engine.hardware import Gpu
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
 from quantexp.schema import (
@@ -115,7 +118,10 @@ class Plan:
     #: working precision that it follows from; None for a job that runs elsewhere, or on a GPU without free memory.
     time_s: float | None
     product_gflop_per_s: float | None
+    #: Each with `recipe`, if Transformer Engine multiplies the module.
     precision_map: list[dict[str, object]]
+    #: What Transformer Engine makes of the run; None if it is neither the backend nor asked for.
+    backend: BackendPlan | None
     #: Iterations at which rules change the map; the map above is the first one's.
     map_changes_at: list[int]
     #: Each concurrent run's share of this machine; empty for a single run, or if a cluster decides.
@@ -129,12 +135,17 @@ class Plan:
     script: str | None
 
 
-def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = never) -> Plan:
+def make_plan(
+    experiment: Experiment,
+    fast: Callable[[], Experiment | None] = never,
+    gpu: Gpu | None = None,
+) -> Plan:
     """The plan of an experiment; reads no data, and uses devices only to find their size and speed.
 
     Args:
         experiment: what would run.
         fast: composes the same run under `training=fast`.
+        gpu: the GPU that Transformer Engine would have; None is the one of the run's own machine.
     """
     model, training = experiment.model, experiment.training
     evaluates = experiment.evaluate.only
@@ -148,6 +159,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
     captured = price(experiment, maps)
     checkpoints, curves = checkpoints_at_once(experiment), choose_curves(experiment)
     missing, folder = _folder(experiment)
+    lacks = missing_for_backend(experiment) if gpu is None else None
     launched = launcher_of(experiment.launcher.kind).plan(experiment, Path(folder))
     return Plan(
         model=model.name,
@@ -190,16 +202,26 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         tflop=done.flop / 1e12,
         time_s=None if takes is None else round(takes.seconds, 1),
         product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
-        precision_map=[entry_record(entry) for entry in entries] + _outside_products(experiment),
+        precision_map=_entries(experiment, entries) + _outside_products(experiment),
+        backend=backend_plan(experiment, gpu),
         map_changes_at=[1]
         if evaluates
         else [i for i in changes(experiment.quant) if i <= training.last_iteration],
         slots=launched.slots,
-        missing="; ".join(filter(None, (missing, launched.missing))) or None,
+        missing="; ".join(filter(None, (missing, launched.missing, lacks))) or None,
         tracking=destinations(experiment.tracking, RunDir(Path(folder))),
         commands=[launched.command],
         script=launched.script,
     )
+
+
+def _entries(experiment: Experiment, entries: list[Entry]) -> list[dict[str, object]]:
+    """The entries of the map as JSON, those of a module that Transformer Engine multiplies with its recipe."""
+    recipes = recipes_by_module(experiment)
+    return [
+        entry_record(entry) | ({"recipe": recipes[entry.module]} if entry.module in recipes else {})
+        for entry in entries
+    ]
 
 
 def _memory_word(experiment: Experiment) -> str:

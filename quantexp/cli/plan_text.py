@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantexp.capture.select.curves import curves_in_words
+from quantexp.cli.plan_backend import backend_lines
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
 from quantexp.formats.definitions.python import defines_contains, python_name, source_file
@@ -20,7 +21,7 @@ from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme
 from quantexp.quant.slots import WORKING
-from quantexp.schema import MemoryCheck
+from quantexp.schema import Backend, MemoryCheck
 from quantexp.terminal.facts import Facts
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 from quantexp.terminal.units import human_bytes
@@ -32,6 +33,15 @@ _PATHS = {
     "plain": "plain: product by product, T x T of scores and probabilities kept for each head",
     "fused": "fused: torch's kernel on quantised q, k and v, nothing of T x T kept",
     "tiled": "tiled: product by product of a tile of queries at a time, nothing of T x T kept",
+}
+#: How operands are held, by backend.
+_OF_BACKEND = {
+    Backend.emulated.value: "emulation: quantised operands are held in the working dtype, which saves neither memory "
+    "nor time",
+    Backend.transformer_engine.value: "Transformer Engine multiplies packed operands of linear layers; the memory "
+    "above is the emulation's, and weights stay in the working dtype",
+    Backend.te_emulated.value: "emulation inside Transformer Engine's linear layers: operands are held in the working "
+    "dtype, which saves neither memory nor time",
 }
 #: What follows for the embedding where the output layer is quantised.
 _TIED = "tied to the output layer's weight: it looks up the quantised weight"
@@ -56,6 +66,8 @@ def show(plan: Plan, console: Console) -> None:
     table.add_row("scheme", escape(describe_scheme(plan.scheme, plan.precision)))
     for line in _own_formats(plan):
         table.add_row("format", escape(line))
+    for heading, line in backend_lines(plan.backend):
+        table.add_row(heading, escape(line))
     table.add_row("attention", _PATHS[plan.attention])
     if OUTPUT in (modules := {entry["module"] for entry in plan.precision_map}):
         table.add_row("embedding", _TIED if EMBEDDING in modules else _UNTIED)
@@ -71,10 +83,11 @@ def show(plan: Plan, console: Console) -> None:
         if value >= 0.005  # what would be printed as 0.00
     )
     table.add_row("memory", f"{plan.memory_gb_per_gpu:.1f} GB a process: {parts}")
+    how = _OF_BACKEND.get(plan.backend.name) if plan.backend is not None else None
     table.add_row(
         "",
-        "emulation: quantised operands are held in the working dtype, which saves neither memory nor time; linear "
-        f"weights take {human_bytes(plan.linear_weight_bytes)}, packed on hardware "
+        f"{how or _OF_BACKEND[Backend.emulated.value]}; linear weights take "
+        f"{human_bytes(plan.linear_weight_bytes)}, packed on hardware "
         f"{human_bytes(plan.packed_weight_bytes)}{_moments(plan)}",
     )
     table.add_row(
@@ -210,6 +223,8 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
     if entry["scale_rule"] and not entry.get("definition"):
         parts.append(str(entry["scale_rule"]))
     parts += _scaling_words(entry)
+    if entry.get("recipe"):
+        parts.append(str(entry["recipe"]).partition("(")[0])
     if entry["rounding"] == "stochastic":
         parts.append("rounded stochastically")
     if entry.get("pre_scale"):
@@ -261,7 +276,8 @@ def _scaling_words(entry: dict[str, object]) -> list[str]:
         return ["unscaled"]
     how = str(entry["scaling"])
     if entry.get("window"):
-        how += f" over {entry['window']} iterations"
+        unit = "micro-batches" if entry.get("recipe") else "iterations"
+        how += f" over {entry['window']} {unit}"
     words = [f"one scale a tensor ({how})"]
     return [*words, f"amax to {entry['amax_target']:g}"] if entry["amax_target"] else words
 

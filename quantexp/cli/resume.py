@@ -27,7 +27,7 @@ from quantexp.launch.going_on import differs_in_layout_alone
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standings
-from quantexp.launch.refusal import Request, require_memory
+from quantexp.launch.refusal import Request, require_startable
 from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.device import device_class
 from quantexp.runs.find import UNNAMED, Missing, Scope, scope
@@ -93,7 +93,7 @@ def start_again(
     for each in again:
         check_launcher(each.experiment.launcher)
         _require_same(each)
-    require_memory([Request(each.experiment) for each in again])
+    require_startable([Request(each.experiment) for each in again])
     console.print(_where(again), soft_wrap=True)
     return _launch(again, console)
 

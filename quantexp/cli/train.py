@@ -14,7 +14,7 @@ from quantexp.config.compose import compose, quick_test
 from quantexp.config.sweep.points import Point, compose_points, merged_lines
 from quantexp.errors import ConfigError
 from quantexp.launch.backend import launcher_of
-from quantexp.launch.refusal import Request, require_memory
+from quantexp.launch.refusal import Request, require_startable
 from quantexp.terminal.console import output_console
 
 
@@ -63,7 +63,7 @@ def _submit_one(points: Sequence[Point], config_dir: Path | None, console: Conso
 
         show(make_plan(experiment, fast), console)
         return 0
-    require_memory([Request(experiment, fast)])
+    require_startable([Request(experiment, fast)])
     launcher = launcher_of(experiment.launcher.kind)
     return launcher.submit([(experiment, 0)], console, is_sweep=False)
 
@@ -83,6 +83,8 @@ def _submit_sweep(points: Sequence[Point], config_dir: Path | None, console: Con
         raise ConfigError(
             f"launcher must be one for all points of a sweep, got {', '.join(kinds)}; run one sweep for each"
         )
-    require_memory([Request(p.experiment, quick_test(p.overrides, config_dir, {})) for p in points])
+    require_startable(
+        [Request(p.experiment, quick_test(p.overrides, config_dir, {})) for p in points]
+    )
     staged = [(point.experiment, point.stage) for point in points]
     return launcher_of(kinds[0]).submit(staged, console, is_sweep=True)

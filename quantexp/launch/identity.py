@@ -1,10 +1,10 @@
 """A run's identity: a hash over everything that determines its numbers, and nothing else.
 
 It covers model, data content, scheme, training, data-parallel size, the layout where it changes numbers, attention
-path, device class, the version of the numerics, and whether 16-bit products go through fp32 because this machine's CPU
-has no kernel for them. It excludes capture, drawing, the other launcher options, folders and names. Two runs of one
-identity produce the same numbers, so a completed run need not run again. Package versions belong to provenance, not to
-identity.
+path, device class, the version of the numerics, the backend of linear layers that are not emulated, and whether 16-bit
+products go through fp32 because this machine's CPU has no kernel for them. It excludes capture, drawing, the other
+launcher options, folders and names. Two runs of one identity produce the same numbers, so a completed run need not run
+again. Versions of packages belong to provenance, not to identity; Transformer Engine's, which then multiplies, to both.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from enum import Enum
 from importlib.metadata import version
 from typing import Any
@@ -32,13 +33,17 @@ from quantexp.quant.outside_products import state_records
 from quantexp.quant.precision import precision_map
 from quantexp.quant.records import entry_record
 from quantexp.quant.rules import changes
+from quantexp.quant.transformer_engine.hardware import PACKAGE as TRANSFORMER_ENGINE
 from quantexp.runs import gradients
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
-from quantexp.schema import EvaluateConfig, Experiment, ModelConfig, Nonfinite
+from quantexp.runs.provenance import versions
+from quantexp.schema import Backend, EvaluateConfig, Experiment, ModelConfig, Nonfinite
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
 NUMERICS_VERSION = 2
+#: Megatron sets them when it builds a model; they choose among attentions of Transformer Engine, which no run has.
+_OF_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
 def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
@@ -87,6 +92,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "data_parallel": Layout.of(experiment).data,
         **_layout(experiment),
         "numerics": NUMERICS_VERSION,
+        **_backend(experiment),
         **({"gradient": experiment.gradient.by} if experiment.gradient.only else {}),
     }
 
@@ -123,6 +129,29 @@ def _evaluation(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "data_parallel": Layout.of(experiment).data,
         **_layout(experiment),
         "numerics": NUMERICS_VERSION,
+        **_backend(experiment),
+    }
+
+
+def _backend(experiment: Experiment) -> dict[str, Any]:
+    """What multiplies instead of the emulation, its version, and the variables that it reads; empty for the emulation.
+
+    A null version is that of a machine without Transformer Engine, from which a job may be submitted.
+    """
+    quant = experiment.quant
+    if quant.backend is Backend.emulated:
+        return {}
+    return {
+        "backend": {
+            "name": quant.backend.value,
+            **({"recipe": quant.recipe.value} if quant.recipe else {}),
+            "transformer_engine": versions()[TRANSFORMER_ENGINE],
+            "environment": {
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith("NVTE_") and name not in _OF_ATTENTION
+            },
+        }
     }
 
 

@@ -1,4 +1,4 @@
-"""Refuses runs whose predicted memory exceeds the available memory, before any of them starts.
+"""Refuses runs that this machine cannot run, or whose predicted memory exceeds the available memory, before any starts.
 
 Runs that would not start anyway are not checked: completed runs, and runs without data. Neither are runs with
 `memory=ignore`. Runs that execute in parallel on this machine's CPU must fit in its memory together.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from quantexp.errors import QuantexpError, TooLargeError
 from quantexp.launch.attempt import run_folder
 from quantexp.launch.label import labels
+from quantexp.launch.machine import require_backend
 from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.room import STARTED_ANYWAY, fits, misfit, needed_gb, never, room_of
 from quantexp.processes.host_memory import host_memory_gb
@@ -26,6 +27,17 @@ class Request:
     experiment: Experiment
     #: Composes the same run under `training=fast`.
     fast: Callable[[], Experiment | None] = never
+
+
+def require_startable(runs: Sequence[Request]) -> None:
+    """Refuse to start any run if one of them cannot run here, or does not fit.
+
+    Raises:
+        ConfigError: what the backend of one lacks.
+        TooLargeError: as `require_memory`.
+    """
+    require_backend(run.experiment for run in runs)
+    require_memory(runs)
 
 
 def require_memory(runs: Sequence[Request]) -> None:

@@ -37,6 +37,7 @@ from quantexp.quant.slots import (
     site_configs,
 )
 from quantexp.schema import (
+    Backend,
     GradReduce,
     LinearSite,
     Moments,
@@ -70,8 +71,20 @@ _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
 }
 
 
+#: What precedes a scheme's derived name under a backend.
+_PREFIXES = {
+    Backend.emulated: "",
+    Backend.transformer_engine: "te_",
+    Backend.te_emulated: "te_emulated_",
+}
+
+
 def derived_name(quant: QuantConfig) -> str:
-    """The scheme's name, derived from its content."""
+    """The scheme's name, derived from its content; `te_` stands before one that Transformer Engine multiplies."""
+    return _PREFIXES[quant.backend] + _name_of_slots(quant)
+
+
+def _name_of_slots(quant: QuantConfig) -> str:
     declared = declared_formats(quant)
     choices = {
         site: _choice(site, config, declared) for site, config in site_configs(quant).items()
@@ -111,6 +124,10 @@ def content_hash(quant: QuantConfig) -> str:
         meaning["formats"] = of_rules
     if outside := state_records(quant):
         meaning["outside products"] = outside
+    if quant.backend is not Backend.emulated:
+        meaning["backend"] = {"name": quant.backend.value}
+    if quant.recipe is not None:
+        meaning["recipe"] = {"name": quant.recipe.value}
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 

@@ -187,6 +187,24 @@ class GradReduce(Rounded):
     at: RoundedAt = RoundedAt.once
 
 
+class Backend(Enum):
+    """What quantises and multiplies the operands of the decoder's linear layers."""
+
+    #: Operands on the format's grid in the working precision, multiplied by torch.
+    emulated = "emulated"
+    #: Transformer Engine's linear layers under its own recipes.
+    transformer_engine = "transformer_engine"
+    #: Transformer Engine's linear layers with the scheme's formats, as emulation.
+    te_emulated = "te_emulated"
+
+
+class NamedRecipe(Enum):
+    """A recipe of Transformer Engine that no slots describe."""
+
+    #: Delayed scaling: max / amax of the last `window` micro-batches, 1 for the first.
+    delayed = "delayed"
+
+
 @dataclass
 class QuantConfig:
     """A scheme: the four sites, then the rules, then what is rounded outside of products."""
@@ -204,3 +222,7 @@ class QuantConfig:
     rules: list[Rule] = field(default_factory=list)
     optimizer: Moments = field(default_factory=Moments)
     grad_reduce: GradReduce = field(default_factory=GradReduce)
+    #: emulated, transformer_engine or te_emulated; attention and the output layer are emulated under all of them.
+    backend: Backend = Backend.emulated
+    #: For transformer_engine: `delayed`, which scales as Transformer Engine does; null follows from the slots.
+    recipe: NamedRecipe | None = None

@@ -35,15 +35,15 @@ def compare_gradients(context: RunContext) -> None:
     experiment = context.experiment
     iteration = first_iteration(experiment)
     with rank_session(context) as (device, batches):
+        from quantexp.training.megatron.backend import scheme_spec
         from quantexp.training.megatron.gradient import GradientComparison
         from quantexp.training.megatron.numerics_state import use_numerics
-        from quantexp.training.megatron.specs import inject, stock_spec
         from quantexp.training.megatron.step import Stepper
         from quantexp.training.observer import RunObserver
 
         with use_numerics(experiment, weights_once=experiment.training.weight_cache) as state:
             observer = RunObserver(context, device, batches.text_of)
-            spec = inject(stock_spec(experiment.model))
+            spec = scheme_spec(experiment.model)
             stepper = Stepper(experiment, spec, device, observer, state)
             comparison = GradientComparison(stepper, iteration, batches.train)
             declared = declared_at_start(experiment)

@@ -20,6 +20,7 @@ from quantexp.launch.identity import folder_name, hash8, identity
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.safetensors import write_safetensors
 from quantexp.schema import (
+    Backend,
     CaptureLevel,
     CaptureValues,
     Experiment,
@@ -100,6 +101,27 @@ def test_key_that_affects_the_numbers_changes_the_hash(
     base: Experiment, key: str, value: object
 ) -> None:
     assert after(base, key, value) != digest(base)
+
+
+def test_a_backend_is_recorded_with_its_version_and_variables(
+    base: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "backend" not in identity(base, "cpu"), "hashes of emulated runs stay"
+    experiment = copy.deepcopy(base)
+    experiment.quant.backend = Backend.transformer_engine
+    monkeypatch.setattr(
+        "quantexp.launch.identity.versions", lambda: {"transformer-engine": "2.11.0"}
+    )
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "1")  # as Megatron does
+    monkeypatch.setenv("NVTE_DEBUG", "0")
+    assert identity(experiment, "cpu")["backend"] == {
+        "name": "transformer_engine",
+        "transformer_engine": "2.11.0",
+        "environment": {"NVTE_DEBUG": "0"},
+    }
+    with_variable = digest(experiment)
+    monkeypatch.delenv("NVTE_DEBUG")
+    assert len({digest(base), with_variable, digest(experiment)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ _DECIDES = {
     "layout": (ARITHMETIC,),
     "numerics": (ARITHMETIC,),
     "packages": (ARITHMETIC,),
+    "backend": (ARITHMETIC,),
 }
 #: Descriptions of different fingerprints.
 _FINGERPRINTED = {
@@ -96,8 +97,12 @@ def decides(key: str) -> tuple[str, ...]:
 
 
 def _differences(here: Side, baseline: Side) -> list[Difference]:
+    contents = [_without_scheme(here), _without_scheme(baseline)]
+    if not all("backend" in content for content in contents):
+        # Of an emulated run and one on hardware it is the one thing to be compared.
+        contents = [{k: v for k, v in content.items() if k != "backend"} for content in contents]
     return [
-        *differing(_without_scheme(here), _without_scheme(baseline)),
+        *differing(*contents),
         *differing({"packages": _packages(here)}, {"packages": _packages(baseline)}),
     ]
 

@@ -21,6 +21,7 @@ from quantexp.quant.precision import check_rules, decoder_modules, precision_map
 from quantexp.quant.rules import changes
 from quantexp.quant.scoring import scored_spec
 from quantexp.quant.slots import declared_formats, resolve_site, site_configs
+from quantexp.quant.transformer_engine.checking import check_backend
 from quantexp.schema import (
     AttentionPath,
     Experiment,
@@ -56,6 +57,7 @@ def validate(experiment: Experiment) -> None:
     _fits(experiment)
     check_limits("quant", experiment.quant)
     _scheme(experiment)
+    check_backend(experiment)
     check_alignment(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)

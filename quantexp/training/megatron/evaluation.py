@@ -31,6 +31,7 @@ from quantexp.quant.precision import (
 )
 from quantexp.quant.step_state import StepState
 from quantexp.schema import Experiment, Precision
+from quantexp.training.megatron.backend import scheme_spec
 from quantexp.training.megatron.collectives import (
     gather,
     mean_over_data_parallel,
@@ -41,7 +42,6 @@ from quantexp.training.megatron.model import build_chunks, scheme_modules, set_p
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.passes import Batch, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
-from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.token_measures import DocumentSums, TokenMeasure, token_measures
 from quantexp.training.megatron.watched import Watched
 
@@ -68,10 +68,11 @@ class Evaluator:
         self.chunks, config = build_chunks(
             model,
             training,
-            inject(stock_spec(model)),
+            scheme_spec(model, experiment.quant.backend),
             self.layout,
             experiment.parallel.dispatcher,
             has_output=quantises_output(experiment.quant),
+            backend=experiment.quant.backend,
         )
         start = load_initial_weights(self.chunks, experiment)
         state.updates_histories = False

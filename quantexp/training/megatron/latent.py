@@ -32,7 +32,7 @@ class SchemeMLASelfAttention(MLASelfAttention):  # type: ignore[misc]
 
     def __init__(self, config: Any, submodules: Any, *args: Any, **kwargs: Any) -> None:
         scheme = {name: getattr(submodules, name) for name in _DOWN}
-        stock = dict.fromkeys(_DOWN, ColumnParallelLinear)
+        stock = {name: megatrons(scheme_class) for name, scheme_class in scheme.items()}
         super().__init__(config, dataclasses.replace(submodules, **stock), *args, **kwargs)
         for name, scheme_class in scheme.items():
             module = getattr(self, name, None)
@@ -45,6 +45,12 @@ class SchemeMLASelfAttention(MLASelfAttention):  # type: ignore[misc]
         y, bias = output
         whole = complete_columns(y, self.config.kv_lora_rank, self.config.sequence_parallel)
         return whole, bias
+
+
+def megatrons(scheme_class: Any) -> Any:
+    """The class of Megatron's that a linear layer's class changes."""
+    bases = getattr(scheme_class, "__mro__", (ColumnParallelLinear,))
+    return next(base for base in bases if base.__module__.startswith("megatron."))
 
 
 def complete_columns(y_TBO: Tensor, latent: int, sequence_parallel: bool) -> Tensor:

@@ -107,15 +107,20 @@ class _Linear(torch.autograd.Function):
         return None if dx is None else dx.wait(), dw, None
 
 
-class SchemeLinear:
-    """The common part of both parallel linear layers; `set_precision` sets `precision` after the model is built."""
+class LinearLayer:
+    """What the precision map, captures and the proof need of a linear layer, whatever multiplies its operands."""
 
+    #: `set_precision` sets it after the model is built.
     precision: ModulePrecision
     hook: TensorHook = staticmethod(no_hook)
     #: A routed expert's tokens of this micro-batch; None if they are of one sequence or are the whole micro-batch.
     rows: Rows | None = None
     #: Replaced by `share_weight_copies`; this default stores nothing.
     copies: WeightCopies = WeightCopies()
+
+
+class SchemeLinear(LinearLayer):
+    """The common part of both parallel linear layers with the scheme's products."""
 
     def _forward_impl(
         self,

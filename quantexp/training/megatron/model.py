@@ -25,6 +25,7 @@ from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.schema import (
     AttentionPath,
+    Backend,
     Dispatcher,
     ModelConfig,
     TrainingConfig,
@@ -32,10 +33,11 @@ from quantexp.schema import (
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts
-from quantexp.training.megatron.linear import SchemeLinear, SchemeOutputLayer
+from quantexp.training.megatron.linear import LinearLayer, SchemeOutputLayer
+from quantexp.training.megatron.own_quantisation import refuse_own_quantisation
 from quantexp.training.megatron.transformer_config import ONE_PROCESS, transformer_config
 
-SchemeModule = SchemeLinear | SchemeAttention | SchemeEmbedding
+SchemeModule = LinearLayer | SchemeAttention | SchemeEmbedding
 
 #: The path in a decoder layer of each module of the precision map, except routed experts.
 PATHS = {
@@ -66,9 +68,10 @@ def build_model(
     model: ModelConfig,
     training: TrainingConfig,
     layer_spec: ModuleSpec | TransformerBlockSubmodules,
+    backend: Backend = Backend.emulated,
 ) -> tuple[GPTModel, TransformerConfig]:
     """The whole model in one process, its weights uninitialised: `build_chunks` without a layout."""
-    (gpt,), config = build_chunks(model, training, layer_spec)
+    (gpt,), config = build_chunks(model, training, layer_spec, backend=backend)
     return gpt, config
 
 
@@ -80,15 +83,21 @@ def build_chunks(
     dispatcher: Dispatcher = Dispatcher.allgather,
     *,
     has_output: bool = False,
+    backend: Backend = Backend.emulated,
 ) -> tuple[list[GPTModel], TransformerConfig]:
     """This rank's parts of Megatron's GPTModel, in the working dtype, on the CPU: one, or its interleaved chunks.
 
     Their weights are uninitialised: `load_initial_weights` sets them.
 
     `layer_spec` describes every layer of the model, or all layers alike; `has_output` is whether the output layer, and
-    a tied embedding, are in the precision map.
+    a tied embedding, are in the precision map. `backend` is that of the spec's linear layers.
     """
+    if backend is not Backend.emulated:
+        from quantexp.training.megatron.transformer_engine.autocast import forget_earlier_models
+
+        forget_earlier_models()
     config = transformer_config(model, training, layout, dispatcher)
+    refuse_own_quantisation(config)
     stage = parallel_state.get_pipeline_model_parallel_rank() if layout.pipeline > 1 else 0
     chunks = []
     for chunk in range(layout.chunks):
@@ -111,6 +120,10 @@ def build_chunks(
         )
         for moe in moe_layers(gpt).values():
             pass_rows_to_experts(moe)
+        if backend is not Backend.emulated:
+            from quantexp.training.megatron.transformer_engine.autocast import Decoder
+
+            gpt.decoder.__class__ = Decoder
         if has_output:
             _use_scheme_beside_decoder(gpt)
         chunks.append(gpt)
@@ -154,7 +167,7 @@ def scheme_modules(model: GPTModel) -> dict[ModuleId, SchemeModule]:
     modules: dict[ModuleId, SchemeModule] = {}
     for layer in model.decoder.layers:
         for name, module in _by_name(layer):
-            if isinstance(module, SchemeLinear | SchemeAttention):
+            if isinstance(module, LinearLayer | SchemeAttention):
                 modules[ModuleId(layer.layer_number - 1, name)] = module
     beside = {
         OUTPUT: getattr(model, "output_layer", None),
@@ -171,7 +184,7 @@ def linear_weights(model: GPTModel) -> dict[ModuleId, Parameter]:
     modules: list[tuple[ModuleId, Any]] = [
         (name, module)
         for name, module in scheme_modules(model).items()
-        if isinstance(module, SchemeLinear)
+        if isinstance(module, LinearLayer)
     ]
     return {
         name: model.shared_embedding_or_output_weight() if module.weight is None else module.weight
@@ -212,6 +225,8 @@ def set_precision(
         module.precision = precision[name]
         if isinstance(module, SchemeAttention):
             module.path = path
+    if hasattr(model.decoder, "use_recipes"):
+        model.decoder.use_recipes([getattr(module, "recipe", None) for module in modules.values()])
 
 
 def share_weight_copies(model: GPTModel, copies: WeightCopies) -> None:

@@ -95,9 +95,14 @@ class Stepper:
         self.layout = Layout.of(experiment)
         self.step_state, self.model = step_state, experiment.model
         forget_balancing_loss()
-        dispatcher, has_output = experiment.parallel.dispatcher, quantises_output(experiment.quant)
         self.chunks, config = build_chunks(
-            self.model, training, layer_spec, self.layout, dispatcher, has_output=has_output
+            self.model,
+            training,
+            layer_spec,
+            self.layout,
+            experiment.parallel.dispatcher,
+            has_output=quantises_output(experiment.quant),
+            backend=experiment.quant.backend,
         )
         self.copies = WeightCopies()
         for chunk in self.chunks:

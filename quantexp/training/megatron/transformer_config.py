@@ -69,6 +69,7 @@ def transformer_config(
         cross_entropy_loss_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
+        disable_parameter_transpose_cache=True,  # Transformer Engine would keep old weights
         **_parallel(layout, model.num_layers),
         **_grouped_query(model),
         **_latent(model, model.mla),

@@ -16,6 +16,9 @@ import importlib.util
 import sys
 import warnings
 
+from quantexp.errors import RunError
+from quantexp.quant.transformer_engine.hardware import INSTALL
+
 
 def complete_megatron() -> None:
     """Let latent attention and experts be built and run without Transformer Engine."""
@@ -50,6 +53,21 @@ def hide_broken_te() -> str | None:
         sys.modules["transformer_engine"] = None  # type: ignore[assignment]
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return None
+
+
+def require_te(option: str) -> None:
+    """Refuse an option that needs Transformer Engine where it is not installed, or broken.
+
+    Raises:
+        RunError: names the option and the reason.
+    """
+    if importlib.util.find_spec("transformer_engine") is None:
+        reason = "is not installed"
+    elif (broken := hide_broken_te()) is not None:
+        reason = f"cannot be imported here ({broken})"
+    else:
+        return
+    raise RunError(f"{option} needs Transformer Engine, which {reason}: {INSTALL}")
 
 
 def megatron_version() -> str:

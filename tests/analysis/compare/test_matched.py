@@ -93,6 +93,21 @@ def test_another_layout_is_named(runs: Runs) -> None:
     )
 
 
+def test_emulation_and_hardware_are_matched_and_two_of_hardware_with_their_variables(
+    runs: Runs,
+) -> None:
+    emulated, here, there = runs.add("linear_mxfp8"), runs.add("te_a"), runs.add("te_b")
+    backend = {"name": "transformer_engine", "transformer_engine": "2.11.0"}
+    for run, environment in ((here, {"NVTE_DEBUG": "0"}), (there, {"NVTE_DEBUG": "1"})):
+        content = json.loads(run.provenance.read_text())["identity"]
+        content["backend"] = {**backend, "environment": environment}
+        change_json(run.provenance, identity=content)
+    assert mismatches(read_side(here), read_side(emulated)) == []
+    assert in_words(mismatches(read_side(there), read_side(here))) == (
+        "arithmetic (backend.environment.NVTE_DEBUG 1 against 0)"
+    )
+
+
 def test_a_run_without_provenance_cannot_be_matched(runs: Runs) -> None:
     base, other = runs.add(), runs.add("linear_mxfp8")
     other.provenance.unlink()

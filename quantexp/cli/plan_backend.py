@@ -1,0 +1,161 @@
+"""What Transformer Engine makes of a planned run: the recipe of each linear module, how near it is, what prevents it.
+
+Under `quant.backend=emulated` it is asked for with `plan device=NAME`, and answers what the run would be under
+`quant.backend=transformer_engine`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from quantexp.errors import ConfigError
+from quantexp.launch.machine import (
+    gpu_of,
+    installed_version,
+    obstacle_of,
+    used_recipes,
+)
+from quantexp.quant.precision import ModuleId, declared_maps
+from quantexp.quant.transformer_engine.assignment import Assignment, assignments
+from quantexp.quant.transformer_engine.checking import check_backend
+from quantexp.quant.transformer_engine.hardware import CAPABILITIES, Gpu, gpu_named
+from quantexp.schema import Backend, Experiment
+
+#: What no recipe covers.
+_EMULATED = "attention, the output layer, routed experts, Adam's moments and gradients on their way stay emulated"
+#: The word of a plan that names a GPU, and its beginning.
+DEVICE = "device="
+
+
+@dataclass(frozen=True)
+class RecipePlan:
+    """A recipe and its modules; null is the working precision."""
+
+    recipe: str | None
+    nearness: str
+    notes: list[str]
+    layers: list[int]
+    modules: list[str]
+
+
+@dataclass(frozen=True)
+class BackendPlan:
+    """The part of `quantexp plan --json` about Transformer Engine."""
+
+    #: quant.backend; the rest is about transformer_engine if it is emulated.
+    name: str
+    #: The version here; null if it is not installed.
+    transformer_engine: str | None
+    #: The GPU that the answer is for; null if it is not known.
+    device: str | None
+    #: Of the first iteration.
+    recipes: list[RecipePlan]
+    #: Why no GPU, or the GPU asked for, can run it; null if nothing is known to prevent it.
+    obstacle: str | None
+
+
+def device_of(words: Sequence[str]) -> tuple[list[str], Gpu | None]:
+    """The overrides without `device=NAME`, and the GPU that it names.
+
+    Raises:
+        ConfigError: a GPU that is not in the table, or several.
+    """
+    names = [word.removeprefix(DEVICE) for word in words if word.startswith(DEVICE)]
+    others = [word for word in words if not word.startswith(DEVICE)]
+    if not names:
+        return others, None
+    gpu = gpu_named(names[-1])
+    if gpu is None or len(names) > 1:
+        raise ConfigError(
+            f"device must be one of {', '.join(CAPABILITIES)}, got {', '.join(names) or 'nothing'}"
+        )
+    return others, gpu
+
+
+def backend_plan(experiment: Experiment, gpu: Gpu | None) -> BackendPlan | None:
+    """What Transformer Engine makes of a run on a GPU, or on its own machine; None if nobody asked."""
+    backend = experiment.quant.backend
+    if backend is Backend.emulated:
+        if gpu is None:
+            return None
+        experiment = copy.deepcopy(experiment)
+        experiment.quant.backend = Backend.transformer_engine
+    machine = gpu or gpu_of(experiment.launcher)
+    recipes: list[RecipePlan] = []
+    try:
+        check_backend(experiment)
+        recipes = _recipes(experiment)
+        obstacle = None if gpu is None else obstacle_of(used_recipes(experiment), gpu)
+    except ConfigError as error:
+        obstacle = str(error)
+    return BackendPlan(
+        backend.value,
+        installed_version(),
+        None if machine is None else machine.name,
+        recipes,
+        obstacle,
+    )
+
+
+def backend_lines(plan: BackendPlan | None) -> Iterator[tuple[str, str]]:
+    """Headings and lines for a reader."""
+    if plan is None:
+        return
+    version = plan.transformer_engine or "(not installed here)"
+    place = "" if plan.device is None else f" on {plan.device}"
+    if plan.name == Backend.emulated.value:
+        yield "backend", f"emulated; quant.backend=transformer_engine{place} would be:"
+    else:
+        yield "backend", f"{plan.name}, Transformer Engine {version}{place}; {_EMULATED}"
+    for each in plan.recipes:
+        recipe = each.recipe or "the working precision"
+        modules = ", ".join(each.modules)
+        words = "; ".join(
+            [f"{recipe} in {modules} of {_layers(each.layers)}: {each.nearness}", *each.notes]
+        )
+        yield "recipe", words
+    if plan.obstacle is not None:
+        yield "", f"cannot run: {plan.obstacle}"
+    elif plan.device is None:
+        yield "", "whether a GPU can run it depends on the GPU: plan device=NAME"
+
+
+def _layers(layers: list[int]) -> str:
+    """`layer 3`, `layers 0-15`, or the list."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    is_range = layers == list(range(layers[0], layers[-1] + 1))
+    return (
+        f"layers {layers[0]}-{layers[-1]}" if is_range else f"layers {','.join(map(str, layers))}"
+    )
+
+
+def _recipes(experiment: Experiment) -> list[RecipePlan]:
+    return [
+        RecipePlan(
+            None if each.recipe is None else str(each.recipe),
+            each.nearness.value,
+            list(each.notes),
+            sorted({module.layer for module in each.modules}),
+            list(dict.fromkeys(module.name for module in each.modules)),
+        )
+        for each in _first(experiment)
+    ]
+
+
+def recipes_by_module(experiment: Experiment) -> dict[ModuleId, str]:
+    """The recipe of each module that Transformer Engine multiplies in the first iteration; empty for the emulation."""
+    if experiment.quant.backend is Backend.emulated:
+        return {}
+    return {
+        module: "Transformer Engine" if each.recipe is None else str(each.recipe)
+        for each in _first(experiment)
+        for module in each.modules
+    }
+
+
+def _first(experiment: Experiment) -> list[Assignment]:
+    """The recipes of the first iteration."""
+    return assignments(experiment, declared_maps(experiment.model, experiment.quant)[0])

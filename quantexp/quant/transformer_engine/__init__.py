@@ -1,0 +1,1 @@
+"""What of a scheme Transformer Engine's recipes hold, how near, and on which hardware; without importing it."""

@@ -1,0 +1,58 @@
+"""The extents that Transformer Engine's kernels can quantise and multiply.
+
+    recipe                widths and rows are multiples of
+    MXFP8BlockScaling     32: there is no short block (pytorch/tensor/mxfp8_tensor.py)
+    NVFP4BlockScaling     16: the same (pytorch/tensor/nvfp4_tensor.py)
+    Float8BlockScaling    16: a block of 128 may be short, cuBLAS asks for 16 bytes
+    others in 8 bits      16: cuBLAS asks for it along every operand's rows and columns
+
+The rows of x and g are the tokens of a whole micro-batch: t * B + b for token t of sequence b of B. A block along
+tokens therefore holds tokens of B sequences, where quantexp's lie within one. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quantexp.model.decoder import LinearShape, is_column_wise
+from quantexp.model.layout import Layout
+from quantexp.quant.transformer_engine.recipes import Kind, Recipe
+from quantexp.schema import TrainingConfig
+
+#: Multiples by kind; Transformer Engine checks its linear layers' extents under a custom recipe, too.
+MULTIPLES = {
+    Kind.MXFP8: 32,
+    Kind.NVFP4: 16,
+    Kind.BLOCK: 16,
+    Kind.CURRENT: 16,
+    Kind.DELAYED: 16,
+    Kind.CUSTOM: 16,
+}
+
+
+def misfit(
+    recipe: Recipe, module: str, shape: LinearShape, training: TrainingConfig, layout: Layout
+) -> str | None:
+    """What a recipe cannot do with a module of this shape; None if it can."""
+    multiple = MULTIPLES[recipe.kind]
+    for name, extent in _extents(module, shape, training, layout):
+        if extent % multiple:
+            return f"has {extent:,} {name}, and {recipe} takes multiples of {multiple}"
+    return None
+
+
+def _extents(
+    module: str, shape: LinearShape, training: TrainingConfig, layout: Layout
+) -> Iterator[tuple[str, int]]:
+    """Input width, output width and rows of a rank."""
+    by_input = is_column_wise(module)
+    inputs, outputs = (layout.tensor, 1) if by_input else (1, layout.tensor)
+    yield "columns of x", shape.input_width // inputs
+    yield "columns of g", shape.output_width // outputs
+    tokens = training.seq_length * training.micro_batch_size // layout.context
+    yield "tokens", tokens // (layout.tensor if layout.sequence else 1)
+
+
+def crosses_sequences(recipe: Recipe, training: TrainingConfig) -> bool:
+    """Whether a block along tokens holds tokens of several sequences."""
+    return recipe.has_token_blocks and training.micro_batch_size > 1
