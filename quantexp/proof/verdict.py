@@ -20,7 +20,8 @@ from quantexp.proof.by_source import by_contains, by_source
 from quantexp.proof.grids import Finding, Grid, Status, which_grid
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.proof.windows import windows_of
-from quantexp.quant.precision import ModuleId, PrecisionMap
+from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
+from quantexp.quant.product_context import Part
 from quantexp.quant.records import entry_record
 from quantexp.quant.sites import Slot
 
@@ -187,6 +188,24 @@ class Observed:
     #: Products without a context: (owner, operator) -> calls.
     undeclared: Counter[tuple[str, str]] = field(default_factory=Counter)
 
+    def slot(self, entry: Entry) -> SlotCalls:
+        """The results of a slot."""
+        return self.slots.setdefault((entry.module, entry.slot), SlotCalls())
+
+    def note(
+        self, entry: Entry, finding: Finding, recomputed: bool, part: Part | None = None
+    ) -> None:
+        """Add a call; a product in parts counts as one call, and as quantised if any of its parts was."""
+        slot = self.slot(entry)
+        if part is None or part.index == 0:
+            slot.recomputed_calls += recomputed
+            slot.calls += not recomputed
+        if finding.quantised and not recomputed and not (part and slot.parts.quantised):
+            slot.quantised_calls += 1
+        slot.parts.quantised |= finding.quantised
+        if finding not in slot.findings:
+            slot.findings.append(finding)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -239,7 +258,7 @@ def verdict(iteration: int, observed: Observed) -> Verdict:
                 failures.append(f"{entry.label}: declared {entry.spec.fmt.name}, {reason}")
     for (owner, operator), calls in observed.undeclared.items():
         failures.append(
-            f"{owner}: {calls} matrix products (aten.{operator}) that the precision map does not list"
+            f"{owner}: {calls} matrix products ({operator}) that the precision map does not list"
         )
     for router, slot in observed.routers.items():
         status, reason = status_of(slot if slot.calls else None)

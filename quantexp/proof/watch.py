@@ -100,6 +100,10 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for entry in module.entries()
         )
 
+    def owner(self) -> str | None:
+        """The module of the map, or the layer, whose forward or backward is running; None outside all of them."""
+        return self._owners.current()
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch every product that is called inside."""
@@ -134,7 +138,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if owner in self.observed.routers and name in PAIRED:
             self._high(self.observed.routers[owner], [args[position] for position in PAIRED[name]])
         elif owner is not None:
-            self.observed.undeclared[owner, name] += 1
+            self.observed.undeclared[owner, f"aten.{name}"] += 1
 
     def _lookup(self, table: Tensor) -> None:
         """A tied embedding's table; rows of other tensors are looked up without a context."""
@@ -151,7 +155,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(context, FusedContext):
             owner = self._owners.current()
             if owner is not None:
-                self.observed.undeclared[owner, name] += 1
+                self.observed.undeclared[owner, f"aten.{name}"] += 1
             return
         tensors = {
             argument.name.removesuffix("_"): value
@@ -164,7 +168,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             source = _FUSED_ARGUMENTS.get(entry.slot.operand)
             if source is None:
-                self._note(entry, IN_KERNEL, recomputed)
+                self.observed.note(entry, IN_KERNEL, recomputed)
             else:
                 spec = entry.spec
                 axis = -1 if spec.axis is Axis.HEAD_DIM else -2
@@ -172,24 +176,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 before = sources()[entry.slot.operand] if sources and _needs_source(spec) else None
                 amax = None if before is None else whole_amax(entry.module, before, spec, axis)
                 finding = judge(tensors[source].detach(), spec, axis, before, amax)
-                self._note(entry, finding, recomputed)
-
-    def _slot(self, entry: Entry) -> SlotCalls:
-        return self.observed.slots.setdefault((entry.module, entry.slot), SlotCalls())
-
-    def _note(
-        self, entry: Entry, finding: Finding, recomputed: bool, part: Part | None = None
-    ) -> None:
-        """A product in parts counts as one call, and as quantised if any of its parts was."""
-        slot = self._slot(entry)
-        if part is None or part.index == 0:
-            slot.recomputed_calls += recomputed
-            slot.calls += not recomputed
-        if finding.quantised and not recomputed and not (part and slot.parts.quantised):
-            slot.quantised_calls += 1
-        slot.parts.quantised |= finding.quantised
-        if finding not in slot.findings:
-            slot.findings.append(finding)
+                self.observed.note(entry, finding, recomputed)
 
     def _high(self, slot: SlotCalls, operands: list[Tensor]) -> None:
         """A product outside all schemes: neither operand may lie on a grid that its own dtype would not give."""
@@ -211,7 +198,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             needs_source = self._compares_all or _needs_source(entry.spec) or amax is not None
             source = sources()[side] if sources and needs_source else None
             if is_routed(entry.module.name) and empty:
-                self._slot(entry).empty_calls += 1
+                self.observed.slot(entry).empty_calls += 1
                 continue
             x = x.detach() if context.widened_from is None else narrowed(x, context.widened_from)
             call = _Call(x, source, dim, context.sequences, part, amax)
@@ -233,15 +220,15 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             own = _Call(x, before, call.reduced, sequences, None, None)
             with as_source(rows, source):
                 findings.append(_finding(entry, own))
-        self._note(entry, worst(findings), recomputed)
+        self.observed.note(entry, worst(findings), recomputed)
 
     def _judge_operand(self, entry: Entry, call: _Call, recomputed: bool) -> None:
         part = call.part
         if part is None:
-            self._note(entry, _finding(entry, call), recomputed)
+            self.observed.note(entry, _finding(entry, call), recomputed)
             return
         x, source, axis = _in_blocks(entry, call)
-        slot = self._slot(entry)
+        slot = self.observed.slot(entry)
         finding = judge(x, entry.spec, axis, source, call.amax)
         if part.index == 0:
             finding = CUT_SHORT if slot.parts.is_open else finding
@@ -253,7 +240,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 mismatch = slot.parts.mismatch(call.amax, partial(reduced, entry.module))
                 if finding.status is not Status.MISMATCH:
                     finding = mismatch or finding
-        self._note(entry, finding, recomputed, part)
+        self.observed.note(entry, finding, recomputed, part)
 
 
 @dataclass(frozen=True)

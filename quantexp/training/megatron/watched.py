@@ -17,6 +17,7 @@ from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
+from quantexp.training.megatron.transformer_engine.gemm_watch import GemmWatch
 
 
 class Watched:
@@ -37,6 +38,8 @@ class Watched:
             self.modules |= modules
             self.weights |= linear_weights(chunk)
             self.decoder |= {str(n): m for n, m in modules.items() if n.name == OUTPUT}
+        #: Modules whose products Transformer Engine computes, which have its quantizers.
+        self.native = {n: m for n, m in self.modules.items() if hasattr(m, "fp8_meta")}
 
     @contextlib.contextmanager
     def proving(self, iteration: int, declared: PrecisionMap) -> Iterator[Callable[[], Verdict]]:
@@ -44,5 +47,5 @@ class Watched:
         watch = ProductWatch(
             {name: declared[name] for name in self.modules}, self.decoder, self.routers
         )
-        with watch.watching():
+        with watch.watching(), GemmWatch(watch, self.native).watching():
             yield lambda: merged(declared, gather(verdict(iteration, watch.observed)))

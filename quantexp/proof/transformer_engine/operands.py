@@ -1,0 +1,38 @@
+"""Judges one operand of a product that Transformer Engine computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from quantexp.formats import QuantSpec
+from quantexp.proof.grids import Finding, Status
+from quantexp.proof.transformer_engine.conformity import finding_of
+from quantexp.proof.transformer_engine.stored import read
+from quantexp.proof.verdict import judge
+
+
+def judge_operand(x: Any, spec: QuantSpec, axis: int, source: Tensor | None) -> Finding:
+    """Compare an operand with its declaration and with the tensor that it was quantised from.
+
+    Args:
+        x: the operand, stored by Transformer Engine, or plain.
+        spec: its declaration.
+        axis: the dimension of the matrix [M, K] that the product reduces, -1 or 0.
+        source: the matrix before quantisation; None, or of another shape, if x was gathered over ranks.
+    """
+    try:
+        stored = read(x, axis)
+    except ValueError as error:
+        return Finding(Status.MISMATCH, f"{error}, which its product needs", quantised=True)
+    if stored is not None:
+        return finding_of(stored, spec, source)
+    if spec.quantised:
+        return Finding(
+            Status.MISMATCH, f"it reached the product in {str(x.dtype).removeprefix('torch.')}"
+        )
+    matrix = x.detach().reshape(-1, x.shape[-1])
+    return judge(
+        matrix, spec, axis, source if source is not None and source.shape == matrix.shape else None
+    )

@@ -1,0 +1,123 @@
+"""What may differ between Transformer Engine's bytes and ours, by hand: each edge in a block of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.formats import resolve
+from quantexp.formats.types import Rounding
+from quantexp.proof.grids import Status
+from quantexp.proof.transformer_engine.conformity import compare, finding_of
+from quantexp.proof.transformer_engine.stored import Kind, Stored
+
+MXFP8 = resolve("mxfp8_e4m3", scale_rule="rceil")
+NAN, ONE = float("nan"), 0x38
+
+
+def block(source: Tensor, codes: list[int], scale: int) -> tuple[Stored, Tensor]:
+    """One block of 32 of which the first elements are given, the others 0."""
+    full = torch.zeros(1, 32, dtype=torch.uint8)
+    full[0, : len(codes)] = torch.tensor(codes, dtype=torch.uint8)
+    x = torch.zeros(1, 32)
+    x[0, : len(source)] = source
+    scales = torch.tensor([[scale]], dtype=torch.uint8)
+    return Stored(Kind.MXFP8, "e4m3", full, scales, -1), x
+
+
+def test_a_nan_stays_one_element_and_does_not_enter_the_amax() -> None:
+    # 448 has the code 0x7E at the scale 2^0; NaN has 0x7F.
+    stored, x = block(torch.tensor([448.0, NAN, 1.0]), [0x7E, 0x7F, ONE], 127)
+    comparison = compare(stored, MXFP8, x)
+    assert comparison.conforms
+    assert comparison.expected == {"NaN": 1}
+
+
+def test_a_nan_that_became_a_number_does_not_conform() -> None:
+    stored, x = block(torch.tensor([448.0, NAN, 1.0]), [0x7E, 0x10, ONE], 127)
+    assert compare(stored, MXFP8, x).code_mismatches == 1
+
+
+def test_a_block_with_inf_has_the_scale_254() -> None:
+    stored, x = block(torch.tensor([float("inf"), 1.0]), [0x7E, 0], 254)
+    comparison = compare(stored, MXFP8, x)
+    assert comparison.conforms
+    assert comparison.expected == {"Inf": 32}
+    stored, x = block(torch.tensor([float("inf"), 1.0]), [0x7E, 0], 127)
+    assert compare(stored, MXFP8, x).scale_mismatches == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "codes", "conforms"),
+    [
+        ((2, 12), [0], True),
+        ((2, 12), [ONE], False),
+        ((2, 13), [ONE], True),
+        ((2, 13), [0], False),
+    ],
+)
+def test_a_block_with_the_smallest_scale_is_flushed_up_to_version_2_12(
+    version: tuple[int, int], codes: list[int], conforms: bool
+) -> None:
+    stored, x = block(torch.tensor([2.0**-127]), codes, 0)
+    comparison = compare(stored, MXFP8, x, version)
+    assert comparison.conforms is conforms
+    assert comparison.expected == ({"smallest": 1} if version == (2, 12) else {})
+
+
+def test_a_block_of_zeros_may_have_the_scale_zero_in_nvfp4() -> None:
+    x = torch.zeros(1, 32)
+    x[0, 16] = 6.0
+    codes = torch.zeros(1, 32, dtype=torch.uint8)
+    codes[0, 16] = 7
+    scales = torch.tensor([[0, 0x7E]], dtype=torch.uint8)
+    stored = Stored(Kind.NVFP4, "e2m1", codes, scales, -1, tensor_scale=torch.tensor(6.0 / 2688))
+    comparison = compare(stored, resolve("nvfp4"), x)
+    assert comparison.conforms, str(comparison)
+    assert comparison.expected == {"zero block": 1}
+
+
+def test_more_differences_than_the_order_of_operations_explains_do_not_conform() -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    spec = resolve("nvfp4")
+    from quantexp.formats import encode
+
+    codes, scales = encode(x, spec)
+    stored = Stored(Kind.NVFP4, "e2m1", codes, scales.block, -1, tensor_scale=scales.tensor)
+    stored.codes[:8, 0] ^= 1  # 8 of 4,096: two in a thousand
+    assert compare(stored, spec, x).conforms
+    stored.codes[8:16, 0] ^= 1
+    assert compare(stored, spec, x).code_mismatches == 16
+
+
+def test_delayed_scaling_is_held_to_the_scale_that_transformer_engine_chose() -> None:
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+    spec = resolve("fp8_e4m3", scaling="delayed")
+    scale = torch.tensor([3.0])
+    codes = (x * scale).to(torch.float8_e4m3fn).view(torch.uint8)
+    stored = Stored(Kind.FP8, "e4m3", codes, scale.reciprocal(), -1)
+    assert compare(stored, spec, x).conforms
+    assert not compare(stored, spec, x.roll(1, 0)).conforms
+
+
+def test_random_bits_are_not_compared_and_the_finding_names_the_format() -> None:
+    stored, x = block(torch.tensor([448.0]), [0x7E], 127)
+    spec = resolve("mxfp8_e4m3", scale_rule="rceil", rounding=Rounding.STOCHASTIC)
+    assert compare(stored, spec, x).expected == {"random": 32}
+    other = finding_of(stored, resolve("nvfp4"), x)
+    assert other.status is Status.MISMATCH
+    assert other.reason == "it reached the product as MXFP8 (e4m3) of Transformer Engine"
+
+
+def test_an_operand_that_was_gathered_engages_by_its_class_alone() -> None:
+    stored, x = block(torch.tensor([448.0]), [0x7E], 127)
+    finding = finding_of(stored, MXFP8, x[:, :16])
+    assert finding.status is Status.ENGAGED
+    assert finding.reason == "by its class: gathered over ranks, it was not compared"
+
+
+def test_zeros_and_values_that_are_not_finite_are_inconclusive() -> None:
+    stored, x = block(torch.tensor([448.0]), [0x7E], 127)
+    assert finding_of(stored, MXFP8, torch.zeros_like(x)).reason == "all zero"
+    assert finding_of(stored, MXFP8, torch.full_like(x, NAN)).reason == "not finite"
