@@ -26,7 +26,6 @@ from quantexp.quant.precision import (
     PrecisionMap,
     forward_only,
     precision_map,
-    quantises_output,
     unquantised,
 )
 from quantexp.quant.step_state import StepState
@@ -71,8 +70,7 @@ class Evaluator:
             scheme_spec(model, experiment.quant.backend),
             self.layout,
             experiment.parallel.dispatcher,
-            has_output=quantises_output(experiment.quant),
-            backend=experiment.quant.backend,
+            experiment.quant,
         )
         start = load_initial_weights(self.chunks, experiment)
         state.updates_histories = False

@@ -21,13 +21,14 @@ from quantexp.model.decoder import (
 )
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import padded_vocab_size
-from quantexp.quant.precision import ModuleId, PrecisionMap
+from quantexp.quant.precision import ModuleId, PrecisionMap, quantises_output
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.schema import (
     AttentionPath,
     Backend,
     Dispatcher,
     ModelConfig,
+    QuantConfig,
     TrainingConfig,
 )
 from quantexp.training.megatron.attention import SchemeAttention
@@ -68,10 +69,10 @@ def build_model(
     model: ModelConfig,
     training: TrainingConfig,
     layer_spec: ModuleSpec | TransformerBlockSubmodules,
-    backend: Backend = Backend.emulated,
+    quant: QuantConfig | None = None,
 ) -> tuple[GPTModel, TransformerConfig]:
     """The whole model in one process, its weights uninitialised: `build_chunks` without a layout."""
-    (gpt,), config = build_chunks(model, training, layer_spec, backend=backend)
+    (gpt,), config = build_chunks(model, training, layer_spec, quant=quant)
     return gpt, config
 
 
@@ -81,18 +82,17 @@ def build_chunks(
     layer_spec: ModuleSpec | TransformerBlockSubmodules,
     layout: Layout = ONE_PROCESS,
     dispatcher: Dispatcher = Dispatcher.allgather,
-    *,
-    has_output: bool = False,
-    backend: Backend = Backend.emulated,
+    quant: QuantConfig | None = None,
 ) -> tuple[list[GPTModel], TransformerConfig]:
     """This rank's parts of Megatron's GPTModel, in the working dtype, on the CPU: one, or its interleaved chunks.
 
     Their weights are uninitialised: `load_initial_weights` sets them.
 
-    `layer_spec` describes every layer of the model, or all layers alike; `has_output` is whether the output layer, and
-    a tied embedding, are in the precision map. `backend` is that of the spec's linear layers.
+    `layer_spec` describes every layer of the model, or all layers alike. `quant` is the scheme: its backend is that of
+    the spec's linear layers, and it may have the output layer, and a tied embedding, in the precision map.
     """
-    if backend is not Backend.emulated:
+    is_native = quant is not None and quant.backend is not Backend.emulated
+    if is_native:
         from quantexp.training.megatron.transformer_engine.autocast import forget_earlier_models
 
         forget_earlier_models()
@@ -120,11 +120,11 @@ def build_chunks(
         )
         for moe in moe_layers(gpt).values():
             pass_rows_to_experts(moe)
-        if backend is not Backend.emulated:
+        if is_native:
             from quantexp.training.megatron.transformer_engine.autocast import Decoder
 
             gpt.decoder.__class__ = Decoder
-        if has_output:
+        if quant is not None and quantises_output(quant):
             _use_scheme_beside_decoder(gpt)
         chunks.append(gpt)
     if model.mla is not None:

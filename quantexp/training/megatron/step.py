@@ -31,7 +31,7 @@ from quantexp.model.sizes import (
 )
 from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.outside_products import moment_slots, reduced_slot, state_slots
-from quantexp.quant.precision import PrecisionMap, quantises_output
+from quantexp.quant.precision import PrecisionMap
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.metrics import Metrics, lowers_scale
@@ -95,14 +95,9 @@ class Stepper:
         self.layout = Layout.of(experiment)
         self.step_state, self.model = step_state, experiment.model
         forget_balancing_loss()
+        dispatcher = experiment.parallel.dispatcher
         self.chunks, config = build_chunks(
-            self.model,
-            training,
-            layer_spec,
-            self.layout,
-            experiment.parallel.dispatcher,
-            has_output=quantises_output(experiment.quant),
-            backend=experiment.quant.backend,
+            self.model, training, layer_spec, self.layout, dispatcher, experiment.quant
         )
         self.copies = WeightCopies()
         for chunk in self.chunks:

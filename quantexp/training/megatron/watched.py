@@ -39,7 +39,9 @@ class Watched:
             self.weights |= linear_weights(chunk)
             self.decoder |= {str(n): m for n, m in modules.items() if n.name == OUTPUT}
         #: Modules whose products Transformer Engine computes, which have its quantizers.
-        self.native = {n: m for n, m in self.modules.items() if hasattr(m, "fp8_meta")}
+        self.native: dict[ModuleId, Any] = {
+            n: m for n, m in self.modules.items() if hasattr(m, "fp8_meta")
+        }
 
     @contextlib.contextmanager
     def proving(self, iteration: int, declared: PrecisionMap) -> Iterator[Callable[[], Verdict]]:

@@ -15,13 +15,13 @@ from torch import Tensor
 from quantexp.capture import open_capture
 from quantexp.capture.select.budget import price
 from quantexp.formats import quantise
-from quantexp.quant.precision import ModuleId, precision_map, quantises_output
+from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 from quantexp.training.megatron.finite import _first_gradient
 from quantexp.training.megatron.model import (
-    build_chunks,
+    build_model,
     linear_weights,
     scheme_modules,
     set_precision,
@@ -44,9 +44,8 @@ FP32 = (
 def built(experiment: Experiment) -> Iterator[Any]:
     """The model with initial weights under its scheme."""
     with session(experiment.training):
-        has_output = quantises_output(experiment.quant)
         spec = inject(stock_spec(experiment.model))
-        (gpt,), _ = build_chunks(experiment.model, experiment.training, spec, has_output=has_output)
+        gpt, _ = build_model(experiment.model, experiment.training, spec, experiment.quant)
         draw(gpt, experiment.model)
         set_precision(gpt, precision_map(experiment.model, experiment.quant))
         yield gpt

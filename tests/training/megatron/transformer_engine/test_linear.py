@@ -37,7 +37,7 @@ def at_iterations(iterations: list[int], *words: str) -> list[dict[str, dict[str
     quant = experiment.quant
     with session(experiment.training):
         spec = scheme_spec(experiment.model, quant.backend)
-        model, _ = build_model(experiment.model, experiment.training, spec, quant.backend)
+        model, _ = build_model(experiment.model, experiment.training, spec, quant)
         results = []
         for iteration in iterations:
             set_precision(model, precision_map(experiment.model, quant, iteration))
