@@ -65,6 +65,8 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="FILE.yaml", help=about)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
     parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
+    about = "compare its quantizers instead, on the GPU"
+    parser.add_argument("--backend", choices=("transformer_engine",), help=about)
     _json(parser)
 
 

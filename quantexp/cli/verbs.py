@@ -166,8 +166,14 @@ VERBS = {
     "doctor": Verb("check what this machine can run", "[--json]", ("doctor", "doctor --json")),
     "verify": Verb(
         "check the number formats of this machine against exact arithmetic",
-        "[--device cpu|cuda] [--formats A,B] [--json] [FILE.yaml ...] [paths.cache=FOLDER]",
-        ("verify", "verify --device cpu --formats mxfp8,hifp8", "verify mine/format/e3m3.yaml"),
+        "[--device cpu|cuda] [--formats A,B] [--json] [FILE.yaml ...] [paths.cache=FOLDER] | --backend "
+        "transformer_engine [--json]",
+        (
+            "verify",
+            "verify --device cpu --formats mxfp8,hifp8",
+            "verify mine/format/e3m3.yaml",
+            "verify --backend transformer_engine",
+        ),
     ),
     "completion": Verb(
         "print what makes a shell complete verbs, keys, choices and runs",

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from quantexp.cli import verify_backend
 from quantexp.cli.arguments import parser_of
 from quantexp.cli.output import complain, print_json
 from quantexp.folders import cache_dir, user_path
@@ -23,8 +24,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Verify, print the table and save the certificates; returns 0, or 1 if a value differs.
 
     Raises:
-        VerifyError: see `run_verify`.
+        VerifyError: see `run_verify` and `verify_backend`.
     """
+    if arguments.backend is not None:
+        if arguments.words or arguments.device or arguments.formats:
+            parser_of("verify").error(
+                "--backend compares all recipes on the GPU, and takes --json alone"
+            )
+        return verify_backend.run(arguments.json)
     from quantexp.formats.verify.verb import run_verify
 
     folders = [word for word in arguments.words if word.startswith("paths.cache=")]

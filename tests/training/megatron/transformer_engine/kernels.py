@@ -1,5 +1,7 @@
-"""In place of Transformer Engine's kernels: casts by our `encode` into its own classes, and products of their values.
+"""In place of Transformer Engine's kernels: casts into its own classes, and products of their values.
 
+The casts of NVFP4 and of current scaling are Transformer Engine's reference quantizers in torch. Those of MXFP8 and of
+blocks of 128 follow its kernels (common/cast of 2.11) by torch's own casts, with their NaN, Inf and smallest scales.
 Padding is filled with bytes that stand for NaN, which a reader must leave out. `install()` serves the process.
 """
 
@@ -10,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats import encode
 from quantexp.proof.transformer_engine.stored import read
 
 #: E8M0's and E4M3's NaN.
@@ -79,46 +80,96 @@ def _mxfp8(out: Any, x: Tensor, quantizer: Any) -> None:
         data, scale = (getattr(out, f"_{direction}_{name}") for name in ("data", "scale_inv"))
         if data is None:
             continue
-        codes, scales = encode(x, f"mxfp8_{_element(quantizer)}", axis=axis, scale_rule="rceil")
-        data.copy_(codes.view(data.shape))
-        full = padded(scales, scale)  # type: ignore[arg-type]
+        lines = x if axis == -1 else x.t()
+        codes, scales = _in_blocks(lines, _element(quantizer), (1, 32), keeps_smallest())
+        if axis == 0:
+            codes, scales = codes.t(), scales.t()
+        data.copy_(codes.reshape(data.shape))
+        full = padded(scales, scale)
         if is_swizzled:
             full = swizzled(full) if axis == -1 else swizzled(full.t().contiguous())
         scale.copy_(full.reshape(scale.shape))
 
 
+def keeps_smallest() -> bool:
+    """Whether this version keeps MXFP8 blocks whose scale is 2^-127."""
+    import transformer_engine
+
+    major, minor = transformer_engine.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 13)
+
+
+def _in_blocks(
+    x: Tensor, element: str, block: tuple[int, int], keeps: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Codes, and E8M0 bytes [row blocks, blocks]: the least power of two of at least amax / max, NaN left out."""
+    dtype = torch.float8_e4m3fn if element == "e4m3" else torch.float8_e5m2
+    top = torch.finfo(dtype).max
+    M, K = x.shape
+    blocks = x.double().reshape(M // block[0], block[0], K // block[1], block[1])
+    amax = torch.where(blocks.isnan(), 0.0, blocks).abs().amax(dim=(1, 3))
+    mantissa, exponent = torch.frexp(amax / top)
+    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+    scales = (exponent + 127).clamp(0, 254).masked_fill(amax == 0, 0).masked_fill(amax.isinf(), 254)
+    factor = torch.exp2(127.0 - scales.double())
+    if not keeps:
+        factor = factor.masked_fill(scales == 0, 1.0)
+    scaled = (blocks * factor[:, None, :, None]).clamp(-top, top).float()
+    return scaled.view(M, K).to(dtype).view(torch.uint8), scales.to(torch.uint8)
+
+
 def _fp8(out: Any, x: Tensor, quantizer: Any) -> None:
-    scaling = "current" if quantizer.force_pow_2_scales else "exact"
-    codes, scale = encode(x, f"fp8_{_element(quantizer)}", scaling=scaling)
+    """By Transformer Engine's reference quantizer."""
+    from transformer_engine.pytorch.custom_recipes.quantization_current_scaling import (
+        CurrentScalingQuantizerRef,
+    )
+
+    dtype = torch.float8_e4m3fn if _element(quantizer) == "e4m3" else torch.float8_e5m2
+    powers = quantizer.force_pow_2_scales
+    reference = CurrentScalingQuantizerRef(dtype, pow_2_scales=powers)
+    codes, scale_inv, _, _ = reference._quantize(x)
+    codes = codes.view(torch.uint8)
     if out._data is not None:
         out._data.copy_(codes.view(out._data.shape))
     if out._transpose is not None:
         out._transpose.copy_(codes.t().reshape(out._transpose.shape))
         out._transpose_invalid = False
-    out._scale_inv.copy_(scale.reciprocal())
+    out._scale_inv.copy_(scale_inv)
 
 
 def _block(out: Any, x: Tensor, quantizer: Any) -> None:
-    assert quantizer.block_scaling_dim == 1, "blocks of two dimensions have no encode"
+    rows = 128 if quantizer.block_scaling_dim == 2 else 1
     for direction, axis in (("rowwise", -1), ("columnwise", 0)):
         data, scale = (getattr(out, f"_{direction}_{name}") for name in ("data", "scale_inv"))
         if data is None:
             continue
-        name = f"mxfp8_{_element(quantizer)}"
-        codes, scales = encode(x, name, axis=axis, block=128, scale_rule="rceil")
+        lines = x if axis == -1 else x.t()
+        lines = torch.nn.functional.pad(
+            lines, (0, -lines.shape[1] % 128, 0, -lines.shape[0] % rows)
+        )
+        codes, scales = _in_blocks(lines, _element(quantizer), (rows, 128))
+        data.copy_(codes[: data.shape[0], : data.shape[1]])
         values = torch.ldexp(torch.ones(()), scales.int() - 127)
-        data.copy_(codes if axis == -1 else codes.t())
-        scale.copy_(padded(values.t() if axis == -1 else values, scale))
+        scale.copy_(padded(values if rows > 1 else values.t(), scale))
 
 
 def _nvfp4(out: Any, x: Tensor, quantizer: Any) -> None:
+    """By Transformer Engine's reference quantizer."""
+    from transformer_engine.pytorch.custom_recipes import utils
+    from transformer_engine.pytorch.custom_recipes.quantization_nvfp4 import NVFP4QuantizerRef
+
     is_swizzled = getattr(out, "_with_gemm_swizzled_scales", False)
-    for direction, lines in (("rowwise", x), ("columnwise", x.t())):
+    tile = (16, 16) if quantizer.with_2d_quantization else (1, 16)
+    reference = NVFP4QuantizerRef(dtype=utils.Fp4Formats.E2M1, quant_tile_shape=tile)
+    codes, scales, codes_t, scales_t, amax, amax_t = reference._quantize(x)
+    for direction, made in (
+        ("rowwise", (codes, scales, amax)),
+        ("columnwise", (codes_t, scales_t, amax_t)),
+    ):
         data, scale = (getattr(out, f"_{direction}_{name}") for name in ("data", "scale_inv"))
         if data is None:
             continue
-        codes, scales = encode(lines.contiguous(), "nvfp4", packed=True)
-        data.copy_(codes.view(data.shape))
-        full = padded(scales.block, scale)
+        data.copy_(made[0].view(data.shape))
+        full = padded(made[1].view(torch.uint8), scale)
         scale.copy_(swizzled(full) if is_swizzled else full)
-        getattr(out, f"_amax_{direction}").copy_(x.abs().amax().float())
+        getattr(out, f"_amax_{direction}").copy_(made[2])
