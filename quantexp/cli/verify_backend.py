@@ -29,8 +29,12 @@ def run(as_json: bool) -> int:
     """Verify and print; returns 0, or 1 if a code or scale differs without a reason.
 
     Raises:
-        VerifyError: there is no Transformer Engine, or no GPU.
+        RunError: there is no Transformer Engine.
+        VerifyError: there is no GPU.
     """
+    from quantexp.training.megatron.without_te import require_te
+
+    require_te("verify --backend transformer_engine")
     from quantexp.training.megatron.transformer_engine import conformance
 
     outcome = conformance.run_conformance()

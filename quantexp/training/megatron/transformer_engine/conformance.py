@@ -23,7 +23,12 @@ from quantexp.formats.lookup import shipped_formats
 from quantexp.formats.verify import cases
 from quantexp.proof.transformer_engine.conformity import Comparison, compare, other_format
 from quantexp.proof.transformer_engine.stored import read
-from quantexp.training.megatron.without_te import hide_broken_te
+from quantexp.quant.sites import Operand
+from quantexp.quant.transformer_engine.hardware import version_numbers
+from quantexp.quant.transformer_engine.recipes import Kind, Recipe
+from quantexp.training.megatron.transformer_engine.autocast import autocast
+from quantexp.training.megatron.transformer_engine.recipes import te_recipe
+from quantexp.training.megatron.transformer_engine.support import te_version, why_unsupported
 
 #: Names of an operand's copies, by the dimension that its blocks run along.
 COPIES = {-1: "rowwise", 0: "columnwise"}
@@ -34,14 +39,10 @@ _SEED = 7
 
 @dataclass(frozen=True)
 class Subject:
-    """A recipe, and the format of each operand that it quantises."""
+    """A recipe, the format of each operand that it quantises, and the tensors that it is tried on."""
 
-    name: str
-    #: Makes the recipe from `transformer_engine.common.recipe`.
-    make: Callable[[Any], Any]
-    #: The function of `transformer_engine.pytorch` that says whether this machine can.
-    support: str
-    formats: Mapping[str, QuantSpec]
+    recipe: Recipe
+    formats: Mapping[Operand, QuantSpec]
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
 
 
@@ -84,58 +85,38 @@ class Outcome:
 
 
 def subjects() -> list[Subject]:
-    """Every recipe whose bytes are determined: none rounds stochastically or transforms."""
+    """Every recipe whose bytes are determined: none rounds stochastically, transforms or remembers."""
     declared = shipped_formats()
 
-    def of(name: str, **options: Any) -> QuantSpec:
-        return resolve(get_format(name, declared), **options)
+    def of(x: str, g: str | None = None, w: str | None = None, **options: Any) -> Any:
+        names = {Operand.X: x, Operand.W: w or x, Operand.G: g or x}
+        return {
+            operand: resolve(get_format(name, declared), **options)
+            for operand, name in names.items()
+        }
 
-    def fp8(scaling: str) -> dict[str, QuantSpec]:
-        forward, backward = (of(f"fp8_{each}", scaling=scaling) for each in ("e4m3", "e5m2"))
-        return {"x": forward, "w": forward, "g": backward}
-
-    def mx(element: str) -> QuantSpec:
-        return of(f"mxfp8_{element}", scale_rule="rceil")
-
-    blocks = of("fp8_1x128_pow2")
     return [
         Subject(
-            "MXFP8BlockScaling",
-            lambda recipes: recipes.MXFP8BlockScaling(fp8_format=recipes.Format.HYBRID),
-            "is_mxfp8_available",
-            {"x": mx("e4m3"), "w": mx("e4m3"), "g": mx("e5m2")},
+            Recipe(Kind.MXFP8, hybrid=True),
+            of("mxfp8_e4m3", "mxfp8_e5m2", scale_rule="rceil"),
             tensors_with_nonfinite,
         ),
         Subject(
-            "Float8CurrentScaling",
-            lambda recipes: _current(recipes, False),
-            "is_fp8_available",
-            fp8("exact"),
+            Recipe(Kind.CURRENT, hybrid=True),
+            of("fp8_e4m3", "fp8_e5m2", scaling="exact"),
             normal_tensors,
         ),
         Subject(
-            "Float8CurrentScaling, powers of two",
-            lambda recipes: _current(recipes, True),
-            "is_fp8_available",
-            fp8("current"),
+            Recipe(Kind.CURRENT, hybrid=True, power_of_two=True),
+            of("fp8_e4m3", "fp8_e5m2", scaling="current"),
             normal_tensors,
         ),
         Subject(
-            "Float8BlockScaling",
-            lambda recipes: recipes.Float8BlockScaling(use_f32_scales=False),
-            "is_fp8_block_scaling_available",
-            {"x": blocks, "w": of("fp8_128x128_pow2"), "g": blocks},
+            Recipe(Kind.BLOCK, power_of_two=True, weight_rows=128),
+            of("fp8_1x128_pow2", w="fp8_128x128_pow2"),
             finite_tensors,
         ),
-        Subject(
-            "NVFP4BlockScaling",
-            lambda recipes: recipes.NVFP4BlockScaling(
-                disable_rht=True, disable_stochastic_rounding=True, disable_2d_quantization=False
-            ),
-            "is_nvfp4_available",
-            {"x": of("nvfp4"), "w": of("nvfp4_16x16"), "g": of("nvfp4")},
-            normal_tensors,
-        ),
+        Subject(Recipe(Kind.NVFP4, weight_rows=16), of("nvfp4", w="nvfp4_16x16"), normal_tensors),
     ]
 
 
@@ -143,35 +124,25 @@ def run_conformance() -> Outcome:
     """Compare every recipe of this machine.
 
     Raises:
-        VerifyError: there is no Transformer Engine, or no GPU.
+        VerifyError: there is no GPU.
     """
-    why = "verify --backend transformer_engine quantises on a GPU with Transformer Engine"
-    reason = hide_broken_te()
-    if reason is None:
-        try:
-            importlib.import_module("transformer_engine.pytorch")
-        except ImportError as error:
-            reason = str(error)
-    if reason is not None:
-        raise VerifyError(f"{why}, which cannot be imported: {reason}; pip install 'quantexp[te]'")
     if not torch.cuda.is_available():
-        raise VerifyError(f"{why}, and this machine has no GPU")
+        raise VerifyError(
+            "verify --backend transformer_engine quantises on a GPU, and this machine has none"
+        )
     return conform(torch.device("cuda"))
 
 
 def conform(device: torch.device) -> Outcome:
     """Compare every recipe that Transformer Engine runs here, on tensors of a device."""
-    version = str(importlib.import_module("transformer_engine").__version__)
-    pytorch: Any = importlib.import_module("transformer_engine.pytorch")
     rows: list[Row] = []
     absent = {}
     for subject in subjects():
-        available, reason = getattr(pytorch, subject.support)(return_reason=True)
-        if available:
-            rows += _rows(subject, device, _numbers(version))
+        if (reason := why_unsupported(subject.recipe.kind)) is None:
+            rows += _rows(subject, device, version_numbers(te_version()))
         else:
-            absent[subject.name] = str(reason)
-    return Outcome(version, rows, absent)
+            absent[str(subject.recipe)] = reason
+    return Outcome(te_version(), rows, absent)
 
 
 def _rows(subject: Subject, device: torch.device, version: tuple[int, ...]) -> Iterator[Row]:
@@ -179,7 +150,8 @@ def _rows(subject: Subject, device: torch.device, version: tuple[int, ...]) -> I
         spec = subject.formats[operand]
         quantizer.set_usage(rowwise=True, columnwise=True)
         rows = {
-            axis: Row(subject.name, operand, spec.fmt.name, copy) for axis, copy in COPIES.items()
+            axis: Row(str(subject.recipe), operand.value, spec.fmt.name, copy)
+            for axis, copy in COPIES.items()
         }
         for name, x in subject.tensors():
             x = x.to(device)
@@ -195,23 +167,14 @@ def _rows(subject: Subject, device: torch.device, version: tuple[int, ...]) -> I
         yield from rows.values()
 
 
-def _quantizers(subject: Subject, device: torch.device) -> dict[str, Any]:
+def _quantizers(subject: Subject, device: torch.device) -> dict[Operand, Any]:
     """The quantizers of a linear layer's operands."""
-    recipes: Any = importlib.import_module("transformer_engine.common.recipe")
     pytorch: Any = importlib.import_module("transformer_engine.pytorch")
     layer = pytorch.Linear(_WIDTH, _WIDTH, bias=False, params_dtype=torch.bfloat16, device=device)
-    with pytorch.fp8_autocast(enabled=True, fp8_recipe=subject.make(recipes)):
+    with autocast(te_recipe(subject.recipe)):
         layer.init_fp8_metadata()
     x, w, *_ = layer.quantizers["scaling_fwd"]
-    return {"x": x, "w": w, "g": layer.quantizers["scaling_bwd"][0]}
-
-
-def _current(recipes: Any, power_of_two: bool) -> Any:
-    """Only attributes reach the quantizers of a layer: the recipe's own keyword has no effect (version 2.11)."""
-    recipe = recipes.Float8CurrentScaling()
-    for name in ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"):
-        setattr(recipe, name, recipes.QParams(power_2_scale=power_of_two))
-    return recipe
+    return {Operand.X: x, Operand.W: w, Operand.G: layer.quantizers["scaling_bwd"][0]}
 
 
 def normal_tensors() -> Iterator[tuple[str, Tensor]]:
@@ -243,7 +206,3 @@ def tensors_with_nonfinite() -> Iterator[tuple[str, Tensor]]:
 
 def _matrix(values: Any) -> Tensor:
     return torch.from_numpy(values).to(torch.bfloat16)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])

@@ -29,7 +29,7 @@ def require_support(recipe: Recipe) -> None:
     version = te_version()
     if (old := too_old(version)) is not None:
         raise RunError(f"{recipe} {old}")
-    if (reason := _reason(recipe.kind)) is not None:
+    if (reason := why_unsupported(recipe.kind)) is not None:
         raise RunError(f"Transformer Engine {version} cannot run {recipe} here: {reason}")
 
 
@@ -43,7 +43,7 @@ def support_in_words() -> str:
     if not torch.cuda.is_available():
         return f"{version} is installed, and there is no GPU to run it"
     kinds = [kind for kind in Kind if kind is not Kind.CUSTOM]
-    reasons = {kind.value: _reason(kind) for kind in kinds}
+    reasons = {kind.value: why_unsupported(kind) for kind in kinds}
     able = [name for name, reason in reasons.items() if reason is None]
     unable = [f"not {name} ({reason})" for name, reason in reasons.items() if reason is not None]
     return f"{version}: {'; '.join([', '.join(able) or 'no recipe', *unable])}"
@@ -54,8 +54,8 @@ def te_version() -> str:
     return str(importlib.import_module("transformer_engine").__version__)
 
 
-def _reason(kind: Kind) -> str | None:
-    """Why this machine cannot run a recipe, in Transformer Engine's words."""
+def why_unsupported(kind: Kind) -> str | None:
+    """Why this machine cannot run a recipe, in Transformer Engine's words; None if it can."""
     pytorch: Any = importlib.import_module("transformer_engine.pytorch")
     available, reason = getattr(pytorch, _CHECKS[kind])(return_reason=True)
     return None if available else str(reason)

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from quantexp.errors import VerifyError
+from quantexp.quant.transformer_engine.operands import held
 from quantexp.training.megatron.transformer_engine.conformance import (
     Outcome,
     conform,
     run_conformance,
+    subjects,
 )
 from tests.training.megatron.transformer_engine.child import B200, H100, Child
 
@@ -46,12 +48,13 @@ def test_every_recipe_conforms_on_a_machine_that_runs_all(each_te: Child) -> Non
 
 def test_recipes_that_the_machine_cannot_run_are_absent_with_the_reason(te: Child) -> None:
     result = te.run(outcome, H100, capability=H100)
-    assert set(result.absent) == {"MXFP8BlockScaling", "NVFP4BlockScaling"}
-    assert "10.0 or higher required for MXFP8" in result.absent["MXFP8BlockScaling"]
+    mxfp8, nvfp4 = result.absent
+    assert (mxfp8[:17], nvfp4[:17]) == ("MXFP8BlockScaling", "NVFP4BlockScaling")
+    assert "10.0 or higher required for MXFP8" in result.absent[mxfp8]
     assert {row.recipe for row in result.rows} == {
-        "Float8CurrentScaling",
-        "Float8CurrentScaling, powers of two",
-        "Float8BlockScaling",
+        "Float8CurrentScaling(HYBRID, float32 scales)",
+        "Float8CurrentScaling(HYBRID, powers of two)",
+        "Float8BlockScaling(E4M3, w 128 x 128, powers of two)",
     }
 
 
@@ -63,6 +66,12 @@ def test_kernels_that_quantise_other_values_differ_in_every_row(te: Child) -> No
     assert result.mismatches == sum(row.mismatches for row in result.rows)
 
 
+def test_the_formats_are_the_slots_of_the_recipes() -> None:
+    for subject in subjects():
+        for slot, wanted in subject.recipe.slots().items():
+            assert held(subject.formats[slot.operand]) == wanted
+
+
 def refusal() -> str:
     try:
         run_conformance()
@@ -72,9 +81,8 @@ def refusal() -> str:
 
 
 def test_without_a_gpu_it_is_refused(te: Child) -> None:
-    assert te.run(refusal) == (
-        "verify --backend transformer_engine quantises on a GPU with Transformer Engine, and this machine has no GPU"
-    )
+    message = "verify --backend transformer_engine quantises on a GPU, and this machine has none"
+    assert te.run(refusal) == message
 
 
 def test_without_transformer_engine_the_command_ends_with_one_line(tmp_path: Path) -> None:
@@ -91,8 +99,8 @@ def test_without_transformer_engine_the_command_ends_with_one_line(tmp_path: Pat
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        "quantexp: verify --backend transformer_engine quantises on a GPU with Transformer Engine, which cannot be "
-        "imported: RuntimeError: libcudnn is missing; pip install 'quantexp[te]'\n"
+        "quantexp: verify --backend transformer_engine needs Transformer Engine, which cannot be imported here "
+        "(RuntimeError: libcudnn is missing): pip install 'quantexp[te]'\n"
     )
 
 
@@ -122,7 +130,10 @@ def test_the_table_names_what_differs_as_expected_and_why(te: Child) -> None:
     code, out, err = te.run(printed, [], H100, capability=H100)
     assert (code, err) == (0, "")
     assert "Float8BlockScaling" in out
-    assert "absent: MXFP8BlockScaling: Device compute capability 10.0 or higher required" in out
+    assert (
+        "absent: MXFP8BlockScaling(HYBRID): Device compute capability 10.0 or higher required"
+        in out
+    )
     assert "Transformer Engine 2.11.0" in out
     _, out, _ = te.run(printed, [], B200)
     assert "NaN: its amax leaves NaN out" in out
@@ -131,7 +142,7 @@ def test_the_table_names_what_differs_as_expected_and_why(te: Child) -> None:
 def test_a_difference_ends_with_exit_code_1_and_an_example(te: Child) -> None:
     code, out, err = te.run(printed, [], B200, "fault")
     assert code == 1
-    assert "MXFP8BlockScaling, x, rowwise: normal values in bfloat16: " in out
+    assert "MXFP8BlockScaling(HYBRID), x, rowwise: normal values in bfloat16: " in out
     assert "codes and scales are not what they should be" in err
 
 
@@ -142,7 +153,7 @@ def test_json_has_every_row(te: Child) -> None:
     assert record["passed"] is True
     assert len(record["rows"]) == 18
     assert record["rows"][0]["format"] == "fp8_e4m3"
-    assert set(record["absent"]) == {"MXFP8BlockScaling", "NVFP4BlockScaling"}
+    assert len(record["absent"]) == 2
 
 
 def test_options_of_the_formats_are_refused(te: Child) -> None:
