@@ -312,10 +312,48 @@ def experiment(setting: Setting) -> Iterator[tuple[str, Case]]:
         yield scheme, lambda scheme=scheme: [_in_process([*words, f"quant={scheme}"])]  # type: ignore[misc]
 
 
+def transformer_engine(setting: Setting) -> Iterator[tuple[str, Case]]:
+    """Its quantizers against the schemes' formats, and runs by its recipes; one row that says so where it is absent."""
+    from quantexp.errors import QuantexpError
+    from quantexp.training.megatron.without_te import require_te
+
+    try:
+        require_te("this part")
+    except QuantexpError as error:
+        reason = str(error)
+        yield "absent", lambda: [{"absent": reason}]
+        return
+
+    def ran(scheme: str) -> list[Row]:
+        try:
+            return [_in_process([*words, f"quant=more/{scheme}"])]
+        except QuantexpError as error:  # this GPU, or this version, cannot
+            return [{"refused": str(error)}]
+
+    yield "verify --backend transformer_engine", _verified_backend
+    words = [*setting.long_runs(), "capture=off", "training.iterations=4"]
+    for scheme in ("te_fp8_current", "te_mxfp8", "te_fp8_blockwise", "te_nvfp4"):
+        yield scheme, lambda scheme=scheme: ran(scheme)  # type: ignore[misc]
+
+
+def _verified_backend() -> list[Row]:
+    command = [sys.executable, "-m", "quantexp", "verify", "--backend", "transformer_engine"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    if not done.stdout:
+        raise RuntimeError(done.stderr)
+    result = json.loads(done.stdout)
+    rows = [{name: value for name, value in row.items() if value} for row in result["rows"]]
+    rows += [{"recipe": recipe, "absent": why} for recipe, why in result["absent"].items()]
+    if done.returncode:
+        raise CaseFailedError("bytes differ", rows)
+    return rows
+
+
 PARTS = [
     Part("commands", "Runs by the public command", commands),
     Part("schemes", "The ten schemes, 4096 tokens", schemes),
     Part("verify", "quantexp verify", verify, environment={"OMP_NUM_THREADS": "2"}),
+    Part("transformer_engine", "Transformer Engine", transformer_engine),
     Part("tests", "Tests that need a GPU", tests),
     Part("quantising", "Quantising", quantising, environment={"TRITON_INTERPRET": "1"}),
     Part("steps", "Steps of Llama 3.2 1B", steps),

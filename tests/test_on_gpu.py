@@ -110,6 +110,20 @@ def test_a_part_that_dies_at_once_or_in_its_last_case_has_failed(
         assert results.parts["commands"]["status"] == "failed"
 
 
+def test_without_transformer_engine_its_part_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_parts
+
+    monkeypatch.setitem(sys.modules, "transformer_engine", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ((name, case),) = gpu_parts.transformer_engine(gpu_parts.Setting("cpu", tmp_path))
+    (row,) = case()
+    assert name == "absent"
+    assert row["absent"].startswith("this part needs Transformer Engine, which is not installed")
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_later_call_runs_only_what_has_no_result(tmp_path: Path) -> None:

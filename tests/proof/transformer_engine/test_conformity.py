@@ -105,6 +105,11 @@ def test_random_bits_are_not_compared_and_the_finding_names_the_format() -> None
     stored, x = block(torch.tensor([448.0]), [0x7E], 127)
     spec = resolve("mxfp8_e4m3", scale_rule="rceil", rounding=Rounding.STOCHASTIC)
     assert compare(stored, spec, x).expected == {"random": 32}
+    finding = finding_of(stored, spec, x)
+    assert finding.status is Status.ENGAGED
+    assert finding.reason == (
+        "by its class: the random bits are Transformer Engine's, it was not compared"
+    )
     other = finding_of(stored, resolve("nvfp4"), x)
     assert other.status is Status.MISMATCH
     assert other.reason == "it reached the product as MXFP8 (e4m3) of Transformer Engine"
