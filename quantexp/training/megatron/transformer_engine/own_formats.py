@@ -15,7 +15,6 @@ with a cast that knows Transformer Engine's own formats alone, and `clip_gradien
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -26,9 +25,6 @@ from quantexp.errors import ConfigError
 from quantexp.quant.linear import dgrad, fprop, wgrad
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import FPROP_W, FPROP_X
-
-#: Roles of operands; those of outputs have no quantizer. From version 2.16 on a role is an object with a tensor type.
-_OPERANDS = {"input", "weight", "grad_output"}
 
 
 class SchemeModule(Protocol):
@@ -63,17 +59,8 @@ def scheme_recipe(module: SchemeModule) -> Any:
             "multiplies g and w alone, got true; remove it, or take quant.backend=emulated"
         )
     recipes: Any = importlib.import_module("transformer_engine.common.recipe")
-    return recipes.CustomRecipe(qfactory=quantizer_factory(module))
-
-
-def quantizer_factory(module: SchemeModule) -> Callable[[Any], Quantizer | None]:
-    """The function from an operand's role to its quantizer; None for a role that stays in high precision."""
-
-    def of_role(role: Any) -> Quantizer | None:
-        operand = getattr(role, "tensor_type", str(role).removeprefix("linear_"))
-        return SchemeQuantizer(module) if operand in _OPERANDS else None
-
-    return of_role
+    # Outputs, which are not quantised, do not ask for theirs; version 2.16 and later refuse a role without one.
+    return recipes.CustomRecipe(qfactory=lambda role: SchemeQuantizer(module))
 
 
 class SchemeOperand(QuantizedTensorStorage):  # type: ignore[misc]

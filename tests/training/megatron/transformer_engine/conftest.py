@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.training.megatron.transformer_engine.child import Child
-from tests.training.megatron.transformer_engine.wheels import VERSIONS
+from tests.training.megatron.transformer_engine.wheels import LATER, VERSIONS
 
 
 @pytest.fixture(scope="session")
 def _children() -> Iterator[dict[str, Child]]:
-    children = {version: Child(version) for version in VERSIONS}
+    children = {version: Child(version) for version in (*VERSIONS, LATER)}
     yield children
     for child in children.values():
         child.close()
@@ -24,7 +24,15 @@ def te(_children: dict[str, Child]) -> Child:
     return _children[VERSIONS[0]]
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(
+    params=[VERSIONS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VERSIONS[1:])]
+)
 def each_te(_children: dict[str, Child], request: pytest.FixtureRequest) -> Child:
-    """As `te`, with each tested version in turn."""
+    """As `te`, with each tested version in turn, the later ones in the slow tests."""
     return _children[request.param]
+
+
+@pytest.fixture
+def later_te(_children: dict[str, Child]) -> Child:
+    """As `te`, with a version after the tested ones."""
+    return _children[LATER]

@@ -24,6 +24,7 @@ def install() -> None:
 
     native.quantize = quantize
     native.generic_gemm = generic_gemm
+    native.create_empty_quantized_tensor = empty_mxfp8
     native.fp8_transpose = lambda data, dtype, out=None: data.flatten(0, -2).t().contiguous()
 
 
@@ -40,6 +41,29 @@ def quantize(x: Tensor, quantizer: Any, out: Any = None, noop: Any = None) -> An
     }[type(quantizer).__name__]
     fill(out, matrix, quantizer)
     return out
+
+
+def empty_mxfp8(quantizer: Any, shape: list[int], dtype: Any, device: Any, pinned: bool) -> Any:
+    """What `make_empty` returned before version 2.18 left it to native code."""
+    from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Tensor
+
+    K = shape[-1]
+    M = torch.Size(shape).numel() // K
+
+    def empty(*extents: int) -> Tensor:
+        return torch.empty(extents, dtype=torch.uint8)
+
+    return MXFP8Tensor(
+        shape=shape,
+        dtype=dtype,
+        fp8_dtype=quantizer.dtype,
+        rowwise_data=empty(*shape),
+        rowwise_scale_inv=empty(-(-M // 128) * 128, -(-K // 128) * 4),
+        columnwise_data=empty(*shape),
+        columnwise_scale_inv=empty(-(-M // 128) * 4, -(-K // 128) * 128),
+        quantizer=quantizer,
+        with_gemm_swizzled_scales=quantizer.optimize_for_gemm,
+    )
 
 
 def generic_gemm(A: Any, transa: bool, B: Any, transb: bool, *rest: Any, **options: Any) -> Any:

@@ -110,6 +110,13 @@ def test_every_operand_of_a_recipe_engages_byte_for_byte(
     assert result.quantised_calls == 6
 
 
+@pytest.mark.slow
+def test_the_operands_of_a_later_version_are_read_too(later_te: Child) -> None:
+    result = later_te.run(outcome, "MXFP8BlockScaling", declared("MXFP8BlockScaling"))
+    assert result.failures == []
+    assert [entry["status"] for entry in result.entries] == ["engaged"] * 6
+
+
 def test_a_layer_in_bf16_multiplies_its_operands_as_they_are(each_te: Child) -> None:
     bf16 = ModulePrecision(NAME, resolve_site(Site.LINEAR, LinearSite()))
     result = each_te.run(outcome, None, bf16)

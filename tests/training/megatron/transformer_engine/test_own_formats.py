@@ -95,6 +95,13 @@ def test_a_layers_output_and_gradients_are_those_of_the_scheme_to_the_bit(
         assert torch.equal(result, expected)
 
 
+@pytest.mark.slow
+def test_a_later_version_takes_the_same_quantizers(later_te: Child) -> None:
+    name = "one slot in bf16"
+    for result, expected in zip(later_te.run(results_of, name), written_out(name), strict=True):
+        assert torch.equal(result, expected)
+
+
 def test_a_weight_that_is_kept_over_micro_batches_is_not_stale(te: Child) -> None:
     results = te.run(results_of, "mxfp4", True)
     for result, expected in zip(results, written_out("mxfp4"), strict=True):
