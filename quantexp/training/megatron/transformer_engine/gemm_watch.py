@@ -35,7 +35,7 @@ from quantexp.quant.product_context import untracked
 from quantexp.quant.sites import Operand, Product, Site, operands_of
 
 _NATIVE = "transformer_engine_torch"
-_GEMM, _GROUPED = "generic_gemm", "grouped_gemm"
+_GEMM, _GROUPED = "generic_gemm", "te_general_grouped_gemm"
 #: Multiplies signs and a Hadamard matrix, by torch, when the first quantizer of NVFP4 is made.
 _CONSTANTS = ("transformer_engine.pytorch.tensor.nvfp4_tensor", "get_rht_matrix")
 #: The autograd node of a linear layer's forward pass.
@@ -86,7 +86,7 @@ class GemmWatch:
         """Module, name of a function, and what is called instead, with the function as its first argument."""
         native, constants = (importlib.import_module(name) for name in (_NATIVE, _CONSTANTS[0]))
         yield native, _GEMM, self._gemm
-        for name in [name for name in dir(native) if name.endswith(_GROUPED)]:
+        for name in [name for name in dir(native) if name.startswith(_GROUPED)]:
             yield native, name, partial(self._undeclared, name)
         yield constants, _CONSTANTS[1], _unwatched
 

@@ -29,6 +29,7 @@ ENUMS = {
     "FP8BwdTensors": "GRAD_OUTPUT1 GRAD_INPUT1 GRAD_OUTPUT2 GRAD_INPUT2 GRAD_OUTPUT3 GRAD_INPUT3",
     "Float8BlockScaleTensorFormat": "GEMM_READY COMPACT",
     "CommOverlapType": "RS AG",
+    "NVTE_Fused_Attn_Backend": "NVTE_No_Backend NVTE_F16_arbitrary_seqlen NVTE_FP8",
 }
 CLASSES = ("CommOverlapHelper", "CommOverlap", "CommOverlapP2P", "CommOverlapAlgo")
 #: Packages that are needed for kernels and exports alone; stand-ins where they are not installed.
@@ -61,6 +62,8 @@ def install(wheel: Path) -> None:
     native = _Native("transformer_engine_torch")
     for name, members in ENUMS.items():
         setattr(native, name, enum.IntEnum(name, members, start=0))
+    # A member that later versions, which compare the members with theirs, no longer have.
+    native.NVTE_Fused_Attn_Backend.NVTE_F16_max512_seqlen = 3
     for name in CLASSES:
         setattr(native, name, type(name, (), {}))
     native.get_cublasLt_version = lambda: 130000  # type: ignore[attr-defined]
