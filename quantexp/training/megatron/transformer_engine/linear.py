@@ -20,18 +20,20 @@ from torch import Tensor
 
 from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, no_hook
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.transformer_engine.assignment import OWN_FORMATS
 from quantexp.quant.transformer_engine.recipes import Recipe
 from quantexp.quant.transformer_engine.representation import Representation, represent
 from quantexp.schema import NamedRecipe
 from quantexp.training.megatron.linear import LinearLayer
 from quantexp.training.megatron.transformer_engine.autocast import autocast
+from quantexp.training.megatron.transformer_engine.own_formats import scheme_recipe
 from quantexp.training.megatron.transformer_engine.quantizers import require_quantizers
 from quantexp.training.megatron.transformer_engine.recipes import te_recipe
 from quantexp.training.megatron.transformer_engine.support import require_support
 
 
-class NativeLinear(LinearLayer):
-    """The common part of both layers; setting `precision` chooses the recipe.
+class TransformerEngineLinear(LinearLayer):
+    """The common part of all layers; setting `precision` chooses the recipe.
 
     Raises:
         RunError: when `precision` is set, if this machine cannot run its recipe.
@@ -53,15 +55,23 @@ class NativeLinear(LinearLayer):
 
     @precision.setter
     def precision(self, declared: ModulePrecision) -> None:
-        found = represent(declared.alike, NamedRecipe.delayed)
-        assert isinstance(found, Representation), "the configuration's checks have refused others"
-        self._precision, self.recipe = declared, found.recipe
-        if found.recipe is None or found.recipe == self._held:
+        self._precision, self.recipe = declared, self._recipe_of(declared)
+        if self.recipe is None or self.recipe == self._held:
             return
-        require_support(found.recipe)
+        require_support(self.recipe)
         if self._held is not None:
             self._forget_quantizers()
-        self._held, self._is_checked = found.recipe, False
+        self._held, self._is_checked = self.recipe, False
+
+    def _recipe_of(self, declared: ModulePrecision) -> Recipe | None:
+        raise NotImplementedError
+
+    def _recipe_object(self) -> Any:
+        """Transformer Engine's object for the recipe."""
+        raise NotImplementedError
+
+    def _require_quantizers(self, recipe: Recipe) -> None:
+        """Refuse quantizers that are not those of the recipe."""
 
     def _forget_quantizers(self) -> None:
         """Let the next forward pass make new quantizers, which it would only do for a recipe of another class."""
@@ -73,13 +83,12 @@ class NativeLinear(LinearLayer):
 
     def _multiply(self, forward: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The layer's forward pass under its recipe, shown to the hook."""
-        recipe = None if self.recipe is None else te_recipe(self.recipe)
         if self.hook is not no_hook:
             self._show_input(x)
-        with autocast(recipe):
+        with autocast(None if self.recipe is None else self._recipe_object()):
             output, bias = forward(x)
         if self.recipe is not None and not self._is_checked:
-            require_quantizers(self, self.precision.module, self.recipe)
+            self._require_quantizers(self.recipe)
             self._is_checked = True
         if self.hook is not no_hook and output.numel():
             self._show_output(output)
@@ -105,21 +114,46 @@ class NativeLinear(LinearLayer):
     def _show_output(self, output: Tensor) -> None:
         self.hook(FORWARD, POST, "output", output)
         if output.requires_grad:
-            output.register_hook(  # type: ignore[no-untyped-call]
-                self._show_gradient
-            )
+            output.register_hook(self._show_gradient)  # type: ignore[no-untyped-call]
 
     def _show_gradient(self, g: Tensor) -> None:
         module: Any = self
         with torch.no_grad():
             gathers = module.sequence_parallel and module.parallel_mode == "row"
-            self.hook(
-                BACKWARD,
-                PRE,
-                "grad_output",
-                gather_from_sequence_parallel_region(g) if gathers else g,
-            )
+            whole = gather_from_sequence_parallel_region(g) if gathers else g
+            self.hook(BACKWARD, PRE, "grad_output", whole)
             self.hook(BACKWARD, PRE, "weight", module.weight)
+
+
+class NativeLinear(TransformerEngineLinear):
+    """The part of layers under Transformer Engine's own recipes."""
+
+    def _recipe_of(self, declared: ModulePrecision) -> Recipe | None:
+        found = represent(declared.alike, NamedRecipe.delayed)
+        assert isinstance(found, Representation), "the configuration's checks have refused others"
+        return found.recipe
+
+    def _recipe_object(self) -> Any:
+        assert self.recipe is not None
+        return te_recipe(self.recipe)
+
+    def _require_quantizers(self, recipe: Recipe) -> None:
+        require_quantizers(self, self.precision.module, recipe)
+
+
+class OwnFormatsLinear(TransformerEngineLinear):
+    """The part of layers with the scheme's own formats; the recipe's object follows the precision map."""
+
+    _own: Any = None
+
+    def _recipe_of(self, declared: ModulePrecision) -> Recipe | None:
+        return OWN_FORMATS if declared.is_quantised else None
+
+    def _recipe_object(self) -> Any:
+        if self._own is None:
+            module: Any = self
+            self._own = scheme_recipe(module)
+        return self._own
 
 
 class NativeColumnParallelLinear(NativeLinear, TEColumnParallelLinear):  # type: ignore[misc]
@@ -132,6 +166,22 @@ class NativeColumnParallelLinear(NativeLinear, TEColumnParallelLinear):  # type:
 
 class NativeRowParallelLinear(NativeLinear, TERowParallelLinear):  # type: ignore[misc]
     """Transformer Engine's row-parallel layer (proj, fc2) under its own recipe."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The layer's forward pass."""
+        return self._multiply(super().forward, x)
+
+
+class OwnFormatsColumnParallelLinear(OwnFormatsLinear, TEColumnParallelLinear):  # type: ignore[misc]
+    """Transformer Engine's column-parallel layer with the scheme's own formats."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The layer's forward pass."""
+        return self._multiply(super().forward, x)
+
+
+class OwnFormatsRowParallelLinear(OwnFormatsLinear, TERowParallelLinear):  # type: ignore[misc]
+    """Transformer Engine's row-parallel layer with the scheme's own formats."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The layer's forward pass."""

@@ -18,12 +18,18 @@ from quantexp.training.megatron.specs import CLASSES, inject, stock_spec
 from quantexp.training.megatron.transformer_engine.linear import (
     NativeColumnParallelLinear,
     NativeRowParallelLinear,
+    OwnFormatsColumnParallelLinear,
+    OwnFormatsRowParallelLinear,
 )
 
 _LINEAR: dict[Backend, dict[type, type]] = {
     Backend.transformer_engine: {
         ColumnParallelLinear: NativeColumnParallelLinear,
         RowParallelLinear: NativeRowParallelLinear,
+    },
+    Backend.te_emulated: {
+        ColumnParallelLinear: OwnFormatsColumnParallelLinear,
+        RowParallelLinear: OwnFormatsRowParallelLinear,
     },
 }
 

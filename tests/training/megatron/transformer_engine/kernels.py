@@ -25,6 +25,7 @@ def install() -> None:
     native.quantize = quantize
     native.generic_gemm = generic_gemm
     native.create_empty_quantized_tensor = empty_mxfp8
+    native.fused_amax_and_scale_update_after_reduction = update_scales
     native.fp8_transpose = lambda data, dtype, out=None: data.flatten(0, -2).t().contiguous()
 
 
@@ -36,6 +37,7 @@ def quantize(x: Tensor, quantizer: Any, out: Any = None, noop: Any = None) -> An
     fill = {
         "MXFP8Quantizer": _mxfp8,
         "Float8CurrentScalingQuantizer": _fp8,
+        "Float8Quantizer": _delayed,
         "Float8BlockQuantizer": _block,
         "NVFP4Quantizer": _nvfp4,
     }[type(quantizer).__name__]
@@ -64,6 +66,21 @@ def empty_mxfp8(quantizer: Any, shape: list[int], dtype: Any, device: Any, pinne
         quantizer=quantizer,
         with_gemm_swizzled_scales=quantizer.optimize_for_gemm,
     )
+
+
+def update_scales(
+    amaxes: Tensor, histories: Any, scales: Any, algorithm: str, dtype: Any, margin: int
+) -> None:
+    """Delayed scaling: max / the largest of the history, whose rows then move by one, so that the next is the first."""
+    assert (algorithm, margin) == ("max", 0)
+    largest = {"kFloat8E4M3": 448.0, "kFloat8E5M2": 57344.0}[dtype.name]
+    parts = amaxes.split([history.shape[1] for history in histories])
+    for history, scale, own in zip(histories, scales, parts, strict=True):
+        history[0] = own
+        amax = history.amax(dim=0)
+        scale.copy_(torch.where(amax > 0, largest / amax, scale))
+        history.copy_(history.roll(-1, 0))
+        history[0] = 0
 
 
 def generic_gemm(A: Any, transa: bool, B: Any, transb: bool, *rest: Any, **options: Any) -> Any:
@@ -159,6 +176,20 @@ def _fp8(out: Any, x: Tensor, quantizer: Any) -> None:
         out._transpose.copy_(codes.t().reshape(out._transpose.shape))
         out._transpose_invalid = False
     out._scale_inv.copy_(scale_inv)
+
+
+def _delayed(out: Any, x: Tensor, quantizer: Any) -> None:
+    """Codes of x times the scale that there is; the amax is for the next one."""
+    dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[_element(quantizer)]
+    largest = torch.finfo(dtype).max
+    codes = (x.float() * quantizer.scale).clamp(-largest, largest).to(dtype).view(torch.uint8)
+    quantizer.amax.copy_(torch.maximum(quantizer.amax, x.abs().amax().float()))
+    if out._data is not None:
+        out._data.copy_(codes.view(out._data.shape))
+    if out._transpose is not None:
+        out._transpose.copy_(codes.t().reshape(out._transpose.shape))
+        out._transpose_invalid = False
+    out._scale_inv.copy_(quantizer.scale.reciprocal())
 
 
 def _block(out: Any, x: Tensor, quantizer: Any) -> None:

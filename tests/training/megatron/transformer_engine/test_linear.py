@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.megatron.transformer_engine.child import Child
 
@@ -17,43 +20,86 @@ def tiny(*words: str) -> Any:
     return compose([*TINY, "training.micro_batch_size=1", *words], None, {})
 
 
-def held(*words: str) -> dict[str, dict[str, str]]:
-    """Module -> slot -> what its quantizer makes of the operand, of the model in the first iteration."""
-    return at_iterations([1], *words)[0]
+@contextmanager
+def built(*words: str) -> Iterator[tuple[dict[Any, Any], Any]]:
+    """The linear modules of the model, by name, under the map of the first iteration; and Megatron's configuration."""
+    with model_of(*words) as (gpt, experiment, config):
+        yield use_map(gpt, experiment, 1), config
 
 
-def at_iterations(iterations: list[int], *words: str) -> list[dict[str, dict[str, str]]]:
-    """The same at each iteration, after a forward pass."""
-    from quantexp.quant.precision import precision_map
+@contextmanager
+def model_of(*words: str) -> Iterator[tuple[Any, Any, Any]]:
     from quantexp.training.megatron.backend import scheme_spec
-    from quantexp.training.megatron.model import build_model, scheme_modules, set_precision
+    from quantexp.training.megatron.model import build_model
     from quantexp.training.megatron.session import session
-    from quantexp.training.megatron.transformer_engine.autocast import autocast
-    from quantexp.training.megatron.transformer_engine.linear import NativeLinear
-    from quantexp.training.megatron.transformer_engine.quantizers import slots_of_module
-    from quantexp.training.megatron.transformer_engine.recipes import te_recipe
 
     experiment = tiny(*words)
     quant = experiment.quant
     with session(experiment.training):
         spec = scheme_spec(experiment.model, quant.backend)
-        model, _ = build_model(experiment.model, experiment.training, spec, quant)
-        results = []
-        for iteration in iterations:
-            set_precision(model, precision_map(experiment.model, quant, iteration))
-            seen: dict[str, dict[str, str]] = {}
-            for name, module in scheme_modules(model).items():
-                if not isinstance(module, NativeLinear):
-                    continue
-                if module.recipe is None:
-                    seen[str(name)] = {}
-                    continue
-                with autocast(te_recipe(module.recipe)):
-                    module.init_fp8_metadata()
-                slots = slots_of_module(module).items()
-                seen[str(name)] = {str(slot): repr(value) for slot, value in slots}
-            results.append(seen)
-    return results
+        gpt, config = build_model(experiment.model, experiment.training, spec, quant)
+        yield gpt, experiment, config
+
+
+def use_map(gpt: Any, experiment: Any, iteration: int) -> dict[Any, Any]:
+    """Declare the map of an iteration; the modules of Transformer Engine."""
+    from quantexp.quant.precision import precision_map
+    from quantexp.training.megatron.model import scheme_modules, set_precision
+    from quantexp.training.megatron.transformer_engine.linear import TransformerEngineLinear
+
+    set_precision(gpt, precision_map(experiment.model, experiment.quant, iteration))
+    modules = scheme_modules(gpt).items()
+    return {name: each for name, each in modules if isinstance(each, TransformerEngineLinear)}
+
+
+def at_iterations(iterations: list[int], *words: str) -> list[dict[str, dict[str, str]]]:
+    """At each iteration module -> slot -> what its quantizer makes of the operand."""
+    with model_of(*words) as (gpt, experiment, _):
+        return [
+            {str(name): held_by(each) for name, each in use_map(gpt, experiment, i).items()}
+            for i in iterations
+        ]
+
+
+def held_by(module: Any) -> dict[str, str]:
+    from quantexp.training.megatron.transformer_engine.autocast import autocast
+    from quantexp.training.megatron.transformer_engine.quantizers import slots_of_module
+    from quantexp.training.megatron.transformer_engine.recipes import te_recipe
+
+    if module.recipe is None:
+        return {}
+    with autocast(te_recipe(module.recipe)):
+        module.init_fp8_metadata()
+    return {str(slot): repr(value) for slot, value in slots_of_module(module).items()}
+
+
+def trained_twice(*words: str, encloses: bool) -> dict[str, set[tuple[int, ...]]]:
+    """Module -> rows of its amax histories with a value, from the end, after two micro-batches.
+
+    Without `encloses` the decoder enters no autocast.
+    """
+    with model_of(*words) as (gpt, experiment, _):
+        modules = use_map(gpt, experiment, 1)
+        for parameter in gpt.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        if not encloses:
+            gpt.decoder.use_recipes([])
+        tokens = torch.arange(64).unsqueeze(0)
+        for _ in range(2):
+            gpt(tokens, tokens, None, labels=tokens).sum().backward()
+        return {
+            str(name): {*map(rows_with_values, histories(each))} for name, each in modules.items()
+        }
+
+
+def histories(module: Any) -> list[torch.Tensor]:
+    """Of x and w, and of g."""
+    forward, backward = (module.fp8_meta[f"scaling_{key}"] for key in ("fwd", "bwd"))
+    return [forward.amax_history[:, :2].amin(1), backward.amax_history[:, 0]]
+
+
+def rows_with_values(history: torch.Tensor) -> tuple[int, ...]:
+    return tuple((history.nonzero().flatten() - len(history)).tolist())
 
 
 def declared(*words: str, iteration: int = 1) -> dict[str, dict[str, str]]:
@@ -85,7 +131,7 @@ def declared(*words: str, iteration: int = 1) -> dict[str, dict[str, str]]:
 )
 def test_every_modules_quantizers_are_the_declared_slots(each_te: Child, scheme: str) -> None:
     words = (f"quant=more/{scheme}",)
-    assert each_te.run(held, *words) == declared(*words)
+    assert each_te.run(at_iterations, [1], *words) == [declared(*words)]
 
 
 def test_rules_by_layer_and_iteration_change_a_modules_quantizers(te: Child) -> None:
