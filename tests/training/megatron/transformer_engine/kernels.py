@@ -199,11 +199,10 @@ def _block(out: Any, x: Tensor, quantizer: Any) -> None:
         if data is None:
             continue
         lines = x if axis == -1 else x.t()
-        lines = torch.nn.functional.pad(
-            lines, (0, -lines.shape[1] % 128, 0, -lines.shape[0] % rows)
-        )
+        M, K = lines.shape
+        lines = torch.nn.functional.pad(lines, (0, -K % 128, 0, -M % rows))
         codes, scales = _in_blocks(lines, _element(quantizer), (rows, 128))
-        data.copy_(codes[: data.shape[0], : data.shape[1]])
+        data.copy_(codes[:M, :K].reshape(data.shape))
         values = torch.ldexp(torch.ones(()), scales.int() - 127)
         scale.copy_(padded(values if rows > 1 else values.t(), scale))
 

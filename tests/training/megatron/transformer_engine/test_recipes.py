@@ -114,10 +114,10 @@ def words_of_doctor(has_gpu: bool, version: str | None) -> str:
 
     from quantexp.training.megatron.transformer_engine import support
 
-    with mock.patch("torch.cuda.is_available", lambda: has_gpu):
+    with mock.patch("torch.cuda.is_available", return_value=has_gpu):
         if version is None:
             return support.support_in_words()
-        with mock.patch.object(support, "te_version", lambda: version):
+        with mock.patch.object(support, "te_version", return_value=version):
             return support.support_in_words()
 
 
