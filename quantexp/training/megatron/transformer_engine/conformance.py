@@ -180,10 +180,10 @@ def _quantizers(subject: Subject, device: torch.device) -> dict[Operand, Any]:
 def normal_tensors() -> Iterator[tuple[str, Tensor]]:
     """Matrices of normal values, whose extents are multiples of 128, with names."""
     generator = torch.Generator().manual_seed(_SEED)
-    normal = torch.randn(1024, 512, generator=generator)
+    normal = torch.randn(512, 512, generator=generator)
     yield "normal values in bfloat16", normal.to(torch.bfloat16)
     yield "normal values in float32", normal
-    spread = normal * torch.exp(2 * torch.randn(1024, 1, generator=generator))
+    spread = normal * torch.exp(2 * torch.randn(512, 1, generator=generator))
     yield "rows of many magnitudes", spread.to(torch.bfloat16)
 
 
