@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from quantexp.proof.verdict import Verdict, verdict
 from quantexp.proof.watch import ProductWatch
@@ -88,11 +89,15 @@ def outcome(recipe: str | None, precision: ModulePrecision, fault: str = "") -> 
     gemms = GemmWatch(products, {NAME: module})
     with multiplying_originals() if fault == "originals" else nullcontext():
         options = {"is_first_microbatch": False} if fault == "stale" else {}
+
+        def forward(x: torch.Tensor) -> Any:
+            enabled, chosen = recipe is not None, recipe_of(recipe) if recipe else None
+            with te.fp8_autocast(enabled=enabled, fp8_recipe=chosen):
+                return module(x, **options)
+
         with products.watching(), gemms.watching():
-            with te.fp8_autocast(
-                enabled=recipe is not None, fp8_recipe=recipe_of(recipe) if recipe else None
-            ):
-                y = module(x, **options)
+            is_recomputed = fault == "recomputed"
+            y = checkpoint(forward, x, use_reentrant=True) if is_recomputed else forward(x)
             y.backward(torch.randn_like(y))
     return verdict(1, products.observed)
 
@@ -159,6 +164,13 @@ def test_a_stale_weight_fails(te: Child) -> None:
         "layer 0 fc1 linear.dgrad.w",
     ]
     assert "scales differ from those of mxfp8_e4m3 of its source" in result.failures[0]
+
+
+def test_a_recomputed_forward_counts_as_such(te: Child) -> None:
+    result = te.run(outcome, "MXFP8BlockScaling", declared("MXFP8BlockScaling"), "recomputed")
+    assert result.failures == []
+    calls = [(entry["calls"], entry["recomputed_calls"]) for entry in result.entries]
+    assert calls == [(1, 1), (1, 1), (1, 0), (1, 0), (1, 0), (1, 0)]
 
 
 def grouped() -> Verdict:
