@@ -1,5 +1,8 @@
 """`quantexp export RUN format=hf`: a run's checkpoint as a published model, with config.json and tokenizer.
 
+Instead of RUN the folder of a Megatron-LM checkpoint; its tokenizer is not in it, and not written. And
+`format=megatron_lm` writes a run's checkpoint as one from which Megatron-LM starts (`quantexp.megatron_lm`).
+
 What comes out is what transformers and other tools load by its folder. Weights are copied as they were saved, bit for
 bit, or made from the training state to the same bits (checkpoint.publish=false). The tokenizer is the run's: a Hugging
 Face folder's files, the one file of another kind under its own name; the byte tokenizer is written as the
@@ -11,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,12 @@ from quantexp.data.completed import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
 from quantexp.folders import user_path
+from quantexp.megatron_lm.checkpoint_reader import (
+    folder_of_iteration,
+    is_checkpoint,
+    read_weights,
+)
+from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
 from quantexp.model.checkpoint_hashes import HASHES, require_intact, saved_files
 from quantexp.model.checkpoints import (
     OLD_STATE,
@@ -34,6 +43,7 @@ from quantexp.model.checkpoints import (
     saved_iterations,
 )
 from quantexp.model.huggingface.file_names import CONFIG
+from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.publish import write_published
 from quantexp.model.saved_tensors import SavedTensors
 from quantexp.model.training_state import read_index
@@ -46,6 +56,7 @@ from quantexp.schema import DatasetConfig, Experiment, TokenizerKind
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 #: What a checkpoint has besides its published form.
 _LEFT_OUT = (PADDING, STATE, OLD_STATE)
+_FORMATS = ("hf", "megatron_lm")
 _END_OF_DOCUMENT = "<|endoftext|>"
 
 
@@ -64,7 +75,8 @@ def export(words: Sequence[str], root: Path) -> Path:
     """Export as the words of the command line say; returns the new folder.
 
     Args:
-        words: a run, `format=hf`, and perhaps `iteration=N` (else the last) and `out=FOLDER`.
+        words: a run or a Megatron-LM checkpoint, the format, and perhaps `iteration=N` (else the last) and
+            `out=FOLDER`.
         root: the folder of the run folders.
 
     Raises:
@@ -74,24 +86,61 @@ def export(words: Sequence[str], root: Path) -> Path:
     """
     out, rest = out_and_rest(words)
     options = dict(word.split("=", 1) for word in rest if _is_option(word))
-    run = _run([word for word in rest if not _is_option(word)], root)
-    if (wanted := options.get("format")) != "hf":
-        raise ConfigError(f"export needs format=hf, the one format there is, got {wanted!r}")
+    named = [word for word in rest if not _is_option(word)]
+    wanted = options.get("format")
+    if wanted not in _FORMATS:
+        raise ConfigError(f"export needs format={' or format='.join(_FORMATS)}, got {wanted!r}")
+    if len(named) == 1 and is_checkpoint(folder := user_path(named[0])):
+        return _of_megatron_lm(folder, wanted, options.get("iteration"), out)
+    run = _run(named, root)
     iteration = _iteration(run, options.get("iteration"))
-    target = (out or run.exported(iteration)).absolute()
-    if target.exists():
-        raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
-    experiment = read(run.config)
-    folder = folder_of(run, iteration)
+    folder, experiment = folder_of(run, iteration), read(run.config)
     require_intact(folder, _LEFT_OUT if is_published(folder) else ())
-    part = target.with_name(target.name + ".part")
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+
+    def write_hf(part: Path) -> None:
         end = _write_tokenizer(experiment.dataset, _recorded(run), part)
         _write_weights(experiment, folder, part)
         content = require_json(part / CONFIG, dict[str, Any])
         (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")
+
+    def write_megatron_lm(part: Path) -> None:
+        published = part / ".published"
+        published.mkdir()
+        _write_weights(experiment, folder, published)
+        padding = open_weights(folder / PADDING) if (folder / PADDING).is_file() else None
+        write_checkpoint(experiment.model, open_weights(published), padding, part, iteration)
+        shutil.rmtree(published)
+
+    if wanted == "hf":
+        return _written(out or run.exported(iteration), write_hf)
+    target = out or run.exported(iteration).with_name(f"megatron_lm_iteration_{iteration:08d}")
+    return _written(target, write_megatron_lm)
+
+
+def _of_megatron_lm(folder: Path, wanted: str, iteration: str | None, out: Path | None) -> Path:
+    """Export a Megatron-LM checkpoint to `out`."""
+    if wanted != "hf":
+        raise ConfigError(
+            f"{folder} is a checkpoint of Megatron-LM already; export it with format=hf"
+        )
+    if out is None:
+        raise ConfigError(
+            f"{folder} is no run folder, in which an export has its place; give out=FOLDER"
+        )
+    weights = read_weights(folder_of_iteration(folder, iteration))
+    return _written(out, lambda part: write_published(weights, weights.model, part))
+
+
+def _written(target: Path, write: Callable[[Path], None]) -> Path:
+    """A new folder, written under another name first."""
+    target = target.absolute()
+    if target.exists():
+        raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
+    part = target.with_name(target.name + ".part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write(part)
         part.rename(target)
     except OSError as error:
         raise RunError(f"{target} cannot be written: {error}") from error

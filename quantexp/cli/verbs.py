@@ -159,8 +159,8 @@ VERBS = {
     ),
     "bisect": BISECT,
     "export": Verb(
-        "write a run's saved model as published models are",
-        "RUN format=hf [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
+        "write a saved model as published models are, or for Megatron-LM",
+        "RUN format=hf|megatron_lm [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
         ("export FA_mxfp8-1a2b3c4d format=hf", "export FA_mxfp8 format=hf iteration=500 out=model"),
     ),
     "doctor": Verb("check what this machine can run", "[--json]", ("doctor", "doctor --json")),

@@ -235,7 +235,7 @@ def _prepared(
         else:
             if not _only_prepared(run):
                 set_aside(run, experiment.capture.dir)
-            _write_new(experiment, run, started_with)
+            write_new(experiment, run, started_with)
     except OSError as error:
         raise cannot_write(run, error) from error
     if point is not None and point.notice:
@@ -311,7 +311,12 @@ def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ())
                 path.rename(target)
 
 
-def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) -> None:
+def write_new(experiment: Experiment, run: RunDir, started_with: Provenance) -> None:
+    """Write the first files of an attempt into a folder whose lock this process holds.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     run.logs.mkdir(exist_ok=True, mode=0o700)
     run.kill.unlink(missing_ok=True)
     run.reserve.write_bytes(bytes(RESERVE_BYTES))

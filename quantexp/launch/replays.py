@@ -8,9 +8,10 @@ left out, so that it ends at its last iteration. Replays lie in a folder of thei
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from quantexp.config.load import from_plain, plain, read, with_overrides
 from quantexp.errors import RunError
@@ -19,6 +20,7 @@ from quantexp.quant.precision import PrecisionMap, declared_maps, map_in_force
 from quantexp.quant.rules import changes
 from quantexp.quant.scheme import derived_name
 from quantexp.runs.paths import RunDir
+from quantexp.runs.provenance import LOOP, read_provenance
 from quantexp.schema import (
     CaptureConfig,
     CaptureLevel,
@@ -68,8 +70,9 @@ def origin_of(
         RunError: there is no such checkpoint, or it has no training state; the run evaluates, or quantises nothing.
         ConfigError: the run's configuration cannot be read.
     """
-    experiment = read(run.config)
     name = run.root.name
+    require_own_loop(run)
+    experiment = read(run.config)
     if experiment.evaluate.only or experiment.gradient.only:
         raise RunError(f"RUN must be a run that trains, and {name} does not")
     if not any(
@@ -106,6 +109,23 @@ def origin_of(
             f"--from {start} is the last iteration of {name}: nothing follows that could be replayed"
         )
     return Origin(run, with_overrides(experiment, overrides), start)
+
+
+def require_own_loop(run: RunDir) -> None:
+    """Refuse a run whose training loop is not quantexp's, which therefore cannot be repeated here.
+
+    Raises:
+        RunError: names the loop.
+        UnreadableError: provenance.json is damaged.
+    """
+    if not run.provenance.is_file():
+        return
+    identity: Mapping[str, Any] = read_provenance(run.provenance).get("identity", {})
+    if (loop := identity.get(LOOP)) is not None:
+        raise RunError(
+            f"{run.root.name} was trained by {loop['name']}, whose data and checkpoints quantexp does not replay; "
+            "RUN must be a run of quantexp's own loop"
+        )
 
 
 def declared_of(origin: Origin, last: int) -> list[PrecisionMap]:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quantexp.model.finite import require_finite
 from quantexp.model.huggingface.configuration import config_json
@@ -35,8 +35,19 @@ SHARD_BYTES = 5_000_000_000
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+class PublishedTensors(Protocol):
+    """The published tensors of a model, from whatever holds its parameters."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of all of them."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A whole tensor."""
+
+
 def write_published(
-    tensors: SavedTensors,
+    tensors: PublishedTensors,
     model: ModelConfig,
     folder: Path,
     shown: Path | None = None,

@@ -140,6 +140,8 @@ def read_provenance(file: Path) -> RecordedProvenance:
     return require_json(file, RecordedProvenance)
 
 
+#: The key of an identity that names the training loop of a run which quantexp's own loop did not train.
+LOOP = "loop"
 #: Packages whose versions affect the run.
 PACKAGES = (
     "torch",
@@ -160,7 +162,7 @@ LARGEST_DIFF = 1 << 20
 def provenance(
     content: dict[str, Any],
     command: list[str],
-    snapshot: Path,
+    snapshot: Path | None,
     source: Source | None = None,
 ) -> Provenance:
     """The content of provenance.json at the start of a run.
@@ -168,14 +170,17 @@ def provenance(
     Args:
         content: the content that the run's hash covers.
         command: the command line.
-        snapshot: the folder of the source snapshot.
+        snapshot: the folder of the source snapshot; None if there is none.
         source: `checkout()` at the time of the snapshot; None calls it now.
     """
+    content_of_source: Source = {**(source or checkout())}
+    if snapshot is not None:
+        content_of_source["snapshot"] = snapshot.name
     return {
         "quantexp": __version__,
         "python": platform.python_version(),
         "packages": versions(),
-        "source": {**(source or checkout()), "snapshot": snapshot.name},
+        "source": content_of_source,
         "host": platform.node(),
         "platform": platform.platform(),
         "command": command,

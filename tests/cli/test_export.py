@@ -138,12 +138,26 @@ def test_shards_are_exported_to_the_bytes_of_the_published_form(
         export([str(shards.root), "format=hf", "iteration=1"], shards.root.parent)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_run_goes_to_megatron_lm_and_back_bit_for_bit(llama: RunDir, tmp_path: Path) -> None:
+    root = llama.root.parent
+    here = tmp_path / "here"
+    published = export([str(llama.root), "format=hf", f"out={here / 'hf'}"], root)
+    written = export([str(llama.root), "format=megatron_lm"], root)
+    assert written == llama.root / "export" / "megatron_lm_iteration_00000002"
+    back = export([str(written), "format=hf", f"out={here / 'back'}"], root)
+    ours, theirs = tensors_of(published), tensors_of(back)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(theirs[name][: len(tensor)], tensor), name
+
+
 def test_wrong_words_of_export_are_reported(llama: RunDir, tmp_path: Path) -> None:
     root, name = llama.root.parent, str(llama.root)
     for words, message in [
         (["format=hf"], "export takes a run: its folder, or a part of its name"),
-        ([name], "export needs format=hf, the one format there is, got None"),
-        ([name, "format=gguf"], "export needs format=hf, the one format there is, got 'gguf'"),
+        ([name], "export needs format=hf or format=megatron_lm, got None"),
+        ([name, "format=gguf"], "export needs format=hf or format=megatron_lm, got 'gguf'"),
         ([name, "format=hf", "iteration=1"], "iteration must be one of 2, got 1"),
         ([name, "format=hf", "iteration=last"], "iteration must be one of 2, got last"),
     ]:

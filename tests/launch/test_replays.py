@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,14 @@ def test_bf16_and_what_does_not_train_cannot_be_bisected(
     gradient = run_here(gradient_of(origin_of(trained, 0, None), []))
     with pytest.raises(RunError, match="RUN must be a run that trains"):
         origin_of(gradient, 0, None)
+
+
+def test_a_run_of_another_loop_is_refused(trained: RunDir, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "theirs")
+    run.root.mkdir()
+    shutil.copy(trained.config, run.config)
+    provenance = json.loads(trained.provenance.read_text())
+    provenance["identity"]["loop"] = {"name": "Megatron-LM", "version": "0.16.1"}
+    run.provenance.write_text(json.dumps(provenance))
+    with pytest.raises(RunError, match=r"theirs was trained by Megatron-LM, whose data and checkp"):
+        origin_of(run, 0, None)

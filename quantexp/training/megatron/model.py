@@ -125,7 +125,7 @@ def build_chunks(
 
             gpt.decoder.__class__ = Decoder
         if quant is not None and quantises_output(quant):
-            _use_scheme_beside_decoder(gpt)
+            use_scheme_beside_decoder(gpt)
         chunks.append(gpt)
     if model.mla is not None:
         # Megatron would add the gradients of the query latent's norm, which every rank has whole, over the ranks; with
@@ -134,7 +134,7 @@ def build_chunks(
     return chunks, config
 
 
-def _use_scheme_beside_decoder(gpt: GPTModel) -> None:
+def use_scheme_beside_decoder(gpt: GPTModel) -> None:
     """Let the output layer, and a tied embedding, use the scheme's products.
 
     GPTModel builds both itself, from no spec. The scheme's classes only override methods, so that a built module may

@@ -57,7 +57,7 @@ class Passes:
             batch = self._on_device(next(chunk_batches))
             losses = self._losses(model, batch)
             if self.layout.pipeline > 1:
-                losses = _BeginBackward.apply(losses, lambda: begin(index))  # type: ignore[no-untyped-call]
+                begin_backward(losses, lambda: begin(index))
             return losses, lambda x: _mean_loss(x, batch)
 
         results = self._schedule(forward_step, batches, num_micro_batches, forward_only=False)
@@ -137,18 +137,16 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
-class _BeginBackward(torch.autograd.Function):
-    """The identity; its backward pass, the first of its micro-batch's, calls a function."""
+def begin_backward(x: Tensor, begin: Callable[[], None]) -> None:
+    """Call a function before the backward pass of x, the last tensor of a forward pass, goes on from there.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, begin: Callable[[], None]) -> Tensor:
-        ctx.begin = begin
-        return x.view_as(x)
+    A hook and no node of autograd: a stage frees the tensor that it has sent, which must therefore be no view.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ctx.begin()
-        return grads[0], None
+    def call(gradient: Tensor) -> None:
+        begin()
+
+    x.register_hook(call)  # type: ignore[no-untyped-call]
 
 
 def _mean_loss(losses_BT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

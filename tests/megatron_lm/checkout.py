@@ -1,0 +1,114 @@
+"""Megatron-LM's source, where it is beside this checkout, unpacked and run on a CPU.
+
+`QUANTEXP_MEGATRON_LM` names a folder with archives `megatron-lm-VERSION.tar.xz` of its source; without it the folder is
+`../shared/third_party`, then the tests that need it are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+VERSIONS = ("0.15.3", "0.16.1")
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_BESIDE = _ROOT.parent / "shared" / "third_party"
+#: What a run needs on a CPU, and a Llama of two layers with grouped queries.
+WORDS = shlex.split("""
+--distributed-backend gloo --use-cpu-initialization --transformer-impl local --no-gradient-accumulation-fusion
+--no-rope-fusion --no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion
+--no-persist-layer-norm --tokenizer-type NullTokenizer --vocab-size 5119 --mock-data --num-workers 0 --split 100,0,0
+--eval-iters 0 --eval-interval 1000 --log-interval 1 --num-layers 2 --hidden-size 128 --ffn-hidden-size 192
+--num-attention-heads 4 --group-query-attention --num-query-groups 2 --swiglu --normalization RMSNorm
+--disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --seq-length 64
+--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 4 --train-iters 3 --lr 1e-3 --min-lr 1e-4
+--lr-decay-style cosine --bf16 --attention-dropout 0 --hidden-dropout 0
+""")
+SPEC = ["--spec", "quantexp.megatron_lm", "SPEC"]
+_LOSS = re.compile(r"iteration +(\d+)/.*?lm loss: (\S+) .*?grad norm: (\S+) ")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run of the script that has ended."""
+
+    code: int
+    output: str
+
+    @property
+    def curve(self) -> dict[int, tuple[str, str]]:
+        """Iteration -> loss and gradient norm, as printed."""
+        return {int(i): (loss, norm) for i, loss, norm in _LOSS.findall(self.output)}
+
+
+def checkout(version: str, folder: Path) -> Path:
+    """The source of a version, unpacked; the test is skipped without it."""
+    archives = Path(os.environ.get("QUANTEXP_MEGATRON_LM", _BESIDE))
+    archive = archives / f"megatron-lm-{version}.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"{archive} is missing: QUANTEXP_MEGATRON_LM names the folder of the archives")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    source = folder / f"megatron-lm-{version}"
+    import megatron.core.datasets as installed
+
+    for helper in Path(str(installed.__path__[0])).glob("helpers_cpp*.so"):
+        (source / "megatron" / "core" / "datasets" / helper.name).symlink_to(helper)
+    return source
+
+
+def run_script(
+    source: Path,
+    folder: Path,
+    words: list[str],
+    num_ranks: int = 1,
+    before: tuple[str, ...] = ("pretrain_gpt.py",),
+    **variables: str,
+) -> Ended:
+    """Run pretrain_gpt.py with `WORDS` and more in a folder; what all ranks printed, that of rank 0 last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_HERE / "on_cpu"), str(_ROOT)]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_ranks),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **variables,
+    }
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(_HERE / "on_cpu" / "run.py"),
+                str(source),
+                *before,
+                *WORDS,
+                *words,
+            ],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in reversed(range(num_ranks))
+    ]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return Ended(max(abs(process.returncode) for process in processes), "".join(outputs))

@@ -1,0 +1,86 @@
+"""Checkpoints of the unmodified script: its own goes on, one of quantexp's starts it, and each starts the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quantexp.analysis.compare.side import read_side
+from quantexp.cli.export import export
+from quantexp.megatron_lm.checkpoint_reader import read_weights
+from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
+from quantexp.model.huggingface.weights import open_weights
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import read_status
+from tests.megatron_lm.checkout import run_script
+from tests.megatron_lm.runs import lines, proof, quantised
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
+#: Everything that repeats or interrupts forward passes.
+_WORDS = [
+    *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+    *("--recompute-num-layers", "1", "--split", "90,10,0"),
+    *("--eval-interval", "1", "--eval-iters", "2"),
+]
+_EXACT = ("iteration", "loss", "grad_norm", "lr", "tokens")
+
+
+def _numbers(run: RunDir) -> list[Any]:
+    return [[line[key] for key in _EXACT] for line in lines(run)]
+
+
+def test_a_run_goes_on_from_megatron_lms_checkpoint_to_the_last_bit(
+    source: Path, tmp_path: Path
+) -> None:
+    """Under delayed scales, whose histories are the run folder's, with evaluation and recomputation."""
+    scheme, capture = (
+        "more/linear_fp8_delayed",
+        {"QUANTEXP_CAPTURE": "capture=stats capture.every=1"},
+    )
+    whole, run = RunDir(tmp_path / "whole"), RunDir(tmp_path / "checkpoints" / "quantexp")
+    quantised(whole, tmp_path / "a", source, scheme, _WORDS, **capture)
+    save = ["--save", str(tmp_path / "checkpoints"), "--save-interval", "2", *_WORDS]
+    quantised(run, tmp_path / "b", source, scheme, [*save, "--exit-interval", "2"], **capture)
+    status = read_status(run.status)
+    assert status is not None
+    assert status.reason == "Megatron-LM ended after iteration 2 of 3"
+    load = ["--load", str(tmp_path / "checkpoints")]
+    quantised(run, tmp_path / "c", source, scheme, [*save, *load], **capture)
+    assert _numbers(run) == _numbers(whole)
+    assert len(lines(run)) == 3
+    assert [each["iteration"] for each in (proof(run), *proof(run)["earlier"])] == [3, 1]
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.iteration, status.goes_on_from, len(status.restarts)) == (3, 2, 1)
+    assert read_side(run).identity is not None
+
+
+def test_weights_go_from_megatron_lm_to_quantexps_form_and_back(
+    source: Path, tmp_path: Path
+) -> None:
+    """Both formats have the same weights, and the script starts from the written form as from its own."""
+    first = []
+    for form in ("torch", "torch_dist"):
+        folder = tmp_path / form
+        words = ["--ckpt-format", form, "--save", str(folder), "--save-interval", "1"]
+        run_script(source, folder, [*words, "--train-iters", "1"])
+        out = export([str(folder), "format=hf", f"out={tmp_path / f'{form}_hf'}"], tmp_path)
+        first.append(load_file(out / "model.safetensors"))
+    assert first[0].keys() == first[1].keys()
+    assert all(torch.equal(first[0][name], first[1][name]) for name in first[0])
+    published = open_weights(tmp_path / "torch_dist_hf")
+    model = read_weights(tmp_path / "torch_dist" / "iter_0000001").model
+    write_checkpoint(model, published, None, tmp_path / "written", 1)
+    curves = [
+        run_script(source, tmp_path / "from", ["--finetune", "--load", str(tmp_path / name)]).curve
+        for name in ("torch_dist", "written")
+    ]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 3
