@@ -157,7 +157,8 @@ def _transformer_engine() -> Check:
     from quantexp.training.megatron.without_te import hide_broken_te
 
     if importlib.util.find_spec("transformer_engine") is None:
-        return Check("transformer-engine", None, "not installed; not needed (extra: quantexp[te])")
+        words = "not installed; for quant.backend=transformer_engine alone (extra: quantexp[te])"
+        return Check("transformer-engine", None, words)
     broken = hide_broken_te()
     if broken is not None:
         return Check("transformer-engine", None, f"installed but broken, left out: {broken}")

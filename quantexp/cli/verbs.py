@@ -38,8 +38,9 @@ VERBS = {
             "plan model=llama32-1b quant=FA_linear_mxfp8 training=fast",
             "plan quant=FA_linear_mxfp4 --json",
             "plan -m 'quant=glob(*)' training=fast",
+            "plan quant=linear_mxfp8 device=h100",
         ),
-        "Needs neither data nor a GPU.",
+        "Needs neither data nor a GPU. device=NAME: what\nTransformer Engine would run there.",
     ),
     "prepare": Verb(
         "turn raw text into the tokens that runs read",

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from quantexp.cli.arguments import parser_of, split_verb, top_parser
+from quantexp.cli.plan_backend import device_of
 from quantexp.cli.verbs import GROUPS, VERBS
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
@@ -70,7 +71,7 @@ def test_every_example_is_a_command(verb: str, example: str) -> None:
         if getattr(arguments, "multirun", False):
             assert len(compose_points(arguments.words, None, {})) >= 10
         else:
-            compose(arguments.words, None, {})
+            compose(device_of(arguments.words)[0], None, {})
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,25 @@ def captured(run: RunDir) -> dict[tuple[object, ...], Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["linear_hifp8", "FA_linear_mxfp4"])
+@pytest.mark.parametrize(
+    ("scheme", "model"), [("linear_hifp8", "llama32-1b"), ("FA_linear_mxfp4", "deepseek2_lite")]
+)
 def test_own_formats_train_evaluate_and_are_captured_as_emulated_to_the_bit(
-    te: Child, tiny_words: list[str], tmp_path: Path, emulated: Any, scheme: str
+    te: Child,
+    tiny_words: list[str],
+    tiny_models: dict[str, list[str]],
+    tmp_path: Path,
+    emulated: Any,
+    scheme: str,
+    model: str,
 ) -> None:
-    words = (f"quant={scheme}", "evaluation.every=1", "evaluation.samples=2", "capture=tensors")
+    words = (
+        *tiny_models[model],
+        f"quant={scheme}",
+        "evaluation.every=1",
+        "evaluation.samples=2",
+        "capture=tensors",
+    )
     result = te.run(run, tmp_path / "te", tiny_words[-1], OWN, *words)
     assert result["reason"] is None
     assert result["precision"]["proved"]
