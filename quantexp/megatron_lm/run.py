@@ -56,6 +56,7 @@ class LmRun:
         self.chunks: list[Any] = []
         self.is_pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
         self._open = contextlib.ExitStack()
+        #: That of a run whose end is to be recorded.
         self._context: RunContext | None = None
         #: Whether this process has not computed an iteration yet.
         self.is_new = True
@@ -78,7 +79,7 @@ class LmRun:
         self.schemes = schemes_of_file(self.experiment, self.args, self._entries())
         self.device = next(self.chunks[0].parameters()).device
         self._open.enter_context(log_to_stderr(f"quantexp rank {self.rank.rank}"))
-        self.context = self._context = self._opened()
+        self.context = self._opened()
         self.state = self._open.enter_context(use_numerics(self.experiment, weights_once=True))
         has_history = has_delayed_scales(self.experiment)
         self.merge = merge_amaxes if has_history and self.rank.world_size > 1 else None
@@ -86,6 +87,7 @@ class LmRun:
         self.set_precision(self.args.iteration + 1)
         self.observer = RunObserver(self.context, self.device)
         self.observer.built(self.chunks)
+        self._context = self.context
 
     def _entries(self) -> dict[Any, dict[str, Any]]:
         """What the per-module file says of the modules of all ranks."""

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from quantexp.analysis.compare.side import read_side
+from quantexp.capture.reader import open_capture
 from quantexp.cli.export import export
 from quantexp.megatron_lm.checkpoint_reader import read_weights
 from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
@@ -60,6 +61,22 @@ def test_a_run_goes_on_from_megatron_lms_checkpoint_to_the_last_bit(
     assert status is not None
     assert (status.iteration, status.goes_on_from, len(status.restarts)) == (3, 2, 1)
     assert read_side(run).identity is not None
+
+
+def test_passes_that_are_repeated_are_captured_once_and_change_no_history(
+    source: Path, tmp_path: Path
+) -> None:
+    scheme = "more/linear_fp8_delayed"
+    capture = {"QUANTEXP_CAPTURE": "capture=tensors capture.every=1"}
+    once, twice = RunDir(tmp_path / "once"), RunDir(tmp_path / "twice")
+    quantised(once, tmp_path, source, scheme, [], **capture)
+    plant = str(Path(__file__).with_name("plants_twice.py"))
+    ended = quantised(twice, tmp_path, source, scheme, [], QUANTEXP_TEST_PLANT=plant, **capture)
+    assert ended.output.count("the passes are repeated") == 3
+    assert _numbers(twice) == _numbers(once)
+    assert len(open_capture(twice.root)) == len(open_capture(once.root)) > 0
+    calls = [[entry["calls"] for entry in proof(run)["entries"]] for run in (once, twice)]
+    assert calls[0] == calls[1]
 
 
 def test_weights_go_from_megatron_lm_to_quantexps_form_and_back(

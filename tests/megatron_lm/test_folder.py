@@ -1,0 +1,52 @@
+"""The run folder of a Megatron-LM run, and what its identity holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from quantexp.megatron_lm.described import experiment_of
+from quantexp.megatron_lm.folder import folder_of, identity_of, open_folder
+from quantexp.megatron_lm.schemes import Schemes
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import read_status
+from tests.megatron_lm.arguments import llama
+
+_ARGS = llama(save="checkpoints", rank=3, tensorboard_dir="tb", log_interval=1, adam_eps=1e-8)
+_EXPERIMENT = experiment_of(_ARGS, {"QUANTEXP_QUANT": "FA_mxfp8"})
+_SCHEMES = Schemes(_EXPERIMENT.model, _EXPERIMENT.quant)
+_IDENTITY = identity_of(_EXPERIMENT, _SCHEMES, _ARGS, "0.16.1", "cpu")
+
+
+def test_the_folder_is_named_or_lies_beside_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert folder_of(_EXPERIMENT, "ck", {"QUANTEXP_DIR": "here"}).root == tmp_path / "here"
+    assert folder_of(_EXPERIMENT, "ck", {}).root == tmp_path / "ck" / "quantexp"
+    named = folder_of(_EXPERIMENT, None, {}).root
+    assert named.parent == tmp_path / "runs"
+    assert re.fullmatch(r"megatron_lm_FA_mxfp8-\d{8}-\d{6}", named.name)
+
+
+def test_the_identity_has_the_loop_and_the_arguments_that_decide_numbers() -> None:
+    assert _IDENTITY["loop"]["name"] == "Megatron-LM"
+    assert _IDENTITY["loop"]["version"] == "0.16.1"
+    arguments = _IDENTITY["arguments"]
+    assert {"adam_eps", "seed", "num_layers", "hidden_size"} <= set(arguments)
+    assert not {"save", "rank", "tensorboard_dir", "log_interval"} & set(arguments)
+    assert json.loads(json.dumps(_IDENTITY))
+
+
+def test_a_start_without_a_checkpoint_moves_the_earlier_attempt_aside(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    assert open_folder(run, _EXPERIMENT, _IDENTITY, 0) is None
+    status = read_status(run.status)
+    assert status is not None
+    assert status.iterations == 3
+    run.lock.unlink()  # of this process, which holds it to its end
+    assert open_folder(run, _EXPERIMENT, _IDENTITY, 2) is None  # it completed no iteration
+    assert (run.attempts / "1" / "status.json").is_file()
