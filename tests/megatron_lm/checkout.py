@@ -1,7 +1,7 @@
-"""Megatron-LM's source, where it is beside this checkout, unpacked and run on a CPU.
+"""Megatron-LM's source, unpacked and run on a CPU.
 
-`QUANTEXP_MEGATRON_LM` names a folder with archives `megatron-lm-VERSION.tar.xz` of its source; without it the folder is
-`../shared/third_party`, then the tests that need it are skipped.
+`QUANTEXP_MEGATRON_LM` names a folder with archives `megatron-lm-VERSION.tar.xz` of its source; the tests that need one
+that is not there are skipped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tarfile
@@ -18,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from quantexp.formats.torch_internals import TCPStore
+
 VERSIONS = ("0.15.3", "0.16.1")
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-_BESIDE = _ROOT.parent / "shared" / "third_party"
 #: What a run needs on a CPU, and a Llama of two layers with grouped queries.
 WORDS = shlex.split("""
 --distributed-backend gloo --use-cpu-initialization --transformer-impl local --no-gradient-accumulation-fusion
@@ -52,10 +52,10 @@ class Ended:
 
 def checkout(version: str, folder: Path) -> Path:
     """The source of a version, unpacked; the test is skipped without it."""
-    archives = Path(os.environ.get("QUANTEXP_MEGATRON_LM", _BESIDE))
-    archive = archives / f"megatron-lm-{version}.tar.xz"
+    name = f"megatron-lm-{version}.tar.xz"
+    archive = Path(os.environ.get("QUANTEXP_MEGATRON_LM", "/nowhere")) / name
     if not archive.is_file():
-        pytest.skip(f"{archive} is missing: QUANTEXP_MEGATRON_LM names the folder of the archives")
+        pytest.skip(f"{name} is missing: QUANTEXP_MEGATRON_LM names the folder that has it")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     source = folder / f"megatron-lm-{version}"
@@ -76,13 +76,14 @@ def run_script(
 ) -> Ended:
     """Run pretrain_gpt.py with `WORDS` and more in a folder; what all ranks printed, that of rank 0 last."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(_HERE / "on_cpu"), str(_ROOT)]),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the ranks' store is hosted here
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "WORLD_SIZE": str(num_ranks),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
