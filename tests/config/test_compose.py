@@ -207,7 +207,10 @@ def test_mistyped_key_group_or_choice_is_refused_with_a_suggestion(
     [
         ("quant=mxfp8", "FA_mxfp8, linear_mxfp8 or FA_linear_mxfp8"),
         ("quant=hifp8", "FA_hifp8, linear_hifp8 or FA_linear_hifp8"),
-        ("quant=nvfp4", "more/FA_full_nvfp4, more/FA_linear_nvfp4 or more/linear_nvfp4"),
+        (
+            "quant=nvfp4",
+            "more/FA_full_nvfp4, more/FA_linear_nvfp4, more/linear_nvfp4 or more/te_nvfp4",
+        ),
     ],
 )
 def test_format_in_place_of_a_scheme_is_refused_with_the_schemes(word: str, meanings: str) -> None:
