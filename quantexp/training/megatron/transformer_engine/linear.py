@@ -84,9 +84,8 @@ class TransformerEngineLinear(LinearLayer):
     def _multiply(self, forward: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The layer's forward pass under its recipe, shown to the hook."""
         if self.hook is not no_hook:
-            x = x.view_as(
-                x
-            )  # its gradient is then this layer's alone: latent attention has two of an input
+            # Its gradient is then this layer's alone: latent attention has two layers of one input.
+            x = x.view_as(x)
             self._show_input(x)
         with autocast(None if self.recipe is None else self._recipe_object()):
             output, bias = forward(x)
