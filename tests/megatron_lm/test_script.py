@@ -158,6 +158,30 @@ def test_a_scheme_is_proved_in_a_layout(
     assert modules == {(layer, name) for layer in (0, 1) for name in names}
 
 
+def test_a_layer_that_multiplies_the_originals_ends_the_run_before_its_first_step(
+    source: Path, tmp_path: Path
+) -> None:
+    plant, run = str(Path(__file__).with_name("plants_originals.py")), RunDir(tmp_path / "run")
+    ended = run_script(
+        source,
+        tmp_path,
+        SPEC,
+        QUANTEXP_QUANT="linear_mxfp8",
+        QUANTEXP_DIR=str(run.root),
+        QUANTEXP_TEST_PLANT=plant,
+    )
+    assert ended.code == 1
+    last = ended.output.strip().splitlines()[-1]
+    assert last.startswith("quantexp: ")
+    assert "Traceback" not in ended.output
+    assert ended.curve == {}
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.iteration) == (State.FAILED, 0)
+    assert last == f"quantexp: {status.reason}"
+    assert not run.metrics.exists()
+
+
 def test_a_refusal_is_one_line(source: Path, tmp_path: Path) -> None:
     words = [*SPEC, "--fp8-format", "hybrid", "--fp8-recipe", "mxfp8"]
     ended = run_script(source, tmp_path, words, QUANTEXP_QUANT="bf16")
