@@ -108,7 +108,7 @@ def run_script(
         for rank in reversed(range(num_ranks))
     ]
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

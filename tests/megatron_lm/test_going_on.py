@@ -22,6 +22,7 @@ from tests.megatron_lm.runs import lines, proof, quantised
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]
 #: Everything that repeats or interrupts forward passes.

@@ -23,7 +23,7 @@ from tests.megatron_lm.checkout import SPEC, VERSIONS, run_script
 from tests.megatron_lm.runs import lines, proof, quantised
 from tests.training.megatron.test_trainer import RecordingObserver
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _ONE = ["--train-iters", "1"]
 
 
