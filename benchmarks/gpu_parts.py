@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from xml.etree import ElementTree
@@ -333,7 +334,7 @@ def transformer_engine(setting: Setting) -> Iterator[tuple[str, Case]]:
     yield "verify --backend transformer_engine", _verified_backend
     words = [*setting.long_runs(), "capture=off", "training.iterations=4"]
     for scheme in ("te_fp8_current", "te_mxfp8", "te_fp8_blockwise", "te_nvfp4"):
-        yield scheme, lambda scheme=scheme: ran(scheme)  # type: ignore[misc]
+        yield scheme, partial(ran, scheme)
 
 
 def _verified_backend() -> list[Row]:

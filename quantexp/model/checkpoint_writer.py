@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,18 +94,15 @@ def write_part(
     """
     for _ in require_finite(tensors_in({"amax_histories": amax_histories}), draft.folder):
         pass
+    named = ((name.removeprefix(f"{MAIN}/"), x) for name, x in tensors.items())
+    for _ in require_finite(named, draft.folder):
+        pass
     if not tensors:
         return {}
-
-    def checked(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        return require_finite(
-            ((name.removeprefix(f"{MAIN}/"), x) for name, x in named), draft.folder
-        )
-
     file = draft.part / STATE / rank_file(rank)
     file.parent.mkdir(parents=True, exist_ok=True)
     with writing(file, sum(x.numel() * x.element_size() for x in tensors.values())):
-        write_safetensors(file, tensors, metadata_of(pieces), checked)
+        write_safetensors(file, tensors, metadata_of(pieces))
         for path in (file, file.parent):
             sync(path)
         return {file.name: hash_of(file)}

@@ -87,10 +87,8 @@ def write_padding(
     """
     names = [each.name for each in mapping(model) if each.padding]
     if names:
-        padding = {name: tensors.tensor(name) for name in names}
-        write_safetensors(
-            file, padding, {}, lambda named: require_finite(named, shown or file.parent)
-        )
+        named = ((name, tensors.tensor(name)) for name in names)
+        write_safetensors(file, dict(require_finite(named, shown or file.parent)), {})
 
 
 def write_config(model: ModelConfig, dtype: str, folder: Path) -> None:

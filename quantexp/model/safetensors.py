@@ -10,7 +10,7 @@ in the order of their offsets, the header padded with spaces so that values begi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,15 +87,11 @@ class _Bytes:
 
 
 def write_safetensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
-    checked: Callable[[Iterable[tuple[str, Tensor]]], Iterable[tuple[str, Tensor]]] = iter,
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> dict[str, list[int]]:
     """Write named tensors and text metadata to one file, under a temporary name that is then renamed.
 
-    Tensors on a device are copied to the host one at a time. `checked` passes on each named tensor just before its
-    values are written, which then lie in the processor's cache; after an error of it there is no file.
+    Tensors on a device are copied to the host one at a time.
 
     Returns the first byte of each tensor's values in the file, and the one after the last.
 
@@ -111,6 +107,6 @@ def write_safetensors(
     head = framed(header)
     with written_beside(path) as part, part.open("wb") as stream:
         stream.write(head)
-        for _, tensor in checked(tensors.items()):
+        for tensor in tensors.values():
             stream.write(content_of(tensor.cpu()))
     return {name: [len(head) + place for place in header[name]["data_offsets"]] for name in tensors}

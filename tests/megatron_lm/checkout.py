@@ -1,7 +1,7 @@
 """Megatron-LM's source, unpacked and run on a CPU.
 
-`QUANTEXP_MEGATRON_LM` names a folder with archives `megatron-lm-VERSION.tar.xz` of its source; the tests that need one
-that is not there are skipped.
+`QUANTEXP_MEGATRON_LM` names a folder with archives `megatron-lm-VERSION.tar.xz` of its source; without it the tests
+that need them are skipped.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class Ended:
 
 
 def checkout(version: str, folder: Path) -> Path:
-    """The source of a version, unpacked; the test is skipped without it."""
-    name = f"megatron-lm-{version}.tar.xz"
-    archive = Path(os.environ.get("QUANTEXP_MEGATRON_LM", "/nowhere")) / name
-    if not archive.is_file():
-        pytest.skip(f"{name} is missing: QUANTEXP_MEGATRON_LM names the folder that has it")
+    """The source of a version, unpacked; without the folder of archives the test is skipped."""
+    if not (archives := os.environ.get("QUANTEXP_MEGATRON_LM")):
+        pytest.skip(
+            "there is no Megatron-LM: QUANTEXP_MEGATRON_LM names the folder of its archives"
+        )
+    archive = Path(archives) / f"megatron-lm-{version}.tar.xz"
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     source = folder / f"megatron-lm-{version}"
