@@ -119,7 +119,7 @@ def backend_lines(plan: BackendPlan | None) -> Iterator[tuple[str, str]]:
     if plan.obstacle is not None:
         yield "", f"cannot run: {plan.obstacle}"
     elif plan.device is None:
-        yield "", "whether a GPU can run it depends on the GPU: plan device=NAME"
+        yield "", "plan device=NAME says whether that GPU can run it"
 
 
 def _layers(layers: list[int]) -> str:
