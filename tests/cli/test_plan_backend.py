@@ -58,6 +58,7 @@ def test_a_plan_has_the_recipe_of_each_module_and_what_is_missing_here() -> None
         "MXFP8BlockScaling(E4M3) in qkv, proj, fc1, fc2 of layers 0-1: bit-equal operands" in text
     )
     assert "mxfp8_e4m3, blocks of 32 along tokens, rceil, MXFP8BlockScaling" in text
+    assert "plan device=NAME says whether that GPU can run it" in text
     assert "attention, the output layer, routed experts, Adam's moments and gradients" in text
     assert "will not start:" in text
 
