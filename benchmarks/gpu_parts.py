@@ -333,7 +333,8 @@ def transformer_engine(setting: Setting) -> Iterator[tuple[str, Case]]:
 
     yield "verify --backend transformer_engine", _verified_backend
     words = [*setting.long_runs(), "capture=off", "training.iterations=4"]
-    for scheme in ("te_fp8_current", "te_mxfp8", "te_fp8_blockwise", "te_nvfp4"):
+    recipes = ("fp8_current", "fp8_delayed", "fp8_blockwise", "mxfp8", "mxfp8_hybrid", "nvfp4")
+    for scheme in (f"te_{recipe}" for recipe in recipes):
         yield scheme, partial(ran, scheme)
 
 

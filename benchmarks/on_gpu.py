@@ -97,9 +97,10 @@ def _environment(folder: Path, wheels: Path) -> str:
     here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     Path(site.stdout.strip(), "packages_of_the_machine.pth").write_text("\n".join(here) + "\n")
     pip = str(next(wheels.glob("pip-*.whl")) / "pip")
-    install = [python, pip, "install", "--quiet", "--no-index"]
-    install += ["--find-links", str(wheels), "--editable", f"{ROOT}[gpu]"]
-    subprocess.run(install, check=True)
+    install = [python, pip, "install", "--quiet", "--no-index", "--find-links", str(wheels)]
+    # Not in an environment of the build's own, which would lack the packages of this Python.
+    subprocess.run([*install, "editables", "hatchling"], check=True)
+    subprocess.run([*install, "--no-build-isolation", "--editable", f"{ROOT}[gpu]"], check=True)
     return python
 
 

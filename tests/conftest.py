@@ -82,6 +82,12 @@ TOGETHER = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the GPUs from all tests but those that are asked for by `-m gpu`: a run takes a GPU where it sees one."""
+    if "gpu" not in config.getoption("markexpr"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the folders that one process runs as a whole first: they take longest, and SLURM's tests mostly wait."""
