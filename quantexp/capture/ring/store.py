@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class RingStore(CaptureStore):
             return
         metadata = about.made()
         if isinstance(statistics, Summary):
-            statistics = replace(statistics, numbers=statistics.numbers.cpu())
+            statistics = statistics.on_host()
             metadata["statistics"] = statistics
         assert statistics is not None
         with self._access:

@@ -100,7 +100,9 @@ def blocks_by_exponent(scales: Scales, fmt: Format) -> Tensor:
         _, exponents = torch.frexp(scales.to(torch.float64))
         biased = (exponents - 1 + E8M0_BIAS).clamp_(0, E8M0_NAN - 1)
         scales = biased.masked_fill_(scales == 0, 0).masked_fill_(scales.isnan(), E8M0_NAN)
-    return torch.bincount(scales.reshape(-1).to(torch.int64), minlength=E8M0_NAN + 1)
+    scales = scales.reshape(-1).to(torch.int64)
+    # Not `bincount`, which waits for a GPU.
+    return scales.new_zeros(E8M0_NAN + 1).scatter_add_(0, scales, torch.ones_like(scales))
 
 
 def shares_of(numbers: Sequence[float]) -> tuple[float, float]:

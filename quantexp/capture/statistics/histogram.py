@@ -16,6 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from quantexp.capture.statistics import gpu
 from quantexp.formats.layout import memory_order
 
 NUM_BINS = 1 << 16
@@ -32,7 +33,10 @@ _CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
 
 @dataclass(frozen=True)
 class Histogram:
-    """The count of each value, with NaN and Inf separate; on the tensor's device."""
+    """The count of each value, with NaN and Inf separate; on the tensor's device.
+
+    `counts`, `num_nan` and `num_inf` of several tensors have one more axis in front.
+    """
 
     #: Ascending values, float64: all finite values of the dtype, or on a CPU only those that occur.
     values: Tensor
@@ -50,18 +54,38 @@ def histogram(x: Tensor) -> Histogram:
 
     In float32, a NaN whose upper half equals that of infinity counts as infinite.
     """
+    if x.device.type != "cpu":
+        return of_patterns(pattern_counts(x), x.dtype)
     kind = _kind(torch.bfloat16 if x.dtype == torch.float32 else x.dtype, x.device)
     exact = x.dtype != torch.float32
-    x_N = _in_memory_order(x)
-    counts_V = _counts_on_cpu(x_N) if x.device.type == "cpu" else _counts(x_N)
+    counts_V = _counts_on_cpu(_in_memory_order(x))
     num_nan, num_inf = counts_V[kind.nan].sum(), counts_V[kind.inf].sum()
-    if x.device.type != "cpu":
-        return Histogram(kind.values, counts_V[kind.order], num_nan, num_inf, exact)
     counts_V.index_fill_(0, kind.nan, 0).index_fill_(0, kind.inf, 0)
     pattern = counts_V.nonzero().squeeze(1)
     num_positive = int(torch.searchsorted(pattern, NUM_BINS // 2))
     pattern = torch.cat([pattern[num_positive:].flip(0), pattern[:num_positive]])
     return Histogram(kind.table[pattern], counts_V[pattern], num_nan, num_inf, exact)
+
+
+def pattern_counts(x: Tensor) -> Tensor:
+    """The count of each 16-bit pattern, int64; for float32, of the upper halves. On a GPU nothing synchronises."""
+    x_N = _in_memory_order(x)
+    if x.device.type == "cpu":
+        return _counts_on_cpu(x_N)
+    return gpu.counts(x_N) if gpu.counts_here(x_N) else _counts(x_N)
+
+
+def of_patterns(counts: Tensor, dtype: torch.dtype) -> Histogram:
+    """The histogram of one tensor or several of one dtype from their `pattern_counts`, [V] or [K, V]."""
+    kind = _kind(torch.bfloat16 if dtype == torch.float32 else dtype, counts.device)
+    num_nan, num_inf = (counts.index_select(-1, which).sum(-1) for which in (kind.nan, kind.inf))
+    return Histogram(
+        kind.values,
+        counts.index_select(-1, kind.order),
+        num_nan,
+        num_inf,
+        exact=dtype != torch.float32,
+    )
 
 
 def _in_memory_order(x: Tensor) -> Tensor:

@@ -22,29 +22,29 @@ _CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 22
 def power_sums(x: Tensor, histogram: Histogram) -> Tensor:
     """[n, p, S_1, S_2, S_3, S_4, min, max], float64, on x's device.
 
-    Without a finite element, min is Inf and max is -Inf.
+    Without a finite element, min is Inf and max is -Inf. Of an exact histogram of several tensors, [K, 8].
     """
     values, counts = histogram.values, histogram.counts.to(torch.float64)
-    n = counts.sum()
-    pivot = (values * counts).sum() / n.clamp_min(1)
+    n = counts.sum(-1)
+    pivot = (values * counts).sum(-1) / n.clamp_min(1)
     if not histogram.exact:
         return _sums_of_elements(x, pivot)
     present = histogram.counts > 0
-    d = values - pivot
+    d = values - pivot.unsqueeze(-1)
     sums = [n, pivot]
     power = counts
     for _ in range(4):
         power = power * d
-        sums.append(power.sum())
+        sums.append(power.sum(-1))
     low, high = _extremes(values, present)
-    return torch.stack([*sums, low, high])
+    return torch.stack([*sums, low, high], -1)
 
 
 def _extremes(values: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     if values.numel() == 0:
         return values.new_tensor(torch.inf), values.new_tensor(-torch.inf)
-    low = torch.where(present, values, torch.inf).amin()
-    return low, torch.where(present, values, -torch.inf).amax()
+    low = torch.where(present, values, torch.inf).amin(-1)
+    return low, torch.where(present, values, -torch.inf).amax(-1)
 
 
 def _sums_of_elements(x: Tensor, pivot: Tensor) -> Tensor:

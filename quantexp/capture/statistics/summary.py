@@ -32,8 +32,11 @@ from quantexp.capture.statistics.histogram import (
     QUANTILES,
     Histogram,
     histogram,
+    of_patterns,
+    pattern_counts,
 )
 from quantexp.capture.statistics.moments import central_moments, power_sums
+from quantexp.capture.statistics.together import Pending, Together
 from quantexp.capture.statistics.totals import Totals
 from quantexp.formats.layout import INPUT_DTYPES
 
@@ -50,9 +53,21 @@ class Summary:
     """A tensor's statistics, still on its device."""
 
     count: int
-    #: NaN, Inf, zeros, power sums, quantiles, magnitudes, and the fidelity if a format was chosen; float64.
-    numbers: Tensor
+    _numbers: Tensor | Pending
     chosen: Chosen | None = None
+    #: The fidelity of the chosen format, unless the numbers hold it.
+    _errors: Tensor | None = None
+
+    @property
+    def numbers(self) -> Tensor:
+        """NaN, Inf, zeros, power sums, quantiles, magnitudes, and the fidelity if a format was chosen; float64."""
+        of_tensor = self._numbers
+        numbers = of_tensor.numbers() if isinstance(of_tensor, Pending) else of_tensor
+        return numbers if self._errors is None else torch.cat([numbers, self._errors])
+
+    def on_host(self) -> Summary:
+        """The same with its numbers in the host's memory."""
+        return Summary(self.count, self.numbers.cpu(), self.chosen)
 
     def record(self) -> dict[str, Any]:
         """The statistics as JSON; missing values are None."""
@@ -123,7 +138,20 @@ def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
     kernel = kernel_for(x)
     if kernel is not None:
         return summarise_all(kernel, [(x, chosen)])[0]
-    return summarise_counted(x, chosen)[0]
+    if x.device.type == "cpu" or x.dtype == torch.float32:
+        return summarise_counted(x, chosen)[0]
+    counts_V = pattern_counts(x)
+    errors = None if chosen is None else fidelity(x, of_patterns(counts_V, x.dtype), chosen)
+    return Summary(x.numel(), _together(x.dtype, x.device).add(counts_V), chosen, errors)
+
+
+@cache
+def _together(dtype: torch.dtype, device: torch.device) -> Together:
+    def describe(counts_KV: Tensor) -> Tensor:
+        with torch.no_grad():
+            return described(counts_KV, of_patterns(counts_KV, dtype))
+
+    return Together(describe)
 
 
 @torch.no_grad()
@@ -146,16 +174,19 @@ def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary,
 
 
 def described(x: Tensor, counted: Histogram) -> Tensor:
-    """The numbers of a `Summary` without a format, from a tensor and its histogram."""
+    """The numbers of a `Summary` without a format, from a tensor and its histogram.
+
+    Those of several tensors, [K, ...], from their exact histograms alone.
+    """
     zeros = _zeros(x, counted)
     num_nan, num_inf = _nonfinite(x, counted)
     parts = [
-        torch.stack([num_nan, num_inf, zeros]).to(torch.float64),
+        torch.stack([num_nan, num_inf, zeros], -1).to(torch.float64),
         power_sums(x, counted),
         _quantiles_of(counted),
         _exponents_of(counted, zeros),
     ]
-    return torch.cat(parts)
+    return torch.cat(parts, -1)
 
 
 def summarise_all(
@@ -205,7 +236,7 @@ def _look(x: Tensor, chosen: Chosen | None) -> native.Look:
 
 def _zeros(x: Tensor, counted: Histogram) -> Tensor:
     if counted.exact:
-        return (counted.counts * (counted.values == 0)).sum()
+        return (counted.counts * (counted.values == 0)).sum(-1)
     return x.numel() - torch.count_nonzero(x)
 
 
@@ -220,16 +251,16 @@ def _nonfinite(x: Tensor, counted: Histogram) -> tuple[Tensor, Tensor]:
 
 def _quantiles_of(counted: Histogram) -> Tensor:
     """Quantiles with linear interpolation, as numpy's default; NaN if no element is finite."""
-    cumulative = counted.counts.cumsum(0)
+    cumulative = counted.counts.cumsum(-1)
     if cumulative.numel() == 0:
         return torch.full((len(QUANTILES),), torch.nan, dtype=torch.float64)
-    n = cumulative[-1]
+    n = cumulative.narrow(-1, -1, 1)
     position = _shares(cumulative.device) * (n - 1).clamp_min(0)
     below = position.floor().to(torch.int64)
     last = counted.values.numel() - 1
 
     def at(rank: Tensor) -> Tensor:
-        index = torch.searchsorted(cumulative, rank.clamp_max(n - 1), right=True)
+        index = torch.searchsorted(cumulative, torch.minimum(rank, n - 1), right=True)
         return counted.values[index.clamp_max(last)]
 
     low, high = at(below), at(below + 1)
@@ -248,9 +279,9 @@ def _exponents_of(counted: Histogram, zeros: Tensor) -> Tensor:
     bin_ = (exponent - 1).clamp(LOWEST_EXPONENT - 1, HIGHEST_EXPONENT + 1) - (LOWEST_EXPONENT - 1)
     bin_ = torch.where(counted.values == 0, 0, bin_).to(torch.int64)
     counts = counted.counts.to(torch.float64)
-    bins = torch.zeros(NUM_EXPONENTS, dtype=torch.float64, device=counts.device)
-    bins.index_add_(0, bin_, counts)
-    bins[0] -= zeros
+    bins = counts.new_zeros(*counts.shape[:-1], NUM_EXPONENTS)
+    bins.index_add_(-1, bin_, counts)
+    bins.select(-1, 0).sub_(zeros)
     return bins
 
 
