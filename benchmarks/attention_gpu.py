@@ -21,6 +21,7 @@ numbers then mean nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import time
@@ -107,6 +108,18 @@ def _by_token(o_NTE: Tensor, q_TBHD: Tensor) -> Tensor:
     return o_NTE.view(B, H, T, -1).permute(2, 0, 1, 3)
 
 
+def fitting(cases: list[Case], leaves: list[Tensor], dO_TBHE: Tensor) -> list[Case]:
+    """Those for which the device's memory is enough."""
+    fit = []
+    for case in cases:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            case.run(leaves, dO_TBHE)
+            fit.append(case)
+        if dO_TBHE.is_cuda:
+            torch.cuda.empty_cache()
+    return fit
+
+
 def timed(
     cases: list[Case], leaves: list[Tensor], dO_TBHE: Tensor, repeats: int
 ) -> dict[str, float]:
@@ -137,6 +150,7 @@ def rows(scheme: str, widths: str, arguments: argparse.Namespace) -> list[dict[s
     cases = cases_of(declared(scheme), width**-0.5)
     with watch_products():
         cases[-1].run(leaves, dO)
+    cases = fitting(cases, leaves, dO)
     times = timed(cases, leaves, dO, arguments.repeats)
     products = PRODUCTS_D * width + PRODUCTS_E * value_width
     flops = products * arguments.tokens**2 * arguments.heads

@@ -184,7 +184,7 @@ def tests(setting: Setting) -> Iterator[tuple[str, Case]]:
 
 def _tests(report: Path) -> list[Row]:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    command += ["--continue-on-collection-errors"]
+    command += ["--continue-on-collection-errors", "-n", "4"]
     files = [
         str(file) for file in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in file.read_text()
     ]
@@ -212,7 +212,7 @@ def quantising(setting: Setting) -> Iterator[tuple[str, Case]]:
 
     shapes = setting.pick([(8192, 8192), (4096, 14336), (1, 131072)], [(64, 64), (1, 128)])
     repeats = setting.pick(30, 1)
-    peers: list[tuple[str, ...]] = [(), setting.pick(("eager", "torchao", "compile"), ("eager",))]
+    peers: list[tuple[str, ...]] = [(), ("eager",), *setting.pick([("torchao",), ("compile",)], [])]
     for others, shape, dtype in itertools.product(peers, shapes, ("bfloat16", "float32")):
         if others and (shape, dtype) != (shapes[0], "bfloat16"):
             continue

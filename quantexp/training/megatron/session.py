@@ -156,6 +156,8 @@ def _initialise_process_group(device: torch.device, rank: Rank, timeout: timedel
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timeout,
+        # Else NCCL guesses a device at the first barrier, and says so.
+        device_id=device if device.type == "cuda" else None,
     )
 
 
