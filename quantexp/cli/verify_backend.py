@@ -54,7 +54,8 @@ def record(outcome: Outcome) -> dict[str, Any]:
         "transformer_engine": outcome.version,
         "mismatches": outcome.mismatches,
         "absent": outcome.absent,
-        "rows": [asdict(row) for row in outcome.rows],
+        # asdict would count the items of a Counter.
+        "rows": [{**asdict(row), "expected": dict(row.expected)} for row in outcome.rows],
     }
 
 
