@@ -55,7 +55,7 @@ class Finding:
     """The result for one operand in one call."""
 
     status: Status
-    #: The reason, for every status except `engaged`.
+    #: The reason; of `engaged` only what was not compared.
     reason: str = ""
     #: Whether the operand lies on the grid of a number format coarser than the working precision.
     quantised: bool = False

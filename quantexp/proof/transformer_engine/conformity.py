@@ -1,14 +1,18 @@
 """Holds a stored operand against what `encode` or `quantise` makes of the tensor that it was quantised from.
 
 Of formats with codes, codes and scales are compared byte for byte; of declared formats, which have none, the values.
-Some differences are expected, each for a reason (Transformer Engine 2.11 to 2.13, read from its kernels):
+Some differences are expected, each for a reason (Transformer Engine 2.11 to 2.20, read from its kernels):
 
     NaN          its amax leaves NaN out, so that only the element is NaN; ours gives NaN to the whole block
-    Inf          MXFP8's scale is then 254, ours 255, and no code of the block is compared
+    Inf          MXFP8's scale is then 2^127, that of 1 x 128 blocks 1, ours NaN; no code of the block is compared
     smallest     up to version 2.12, MXFP8 multiplies a block whose scale is 2^-127 by 1, and flushes it to zero
-    zero block   NVFP4's scale of a block of zeros is 0, ours the smallest
+    zero block   the scale of a block of zeros is 1 in 1 x 128 blocks and 0 in NVFP4, ours the smallest
     NVFP4        it multiplies by a rounded reciprocal where ours divides: up to `NEAR` of the codes differ
     random       where it rounds stochastically, or transforms by its own signs, only the format is compared
+
+A zero block is one whose codes are all zero, here and there (or NaN), so that it has the same values under any finite
+scale; such scales are counted as expected. Any other block must have our scale. Source of the 1 in 1 x 128 blocks:
+`compute_scale_from_amax` (common/recipe/recipe_common.cuh), which returns 1 for an amax of 0, Inf or NaN.
 """
 
 from __future__ import annotations
@@ -31,10 +35,14 @@ from quantexp.proof.verdict import NOT_FINITE
 NEAR = 2e-3
 #: Why an operand's bytes are not compared though its source is at hand.
 OWN_BITS = "by its class: the random bits are Transformer Engine's, it was not compared"
+#: Said of an operand that engages with blocks of zeros.
+OWN_ZEROS = "{:,} of {:,} scales are Transformer Engine's own, of blocks of zeros"
 #: The first version in which MXFP8 keeps blocks with the smallest scale.
 KEEPS_SMALLEST = (2, 13)
 
-_NAN_SCALE, _INF_SCALE, _MAGNITUDE = 255, 254, 0x7F
+_NAN_SCALE, _MAGNITUDE = 255, 0x7F
+#: The scale of a block with Inf.
+_INF_SCALES = {Kind.MXFP8: 254, Kind.BLOCK: 127}
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Comparison:
     #: Codes (of a declared format: values) and scales that differ without a reason.
     code_mismatches: int = 0
     scale_mismatches: int = 0
-    #: Elements that differ as expected, or are not compared, by reason.
+    #: Elements (of zero blocks: scales) that differ as expected, or are not compared, by reason.
     expected: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -104,7 +112,9 @@ def finding_of(stored: Stored, spec: QuantSpec, source: Tensor | None) -> Findin
         return Finding(Status.ENGAGED, OWN_BITS, quantised=True)
     comparison = compare(stored, spec, source)
     if comparison.conforms:
-        return Finding(Status.ENGAGED, quantised=True)
+        zeros = comparison.expected["zero block"]
+        reason = OWN_ZEROS.format(zeros, comparison.scales) if zeros else ""
+        return Finding(Status.ENGAGED, reason, quantised=True)
     return Finding(
         Status.MISMATCH,
         f"{comparison} from those of {spec.fmt.name} of its source",
@@ -178,7 +188,7 @@ def _powers_of_two(
     if stored.kind is Kind.BLOCK:
         theirs = _bytes_of(theirs)
     is_inf = scales == _NAN_SCALE
-    wanted = scales.masked_fill(is_inf, _INF_SCALE) if stored.kind is Kind.MXFP8 else scales
+    wanted = scales.masked_fill(is_inf, _INF_SCALES[stored.kind])
     flushed = torch.zeros_like(nan)
     if stored.kind is Kind.MXFP8 and version < KEEPS_SMALLEST:
         flushed = _spread(scales == 0, source.shape, size, axis) & (codes & _MAGNITUDE != 0)
@@ -186,20 +196,29 @@ def _powers_of_two(
     nan_code = _MAGNITUDE if stored.element == "e4m3" else 0x7D
     is_nan = stored.codes & _MAGNITUDE >= nan_code
     differ = torch.where(nan, ~is_nan, codes != stored.codes) & ~inf
-    smallest = _reasons(NaN=nan, Inf=inf & ~nan, smallest=flushed)
+    differ_scale = theirs != wanted
+    own = torch.zeros_like(differ_scale)
+    if stored.kind is Kind.BLOCK:
+        has_value = ((codes | stored.codes) & _MAGNITUDE != 0) & ~nan
+        is_zero = ~_blocks(has_value, size, axis).any(-1) & ~is_inf
+        own = differ_scale & is_zero & (theirs != _NAN_SCALE)
+    expected = _reasons(
+        **{"NaN": nan, "Inf": inf & ~nan, "smallest": flushed, "zero block": own},
+    )
     return Comparison(
         stored.codes.numel(),
         scales.numel(),
         int(differ.sum()),
-        int((theirs != wanted).sum()),
-        smallest,
+        int((differ_scale & ~own).sum()),
+        expected,
     )
 
 
 def _bytes_of(scales: Tensor) -> Tensor:
-    """Float32 scales as E8M0; 255 for one that is no power of two."""
+    """Float32 scales as E8M0; 255 for one that is no power of two from 2^-127 on."""
     mantissa, exponent = torch.frexp(scales)
-    return torch.where(mantissa == 0.5, exponent + 126, _NAN_SCALE).clamp(0, 255).to(torch.uint8)
+    is_power = (mantissa == 0.5) & (exponent >= -126)
+    return torch.where(is_power, exponent + 126, _NAN_SCALE).to(torch.uint8)
 
 
 def _two_levels(stored: Stored, spec: QuantSpec, source: Tensor) -> Comparison:

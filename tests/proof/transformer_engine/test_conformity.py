@@ -8,12 +8,13 @@ from torch import Tensor
 
 from quantexp.formats import resolve
 from quantexp.formats.types import Rounding
-from quantexp.proof.grids import Status
+from quantexp.proof.grids import Finding, Status
 from quantexp.proof.transformer_engine.conformity import compare, finding_of
 from quantexp.proof.transformer_engine.stored import Kind, Stored
 
 MXFP8 = resolve("mxfp8_e4m3", scale_rule="rceil")
-NAN, ONE = float("nan"), 0x38
+BLOCK = resolve("mxfp8_e4m3", block=128, scale_rule="rceil")
+NAN, INF, ONE = float("nan"), float("inf"), 0x38
 
 
 def block(source: Tensor, codes: list[int], scale: int) -> tuple[Stored, Tensor]:
@@ -76,6 +77,85 @@ def test_a_block_of_zeros_may_have_the_scale_zero_in_nvfp4() -> None:
     comparison = compare(stored, resolve("nvfp4"), x)
     assert comparison.conforms, str(comparison)
     assert comparison.expected == {"zero block": 1}
+
+
+def lines(
+    source: list[float], codes: list[int], scale: float, axis: int = -1
+) -> tuple[Stored, Tensor]:
+    """Two lines of 128 under float32 scales: one that starts as given, and one of 448 and zeros under the scale 1."""
+    x, full = torch.zeros(2, 128), torch.zeros(2, 128, dtype=torch.uint8)
+    x[0, : len(source)], x[1, 0] = torch.tensor(source), 448.0
+    full[0, : len(codes)], full[1, 0] = torch.tensor(codes, dtype=torch.uint8), 0x7E
+    scales = torch.tensor([[scale], [1.0]])
+    if axis == 0:
+        x, full, scales = x.t(), full.t(), scales.t()
+    return Stored(Kind.BLOCK, "e4m3", full, scales, axis), x
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize(
+    ("source", "codes", "scale", "expected"),
+    [
+        ([0.0, -0.0], [0, 0x80], 1.0, {"zero block": 1}),
+        ([0.0], [0], 2.0**-127, {}),
+        ([0.0, NAN], [0, 0x7F], 1.0, {"NaN": 1, "zero block": 1}),
+        ([INF, 1.0], [0x7E, ONE], 1.0, {"Inf": 128}),
+        ([448 * 2.0**-127], [0x7E], 2.0**-127, {}),
+        ([2.0**-130], [0x20], 2.0**-127, {}),
+        ([2.0**-149], [0], 2.0**-127, {}),
+        ([2.0**-149], [0], 1.0, {"zero block": 1}),
+        ([449 * 2.0**-110], [0x76], 2.0**-109, {}),
+    ],
+)
+def test_a_block_of_128_conforms_with_our_scale_or_where_no_scale_matters(
+    source: list[float], codes: list[int], scale: float, axis: int, expected: dict[str, int]
+) -> None:
+    stored, x = lines(source, codes, scale, axis)
+    comparison = compare(stored, BLOCK, x)
+    assert comparison.conforms, str(comparison)
+    assert comparison.expected == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "codes", "scale"),
+    [
+        ([2.0**-130], [0x20], 1.0),  # a tiny block
+        ([2.0**-130], [0x20], 2.0**-128),  # below E8M0
+        ([448.0, 1.0], [0x7E, ONE], 2.0),
+        ([INF, 1.0], [0x7E, ONE], 2.0**127),
+        ([INF, 1.0], [0, 0], 2.0),
+        ([0.0], [0], 0.0),
+        ([0.0], [0], INF),
+        ([0.0], [0], NAN),
+        ([0.0], [0], 3.0),
+    ],
+)
+def test_a_block_of_128_with_another_scale_does_not_conform(
+    source: list[float], codes: list[int], scale: float
+) -> None:
+    stored, x = lines(source, codes, scale)
+    comparison = compare(stored, BLOCK, x)
+    assert (comparison.code_mismatches, comparison.scale_mismatches) == (0, 1)
+
+
+def test_a_code_in_a_block_of_zeros_is_two_mismatches() -> None:
+    stored, x = lines([0.0], [ONE], 1.0)
+    comparison = compare(stored, BLOCK, x)
+    assert (comparison.code_mismatches, comparison.scale_mismatches) == (1, 1)
+
+
+def of_lines(source: list[float], codes: list[int], scale: float) -> Finding:
+    stored, x = lines(source, codes, scale)
+    return finding_of(stored, BLOCK, x)
+
+
+def test_the_finding_counts_the_scales_of_blocks_of_zeros() -> None:
+    finding = of_lines([0.0], [0], 1.0)
+    assert finding.status is Status.ENGAGED
+    assert finding.reason == ("1 of 2 scales are Transformer Engine's own, of blocks of zeros")
+    assert of_lines([448.0], [0x7E], 1.0).reason == ""
+    wrong = of_lines([448.0], [0x7E], 2.0)
+    assert wrong.status is Status.MISMATCH
 
 
 def test_more_differences_than_the_order_of_operations_explains_do_not_conform() -> None:

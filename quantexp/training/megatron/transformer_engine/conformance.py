@@ -56,7 +56,7 @@ class Row:
     copy: str
     elements: int = 0
     mismatches: int = 0
-    #: Elements that differ as expected, by reason (`conformity`).
+    #: Elements (of zero blocks: scales) that differ as expected, by reason (`conformity`).
     expected: Counter[str] = field(default_factory=Counter)
     #: The first tensor that does not conform, and how.
     example: str = ""

@@ -1,7 +1,8 @@
 """In place of Transformer Engine's kernels: casts into its own classes, and products of their values.
 
 The casts of NVFP4 and of current scaling are Transformer Engine's reference quantizers in torch. Those of MXFP8 and of
-blocks of 128 follow its kernels (common/cast of 2.11) by torch's own casts, with their NaN, Inf and smallest scales.
+blocks of 128 follow its kernels (common/cast and common/transpose of 2.11) by torch's own casts, with their scales of
+NaN, Inf, zeros and the smallest values.
 Padding is filled with bytes that stand for NaN, which a reader must leave out. `install()` serves the process.
 """
 
@@ -16,6 +17,8 @@ from quantexp.proof.transformer_engine.stored import read
 
 #: E8M0's and E4M3's NaN.
 _GARBAGE = {torch.uint8: 0xFF, torch.float32: float("nan")}
+#: The E8M0 bytes of a block of zeros, and of one with Inf.
+_MXFP8_BYTES, _BLOCK_BYTES = (0, 254), (127, 127)
 
 
 def install() -> None:
@@ -141,7 +144,11 @@ def keeps_smallest() -> bool:
 
 
 def _in_blocks(
-    x: Tensor, element: str, block: tuple[int, int], keeps: bool = True
+    x: Tensor,
+    element: str,
+    block: tuple[int, int],
+    keeps: bool = True,
+    special: tuple[int, int] = _MXFP8_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """Codes, and E8M0 bytes [row blocks, blocks]: the least power of two of at least amax / max, NaN left out."""
     dtype = torch.float8_e4m3fn if element == "e4m3" else torch.float8_e5m2
@@ -151,7 +158,9 @@ def _in_blocks(
     amax = torch.where(blocks.isnan(), 0.0, blocks).abs().amax(dim=(1, 3))
     mantissa, exponent = torch.frexp(amax / top)
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    scales = (exponent + 127).clamp(0, 254).masked_fill(amax == 0, 0).masked_fill(amax.isinf(), 254)
+    of_zeros, of_inf = special
+    scales = (exponent + 127).clamp(0, 254)
+    scales = scales.masked_fill(amax == 0, of_zeros).masked_fill(amax.isinf(), of_inf)
     factor = torch.exp2(127.0 - scales.double())
     if not keeps:
         factor = factor.masked_fill(scales == 0, 1.0)
@@ -201,7 +210,7 @@ def _block(out: Any, x: Tensor, quantizer: Any) -> None:
         lines = x if axis == -1 else x.t()
         M, K = lines.shape
         lines = torch.nn.functional.pad(lines, (0, -K % 128, 0, -M % rows))
-        codes, scales = _in_blocks(lines, _element(quantizer), (rows, 128))
+        codes, scales = _in_blocks(lines, _element(quantizer), (rows, 128), special=_BLOCK_BYTES)
         data.copy_(codes[:M, :K].reshape(data.shape))
         values = torch.ldexp(torch.ones(()), scales.int() - 127)
         scale.copy_(padded(values if rows > 1 else values.t(), scale))

@@ -42,7 +42,9 @@ def test_every_recipe_conforms_on_a_machine_that_runs_all(each_te: Child) -> Non
     assert [each for each in examples if not each.endswith(": ")] == []
     assert len(result.rows) == 5 * 3 * 2
     assert result.absent == {}
-    reasons = {"NaN", "Inf", "NVFP4"} | ({"smallest"} if each_te.version < "2.13" else set())
+    reasons = {"NaN", "Inf", "NVFP4", "zero block"} | (
+        {"smallest"} if each_te.version < "2.13" else set()
+    )
     assert {name for row in result.rows for name in row.expected} == reasons
 
 
@@ -55,6 +57,20 @@ def test_recipes_that_the_machine_cannot_run_are_absent_with_the_reason(te: Chil
         "Float8CurrentScaling(HYBRID, float32 scales)",
         "Float8CurrentScaling(HYBRID, powers of two)",
         "Float8BlockScaling(E4M3, w 128 x 128, powers of two)",
+    }
+
+
+def test_blocks_of_zeros_are_counted_as_one_h200_counted_them(te: Child) -> None:
+    rows = te.run(outcome, H100, capability=H100).rows
+    counts = {
+        (row.operand, row.copy): dict(row.expected)
+        for row in rows
+        if row.recipe.startswith("Float8BlockScaling")
+    }
+    of_zeros = {"rowwise": {"zero block": 2}, "columnwise": {"zero block": 32}}
+    assert counts == {
+        **{(operand, copy): of_zeros[copy] for operand in "xg" for copy in of_zeros},
+        **{("w", copy): {} for copy in of_zeros},
     }
 
 
@@ -153,6 +169,9 @@ def test_json_has_every_row(te: Child) -> None:
     assert record["passed"] is True
     assert len(record["rows"]) == 18
     assert record["rows"][0]["format"] == "fp8_e4m3"
+    assert [row["expected"] for row in record["rows"] if row["expected"]] == [
+        *({"zero block": count} for _ in "xg" for count in (2, 32)),
+    ]
     assert len(record["absent"]) == 2
 
 
