@@ -327,6 +327,7 @@ def transformer_engine(setting: Setting) -> Iterator[tuple[str, Case]]:
 
     def ran(scheme: str) -> list[Row]:
         try:
+            _require_recipes([*words, f"quant=more/{scheme}"])
             return [_in_process([*words, f"quant=more/{scheme}"])]
         except QuantexpError as error:  # this GPU, or this version, cannot
             return [{"refused": str(error)}]
@@ -336,6 +337,19 @@ def transformer_engine(setting: Setting) -> Iterator[tuple[str, Case]]:
     recipes = ("fp8_current", "fp8_delayed", "fp8_blockwise", "mxfp8", "mxfp8_hybrid", "nvfp4")
     for scheme in (f"te_{recipe}" for recipe in recipes):
         yield scheme, partial(ran, scheme)
+
+
+def _require_recipes(words: list[str]) -> None:
+    """Raise a RunError unless Transformer Engine runs the recipes of a scheme here; a run would only record it."""
+    from quantexp.config.compose import compose
+    from quantexp.quant.precision import precision_map
+    from quantexp.quant.transformer_engine.assignment import assignments
+    from quantexp.training.megatron.transformer_engine.support import require_support
+
+    experiment = compose(["model=llama32-1b", *words])
+    for each in assignments(experiment, precision_map(experiment.model, experiment.quant, 1)):
+        if each.recipe is not None:
+            require_support(each.recipe)
 
 
 def _verified_backend() -> list[Row]:

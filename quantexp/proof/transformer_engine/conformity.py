@@ -10,9 +10,9 @@ Some differences are expected, each for a reason (Transformer Engine 2.11 to 2.2
     NVFP4        it multiplies by a rounded reciprocal where ours divides: up to `NEAR` of the codes differ
     random       where it rounds stochastically, or transforms by its own signs, only the format is compared
 
-A zero block is one whose codes are all zero, here and there (or NaN), so that it has the same values under any finite
-scale; such scales are counted as expected. Any other block must have our scale. Source of the 1 in 1 x 128 blocks:
-`compute_scale_from_amax` (common/recipe/recipe_common.cuh), which returns 1 for an amax of 0, Inf or NaN.
+A zero block of 1 x 128 is one whose codes are all zero or NaN, here and there, so that it has the same values under any
+finite scale; such scales are counted as expected. Any other block must have our scale. Source of the 1:
+`compute_scale_from_amax` (common/recipe/recipe_common.cuh), which returns it for an amax of 0, Inf or NaN.
 """
 
 from __future__ import annotations

@@ -199,3 +199,23 @@ def test_a_machine_that_cannot_run_a_recipe_ends_the_run_with_its_own_words(
         "Transformer Engine 2.11.0 cannot run MXFP8BlockScaling(E4M3) here: Device compute capability 10.0 or higher "
         "required for MXFP8 execution."
     )
+
+
+def benchmarked(folder: Path, scheme: str) -> list[dict[str, Any]]:
+    """The rows of a scheme in the benchmarks' part of Transformer Engine."""
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+    import gpu_parts
+
+    cases = dict(gpu_parts.transformer_engine(gpu_parts.Setting("cpu", folder)))
+    return cases[scheme]()
+
+
+@pytest.mark.parametrize("scheme", ["te_mxfp8", "te_nvfp4"])
+def test_a_benchmark_of_a_recipe_that_the_machine_cannot_run_is_refused_before_the_run(
+    tmp_path: Path, te: Child, scheme: str
+) -> None:
+    (row,) = te.run(benchmarked, tmp_path, scheme, capability=H100)
+    assert "Device compute capability 10.0 or higher required" in row["refused"]
+    assert list(tmp_path.iterdir()) == []
