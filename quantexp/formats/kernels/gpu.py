@@ -302,13 +302,13 @@ class Launch:
 
 #: By kernel, and by whether it processes pairs of bfloat16 or single elements.
 LAUNCHES: dict[tuple[str, bool], Launch] = {
-    ("mx_flat", True): Launch(64, 4),
-    ("mx_flat", False): Launch(64, 4),
-    ("mx_tile", True): Launch(8, 4),
+    ("mx_flat", True): Launch(32, 4),
+    ("mx_flat", False): Launch(32, 4),
+    ("mx_tile", True): Launch(4, 2),
     ("mx_tile", False): Launch(4, 4),
     ("hif8_flat", True): Launch(64, 4),
     ("hif8_flat", False): Launch(64, 4),
-    ("amax_flat", True): Launch(128, 4),
+    ("amax_flat", True): Launch(256, 8),
     ("amax_flat", False): Launch(128, 4),
 }
 
