@@ -75,9 +75,9 @@ def passing_bytes(
 
     The maximum of: the logits in the working dtype and in float32; the gradient of the logits and that of the output
     layer's weight, which is added to the float32 main gradient, beside `copied` bytes of its quantised operands; the
-    same for the largest weight of a layer; the scores of the last layer's attention (or a tile of them) in float32 and
-    back, before its feed-forward has saved anything; the tokens on their way to and from the experts of other ranks.
-    Sequence parallelism gathers a product's input beside its gradients.
+    same for the largest weight of a layer; the softmax of the last layer's attention (or of a tile of it), while its
+    feed-forward has nothing saved; the tokens on their way to and from the experts of other ranks. Sequence
+    parallelism gathers a product's input beside its gradients.
     """
     size, tokens = element_bytes(training), part.tokens(training)
     rows = part.is_last * padded_vocab_size(model.vocab_size) // part.layout.tensor
@@ -87,7 +87,7 @@ def passing_bytes(
     output = tokens * rows * size + rows * model.hidden_size * of_weight + part.is_last * gathered
     output += copied
     within = largest_linear(model, part) * of_weight + gathered
-    scores = _scores_passing(model, training, part)
+    scores = _scores_passing(model, training, is_cpu, part)
     exchanged = _exchanged(model, training, part)
     if training.recompute is not Recompute.full:
         return max(logits, output, within, scores, exchanged)
@@ -125,7 +125,7 @@ def _layer(
     per_token = 2 * _norm(model.hidden_size, training, is_cpu) // part.ranks_of_tokens
     per_token += _attention(model, training, layer, is_cpu, part)
     per_token += _feed_forward(model, training, layer, part)
-    return part.tokens(training) * per_token
+    return part.tokens(training) * per_token + _mask(training, part)
 
 
 def _hidden(model: ModelConfig, training: TrainingConfig) -> int:
@@ -189,17 +189,40 @@ def _scores(model: ModelConfig, training: TrainingConfig, part: Part) -> int:
     return part.heads(model) * training.seq_length * per_score
 
 
-def _scores_passing(model: ModelConfig, training: TrainingConfig, part: Part) -> int:
-    """Scores in the working dtype and in float32, minus what the last feed-forward has not saved by then."""
+def _mask(training: TrainingConfig, part: Part) -> int:
+    """Bytes of the causal mask, which each layer's plain attention makes and saves: one for all heads and sequences."""
+    if training.attention is not AttentionPath.plain or training.recompute is Recompute.selective:
+        return 0
+    return training.seq_length * training.seq_length // part.layout.context
+
+
+def _scores_passing(model: ModelConfig, training: TrainingConfig, is_cpu: bool, part: Part) -> int:
+    """Bytes at the softmax of the last layer, minus what its feed-forward saves later, or has freed."""
     last = part.layout.stage_layers(model.num_layers, part.stage)[-1]
     later = part.tokens(training) * _feed_forward(model, training, last, part)
     match training.attention:
         case AttentionPath.plain:
-            return part.tokens(training) * _scores(model, training, part) - later
+            scores = part.tokens(training) * part.heads(model) * training.seq_length
+            return scores * _softmax_passing(training, is_cpu) - later
         case AttentionPath.fused:
             return 0
         case AttentionPath.tiled:
             return _tile(model, training, part) - later
+
+
+def _softmax_passing(training: TrainingConfig, is_cpu: bool) -> int:
+    """Temporary bytes per score of a whole softmax, in addition to its saved probabilities P.
+
+    In 16 bits the forward pass has S in both dtypes. The backward pass has dP and dS in float32, without the working
+    dtype's P, which its product has freed; on a GPU also P dP, a tensor of its own in torch's `softmax_backward_cuda`
+    (ATen/native/cuda/SoftMax.cu). In float32 the mask is filled into a view of S, and autograd copies the gradient of
+    its base: four tensors besides the freed P, as many as dP, dS and P dP.
+    """
+    size = element_bytes(training)
+    if size == _FP32:
+        return 3 * _FP32
+    forward, backward = size + _FP32, 2 * _FP32 - size
+    return max(forward, backward if is_cpu else backward + _FP32)
 
 
 def _tile(model: ModelConfig, training: TrainingConfig, part: Part) -> int:

@@ -4,7 +4,7 @@ The training state is exact (weights, main gradients, master weights, Adam's two
 weights kept within a step (`quantexp.quant.weight_cache.policy`). Activations are counted tensor by tensor
 (`quantexp.memory.activations`). `temporaries` is the additional memory at the peak of a step. On a CPU there are also
 `scratch`, the buffers of quantised operands and of 16-bit products through fp32, and `heap`, freed tensors that the C
-library keeps, and `checkpoint`, the copy of what a rank saves.
+library keeps, and `checkpoint`, the copy of what a rank saves; on a GPU `workspace`, which the products' library uses.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ from quantexp.schema import (
 #: of different models this much was resident beyond torch's allocations (0.20 to 0.51). It is never more than a step
 #: frees, which is less for a small model, or a small part of one.
 HEAP_GB = 0.35
+#: Two of cuBLAS's workspaces, one for each thread that multiplies (forward and backward), of 32 MiB on a Hopper GPU and
+#: less on others, and a few MB of small tensors.
+WORKSPACE_GB = 0.075
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ def _rank_parts_gb(
     # Of what a CPU has as scratch, a GPU's count has the operands of the output layer, by far the largest.
     beside = {} if is_cpu else output_copies(model, training, maps, part)
     copied = sum(beside.values()) * size
-    temporaries = _temporary_bytes(experiment, parameters, activations, copied, part, is_cpu=is_cpu)
+    # On a GPU the copies end with the backward pass; on a CPU their buffers stay.
+    freed = activations if is_cpu else activations + copies * size
+    temporaries = _temporary_bytes(experiment, parameters, freed, copied, part, is_cpu=is_cpu)
     parts = {
         "weights": parameters.total * size / 1e9,
         "main_gradients": parameters.total * 4 * (1 + experiment.gradient.only) / 1e9,
@@ -126,7 +131,7 @@ def _rank_parts_gb(
         "capture": _capture_bytes(experiment, maps, updated * 8) / 1e9,
         "checkpoint": (_copied_bytes(experiment, parameters.total, updated) if is_cpu else 0) / 1e9,
     }
-    return parts | ({"heap": min(HEAP_GB, (activations + temporaries) / 1e9)} if is_cpu else {})
+    return parts | _outside_tensors(activations + temporaries, is_cpu=is_cpu)
 
 
 def _forward_parts_gb(
@@ -149,7 +154,12 @@ def _forward_parts_gb(
         "scratch": scratch / 1e9,
     }
     passing = activations + kept + largest
-    return parts | ({"heap": min(HEAP_GB, passing / 1e9)} if is_cpu else {})
+    return parts | _outside_tensors(passing, is_cpu=is_cpu)
+
+
+def _outside_tensors(freed: int, *, is_cpu: bool) -> dict[str, float]:
+    """What a C library keeps of the bytes that a step frees, or a GPU's library for products allocates."""
+    return {"heap": min(HEAP_GB, freed / 1e9)} if is_cpu else {"workspace": WORKSPACE_GB}
 
 
 def _copied_bytes(experiment: Experiment, total: int, updated: int) -> int:
@@ -211,15 +221,16 @@ def _weight_copies(
 def _temporary_bytes(
     experiment: Experiment,
     parameters: Parameters,
-    activations: int,
+    freed: int,
     copied: int,
     part: Part,
     *,
     is_cpu: bool,
 ) -> int:
-    """Bytes beyond state and activations: of the backward pass, or of what follows it, when no activations remain.
+    """Bytes beyond the training state and what the backward pass frees: of that pass, or of what follows it.
 
-    `copied` are the quantised operands of the output layer.
+    `freed` are bytes that the prediction counts and that exist no more after the backward pass. `copied` are the
+    quantised operands of the output layer.
 
     On a GPU torch's Adam processes all tensors at once, with one more float32 copy of each; on a CPU in strips
     (`quantexp.training.megatron.optimizer`). There, ranks that divide the optimizer's state reduce a copy of the main
@@ -232,7 +243,7 @@ def _temporary_bytes(
         after = 4 * _reduced_at_once(parameters, part) if distributes_optimizer(experiment) else 0
     else:
         after = 4 * _updated(experiment, parameters, part.layout)
-    return max(backward, after - activations)
+    return max(backward, after - freed)
 
 
 def _reduced_at_once(parameters: Parameters, part: Part) -> int:

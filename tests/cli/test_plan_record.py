@@ -147,7 +147,7 @@ def test_fused_attention_keeps_no_scores() -> None:
     plain = planned(*words).memory_parts_gb["activations"]
     fused = planned(*words, "training.attention=fused").memory_parts_gb["activations"]
     layers, heads, T, sequences = 16, 32, 4096, 2
-    scores = layers * heads * T**2 * (4 + 2) * sequences
+    scores = layers * T**2 * (heads * (4 + 2) * sequences + 1)  # and a mask
     operands = layers * T * (3072 + 2048 + 512 + 2048) * 2 * sequences
     saved_bytes = layers * heads * T * (4 * 64 * 2 + 4) * sequences
     assert plain - fused == pytest.approx((scores + operands - saved_bytes) / 1e9, abs=0.002)
@@ -159,7 +159,8 @@ def test_attention_in_tiles_keeps_no_scores() -> None:
         planned(*words, f"training.attention={path}").memory_parts_gb["activations"]
         for path in ("plain", "tiled")
     )
-    assert plain - tiled == pytest.approx(16 * 32 * 4096**2 * (4 + 2) * 2 / 1e9, abs=0.002)
+    scores_and_mask = 4096**2 * (32 * (4 + 2) * 2 + 1)
+    assert plain - tiled == pytest.approx(16 * scores_and_mask / 1e9, abs=0.002)
 
 
 def test_experts_count_with_all_weights_and_the_activations_of_the_chosen_ones() -> None:
@@ -170,8 +171,8 @@ def test_experts_count_with_all_weights_and_the_activations_of_the_chosen_ones()
     weights = 2 * attention + 3 * 10944 * 2048 + (64 + 2) * 3 * 1408 * 2048
     assert plan.linear_weight_bytes == 2 * weights
     assert plan.packed_weight_bytes == weights * (4 + 8 / 32) / 8
-    heads = 16 * (2 * 192 + 128) + 16 * 128  # q, k and v; the input of proj
-    attention = 2 * (2048 + 512 + heads) + 16 * 1024 * (4 + 2) + 512 * 8
+    heads = 16 * (2 * 192 + 128) + 16 * 128  # q, k and v; the input of proj; then scores and a mask
+    attention = 2 * (2048 + 512 + heads) + 16 * 1024 * (4 + 2) + 1024 + 512 * 8
     norms = 2 * 2048 * 8
     dense = 2 * (2048 + 5 * 10944)
     routed = 2 * (2048 + 5 * 2 * 1408 + 6 * (2 * 2048 + 6 * 1408))

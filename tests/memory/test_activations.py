@@ -12,13 +12,8 @@ from quantexp.config.compose import compose
 from quantexp.memory.activations import activation_bytes, largest_linear, passing_bytes
 from quantexp.memory.part import WHOLE, Part
 from quantexp.model.layout import Layout
-from quantexp.quant.precision import precision_map
-from quantexp.quant.step_state import StepState, use_step_state
-from quantexp.schema import Dispatcher, Experiment, Precision
-from quantexp.training.megatron.model import build_model, set_precision
-from quantexp.training.megatron.session import session
-from quantexp.training.megatron.specs import inject, stock_spec
-from tests.training.megatron.whole_models import draw
+from quantexp.schema import Dispatcher, Experiment
+from tests.memory.small_models import losses_of, model_of
 
 Tiny = Callable[..., Experiment]
 Q_LORA = "model.mla.q_lora_rank=24"
@@ -27,15 +22,7 @@ Q_LORA = "model.mla.q_lora_rank=24"
 def autograd_bytes(experiment: Experiment) -> int:
     """Bytes of all storages that a forward pass saves, excluding parameters."""
     training = experiment.training
-    T, B = training.seq_length, training.micro_batch_size
-    with session(training), use_step_state(StepState(1)):
-        spec = inject(stock_spec(experiment.model))
-        model, _ = build_model(experiment.model, training, spec)
-        draw(model, experiment.model)
-        if training.precision is not Precision.fp32:
-            model = model.bfloat16()
-        declared = precision_map(experiment.model, experiment.quant)
-        set_precision(model, declared, training.attention)
+    with model_of(experiment) as model:
         weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
         storages: dict[int, torch.UntypedStorage] = {}
 
@@ -45,11 +32,9 @@ def autograd_bytes(experiment: Experiment) -> int:
                 storages[storage.data_ptr()] = storage
             return x
 
-        ids = torch.randint(256, (B, T), generator=torch.Generator().manual_seed(1))
-        positions = torch.arange(T).expand(B, T)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            loss = model(ids, positions, None, labels=ids)
-        logits = T * B * 384 * 4
+            loss = losses_of(model, training)
+        logits = training.seq_length * training.micro_batch_size * 384 * 4
         del loss
         return sum(storage.nbytes() for storage in storages.values()) - logits
 
@@ -82,7 +67,7 @@ MODELS: list[tuple[str, list[str]]] = [
 def test_predicted_activations_are_those_of_autograd(
     tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str], path: str
 ) -> None:
-    """Masks, rotary tables, indices and the router's own tensors are not counted: under 5 % even at this width."""
+    """Rotary tables, indices and the router's own tensors are not counted: under 5 % even at this width."""
     sizes = ["training.seq_length=256", "model.hidden_size=256", f"training.attention={path}"]
     experiment = tiny(*tiny_models[model], *sizes, *words)
     predicted = activation_bytes(experiment.model, experiment.training, is_cpu=True)
@@ -126,14 +111,30 @@ def test_a_small_vocabulary_leaves_the_peak_to_the_largest_weights_gradient(tiny
     assert counted == max(largest * 6, logits * 2 + 384 * 128 * 6)
 
 
-def test_scores_make_the_peak_where_they_are_larger_than_what_follows(tiny: Tiny) -> None:
-    experiment = tiny("training.seq_length=1024")
-    tokens, heads = 1024 * 2, 4
-    scores = tokens * heads * 1024 * (4 + 2)
-    feed_forward = tokens * 2 * (128 + 5 * 192)
-    assert (
-        passing_bytes(experiment.model, experiment.training, is_cpu=True) == scores - feed_forward
-    )
+@pytest.mark.parametrize(
+    ("precision", "is_cpu", "of_score"),
+    [
+        ("bf16", True, 4 + 2),
+        ("bf16", False, 4 + 4 + 4 - 2),
+        ("fp32", True, 12),
+        ("fp32", False, 12),
+    ],
+)
+def test_scores_make_the_peak_where_they_are_larger_than_what_follows(
+    tiny: Tiny, precision: str, is_cpu: bool, of_score: int
+) -> None:
+    experiment = tiny("training.seq_length=1024", f"training.precision={precision}")
+    tokens, heads, size = 1024 * 2, 4, 2 if precision == "bf16" else 4
+    scores = tokens * heads * 1024 * of_score
+    feed_forward = tokens * size * (128 + 5 * 192)
+    counted = passing_bytes(experiment.model, experiment.training, is_cpu=is_cpu)
+    assert counted == scores - feed_forward
+
+
+def test_layers_share_no_mask(tiny: Tiny) -> None:
+    """Plain attention keeps probabilities and a mask in addition, and the projections' v is a view either way."""
+    plain, tiled = (kept(tiny(f"training.attention={path}")) for path in ("plain", "tiled"))
+    assert plain - tiled == 2 * (64 * 2 * 4 * 64 * (4 + 2) + 64 * 64)
 
 
 def test_a_tile_of_scores_makes_the_peak_where_it_is_larger_than_what_follows(tiny: Tiny) -> None:
@@ -156,13 +157,14 @@ def kept(experiment: Experiment, part: Part = WHOLE) -> int:
 def test_ranks_of_a_tensor_parallel_group_share_everything_with_sequence_parallelism(
     tiny: Tiny, tiny_models: dict[str, list[str]], path: str
 ) -> None:
-    """Except the rows of routed experts, which both ranks of an expert take in and give back whole."""
+    """Except masks, and the rows of routed experts, which both ranks of an expert take in and give back whole."""
     part = Part(Layout(tensor=2, sequence=True, expert_tensor=2))
     for name in ("llama32-1b", "deepseek2_lite"):
         experiment = tiny(*tiny_models[name], f"training.attention={path}")
         moe = experiment.model.moe
         rows = 0 if moe is None else 64 * 2 * moe.top_k * 2 * 128 * 2
-        assert kept(experiment, part) == (kept(experiment) + rows) // 2
+        masks = experiment.model.num_layers * 64 * 64 if path == "plain" else 0
+        assert kept(experiment, part) == (kept(experiment) + rows + masks) // 2
 
 
 def test_without_sequence_parallelism_each_rank_keeps_whole_inputs(tiny: Tiny) -> None:
@@ -199,8 +201,8 @@ def test_stages_keep_their_layers_once_for_each_micro_batch_in_flight(tiny: Tiny
 
 def test_selective_recomputation_keeps_the_scores_of_one_layer(tiny: Tiny) -> None:
     plain, selective = tiny(), tiny("training.recompute=selective")
-    scores = 64 * 2 * 4 * 64 * (4 + 2)
-    assert kept(plain) - kept(selective) == (2 - 1) * scores
+    scores_and_mask = 64 * 2 * 4 * 64 * (4 + 2) + 64 * 64
+    assert kept(plain) - kept(selective) == (2 - 1) * scores_and_mask
     tiled = (
         tiny("training.attention=tiled", f"training.recompute={r}") for r in ("none", "selective")
     )

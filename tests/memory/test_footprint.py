@@ -12,6 +12,7 @@ import pytest
 from quantexp.config.compose import compose
 from quantexp.memory.footprint import (
     HEAP_GB,
+    WORKSPACE_GB,
     RankMemory,
     _weight_copies,
     fullest_rank,
@@ -100,6 +101,20 @@ def test_a_gpu_has_no_heap_and_updates_all_parameters_at_once(
     assert "heap" not in memory
     assert parts("quant=linear_mxfp8")["scratch"] == 0
     assert memory["activations"] + memory["temporaries"] == pytest.approx(memory["main_gradients"])
+    assert memory["workspace"] == WORKSPACE_GB
+
+
+def test_quantised_weights_of_a_gpu_are_gone_when_the_optimizer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ("quant=linear_mxfp8", "training.seq_length=32")
+    backward = parts(*words)["temporaries"]
+    monkeypatch.setattr("quantexp.memory.footprint.device_class", lambda _: "NVIDIA H200")
+    memory = parts(*words)
+    after = memory["main_gradients"] - memory["activations"] - memory["weight_copies"]
+    assert memory["weight_copies"] > 0
+    assert memory["temporaries"] == pytest.approx(max(after, backward))
+    assert after > backward
 
 
 def test_heap_keeps_no_more_than_a_step_frees() -> None:
