@@ -7,6 +7,7 @@ that they work.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import subprocess
@@ -123,6 +124,7 @@ def _in_process(words: list[str]) -> Row:
     from quantexp.runs.device import device_class
     from quantexp.training.worker import Worker
 
+    gc.collect()  # the model and the optimizer of an earlier run are in reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
