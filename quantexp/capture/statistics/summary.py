@@ -67,11 +67,14 @@ class Summary:
 
     def on_host(self) -> Summary:
         """The same with its numbers in the host's memory."""
-        return Summary(self.count, self.numbers.cpu(), self.chosen)
+        of_tensor = self._numbers
+        numbers = of_tensor.on_host() if isinstance(of_tensor, Pending) else of_tensor.cpu()
+        errors = None if self._errors is None else self._errors.cpu()
+        return Summary(self.count, numbers, self.chosen, errors)
 
     def record(self) -> dict[str, Any]:
         """The statistics as JSON; missing values are None."""
-        numbers = self.numbers.tolist()
+        numbers = self.on_host().numbers.tolist()
         nan, inf, zeros, *rest = numbers
         sums, rest = rest[:_NUM_SUMS], rest[_NUM_SUMS:]
         quantiles, rest = rest[: len(QUANTILES)], rest[len(QUANTILES) :]

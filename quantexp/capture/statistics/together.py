@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,13 +21,33 @@ class Pending:
         #: None once the numbers are computed.
         self.counts: Tensor | None = counts_V
         #: None before.
-        self.row: Tensor | None = None
+        self.rows: Rows | None = None
+        self.index = 0
 
     def numbers(self) -> Tensor:
         """The numbers, float64, on the tensor's device."""
+        return self._complete().on_device[self.index]
+
+    def on_host(self) -> Tensor:
+        """The same in the host's memory; the first one asked for copies those that were computed with it."""
+        return self._complete().on_host[self.index]
+
+    def _complete(self) -> Rows:
         self._together.complete(self)
-        assert self.row is not None, "complete"
-        return self.row
+        assert self.rows is not None, "complete"
+        return self.rows
+
+
+class Rows:
+    """Numbers that were computed together, [K, ...]."""
+
+    def __init__(self, on_device: Tensor) -> None:
+        self.on_device = on_device
+
+    @cached_property
+    def on_host(self) -> Tensor:
+        """The same in the host's memory."""
+        return self.on_device.cpu()
 
 
 class Together:
@@ -52,11 +73,12 @@ class Together:
     def complete(self, pending: Pending) -> None:
         """Compute the numbers of all that wait, unless this one has its own."""
         with self._lock:
-            if pending.row is None:
+            if pending.rows is None:
                 self._describe_all()
 
     def _describe_all(self) -> None:
         waiting, self._waiting = self._waiting, []
         counts_KV = torch.stack([each.counts for each in waiting if each.counts is not None])
-        for each, row in zip(waiting, self._describe(counts_KV), strict=True):
-            each.row, each.counts = row, None
+        rows = Rows(self._describe(counts_KV))
+        for index, each in enumerate(waiting):
+            each.rows, each.index, each.counts = rows, index, None

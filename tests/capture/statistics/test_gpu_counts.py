@@ -88,7 +88,7 @@ def test_tensors_wait_for_each_other_until_one_is_asked_for_or_they_are_many() -
     first, second = together.add(torch.tensor([1, 2])), together.add(torch.tensor([3, 4]))
     assert not sizes
     assert second.numbers().tolist() == [3, 4]
-    assert first.numbers().tolist() == [1, 2]
+    assert first.numbers().tolist() == first.on_host().tolist() == [1, 2]
     assert sizes == [2]
     for _ in range(MOST):
         together.add(torch.tensor([0, 1]))
