@@ -53,6 +53,8 @@ def session(
         timeout_min: minutes after which waiting for another rank is an error.
         layout: how the model lies on the ranks; None means that each holds the whole model.
     """
+    # What deterministic products need; read at a process's first product, which may belong to an earlier session.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     rank = rank or Rank()
     layout = layout or Layout(data=rank.world_size)
     with (
@@ -179,7 +181,6 @@ def _determinism(enabled: bool) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Deterministic mode also fills new memory, which is unnecessary: no code here reads uninitialised memory.
     deterministic: Any = torch.utils.deterministic
