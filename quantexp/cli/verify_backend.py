@@ -21,7 +21,8 @@ REASONS = {
     "Inf": "the scale of such a block is a number, ours NaN; its codes are not compared",
     "smallest": "up to version 2.12, a block whose scale is 2^-127 is flushed to zero",
     "zero block": "its scale of a block of zeros is another (1 x 128: 1, NVFP4: 0), with the same values",
-    "NVFP4": "it multiplies by a rounded reciprocal where ours divides; up to 2 of 1,000 may differ",
+    "NVFP4": "it multiplies by rounded reciprocals, which decides at the middle of two values, and flushes tiny blocks",
+    "order of operations": "float32 block scales, whose last bits differ; up to 2 of 1,000 values may",
 }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from quantexp.formats import resolve
+from quantexp.formats import encode, resolve
 from quantexp.formats.types import Rounding
 from quantexp.proof.grids import Finding, Status
-from quantexp.proof.transformer_engine.conformity import compare, finding_of
+from quantexp.proof.transformer_engine.conformity import Comparison, compare, finding_of
 from quantexp.proof.transformer_engine.stored import Kind, Stored
 
 MXFP8 = resolve("mxfp8_e4m3", scale_rule="rceil")
@@ -158,17 +160,87 @@ def test_the_finding_counts_the_scales_of_blocks_of_zeros() -> None:
     assert wrong.status is Status.MISMATCH
 
 
-def test_more_differences_than_the_order_of_operations_explains_do_not_conform() -> None:
-    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
-    spec = resolve("nvfp4")
-    from quantexp.formats import encode
+def nvfp4(amax: float, scale: float, codes: list[int]) -> Comparison:
+    """A block of `amax`, 1.3 and zeros under a stored scale, beside one of 2688, which makes the tensor's scale 1."""
+    x, full = torch.zeros(1, 32), torch.zeros(1, 32, dtype=torch.uint8)
+    x[0, 0], x[0, 1], x[0, 16] = amax, -1.3, 2688.0
+    full[0, : len(codes)], full[0, 16] = torch.tensor(codes, dtype=torch.uint8), 7
+    scales = torch.tensor([[scale, 448.0]]).to(torch.float8_e4m3fn).view(torch.uint8)
+    stored = Stored(Kind.NVFP4, "e2m1", full, scales, -1, tensor_scale=torch.tensor(1.0))
+    return compare(stored, resolve("nvfp4"), x)
 
-    codes, scales = encode(x, spec)
+
+@pytest.mark.parametrize(
+    ("amax", "scale", "codes", "wrong"),
+    [
+        (12.0, 2.0, [7, 9], (0, 0)),  # 1.3 / 2 is nearest to 0.5, not to 1
+        (12.0, 2.0, [7, 10], (1, 0)),
+        (12.0, 2.0, [7, 1], (1, 0)),  # the sign
+        (12.0, 2.25, [6, 9], (1, 1)),  # 12 / 2.25 is nearest to 6, not to 4
+        (102.0, 16.0, [7, 8], (0, 0)),  # 102 / 6 lies at the middle of 16 and 18
+        (102.0, 18.0, [7, 8], (0, 0)),
+        (102.0, 20.0, [7, 8], (0, 1)),
+        (102.01, 16.0, [7, 8], (0, 1)),
+    ],
+)
+def test_in_nvfp4_each_scale_and_code_is_a_nearest_one(
+    amax: float, scale: float, codes: list[int], wrong: tuple[int, int]
+) -> None:
+    comparison = nvfp4(amax, scale, codes)
+    assert (comparison.code_mismatches, comparison.scale_mismatches) == wrong
+
+
+def test_a_block_of_nvfp4_far_below_the_others_may_be_flushed() -> None:
+    x, codes = torch.zeros(1, 32), torch.zeros(1, 32, dtype=torch.uint8)
+    x[0, 0], x[0, 16], codes[0, 16] = 6 * 2.0**-11, 2688.0, 7
+    one = torch.tensor(1.0)
+
+    def of(scale: int, code: int) -> Comparison:
+        codes[0, 0] = code
+        scales = torch.tensor([[scale, 0x7E]], dtype=torch.uint8)
+        return compare(
+            Stored(Kind.NVFP4, "e2m1", codes, scales, -1, tensor_scale=one), resolve("nvfp4"), x
+        )
+
+    flushed, ours = of(0, 0), of(1, 3)
+    assert flushed.conforms
+    assert flushed.expected == {"NVFP4": 1}
+    assert ours.conforms
+    assert not ours.expected
+    assert not of(0, 3).conforms
+    x[0, 0] = 6 * 2.0**-9
+    assert of(0, 0).scale_mismatches == 1
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_blocks_of_16_by_16_share_the_largest_amax(axis: int) -> None:
+    x = torch.full((16, 32), 3.0)
+    x[0, 0], x[0, 16] = 12.0, 2688.0
+    each = torch.tensor([2.0, 448.0]).repeat_interleave(16).expand(16, 32)
+    codes = torch.zeros(16, 32, dtype=torch.uint8)
+    codes[:, :16], codes[0, 0], codes[0, 16] = 3, 7, 7
+    scales = each[:, ::16] if axis == -1 else each[:1]
+    stored = Stored(
+        Kind.NVFP4,
+        "e2m1",
+        codes,
+        scales.to(torch.float8_e4m3fn).view(torch.uint8).clone(),
+        axis,
+        tensor_scale=torch.tensor(1.0),
+    )
+    comparison = compare(stored, resolve("nvfp4_16x16"), x)
+    assert comparison.conforms, str(comparison)
+    stored.scales[-1, 0] += 1
+    assert compare(stored, resolve("nvfp4_16x16"), x).scale_mismatches == 1
+
+
+def test_nvfp4_under_another_scale_of_the_tensor_does_not_conform() -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    codes, scales = encode(x, "nvfp4")
     stored = Stored(Kind.NVFP4, "e2m1", codes, scales.block, -1, tensor_scale=scales.tensor)
-    stored.codes[:8, 0] ^= 1  # 8 of 4,096: two in a thousand
-    assert compare(stored, spec, x).conforms
-    stored.codes[8:16, 0] ^= 1
-    assert compare(stored, spec, x).code_mismatches == 16
+    assert compare(stored, resolve("nvfp4"), x).conforms
+    other = replace(stored, tensor_scale=scales.tensor * (1 + 2.0**-16))
+    assert compare(other, resolve("nvfp4"), x).scale_mismatches >= 1
 
 
 def test_delayed_scaling_is_held_to_the_scale_that_transformer_engine_chose() -> None:

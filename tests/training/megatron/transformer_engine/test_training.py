@@ -144,7 +144,9 @@ def test_a_recipe_trains_and_evaluates_near_the_emulation_and_is_proved(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["te_mxfp8_hybrid", "te_fp8_delayed", "te_fp8_blockwise"])
+@pytest.mark.parametrize(
+    "scheme", ["te_mxfp8_hybrid", "te_fp8_delayed", "te_fp8_blockwise", "te_nvfp4"]
+)
 def test_the_other_shipped_recipes_train_and_are_proved(
     te: Child, tiny_words: list[str], tmp_path: Path, scheme: str
 ) -> None:
