@@ -12,13 +12,16 @@ from safetensors.torch import load_file
 from quantexp.analysis.compare.side import read_side
 from quantexp.capture.reader import open_capture
 from quantexp.cli.export import export
+from quantexp.config.compose import compose
 from quantexp.megatron_lm.checkpoint_reader import read_weights
 from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import read_status
+from tests.conftest import run_here
 from tests.megatron_lm.checkout import run_script
 from tests.megatron_lm.runs import lines, proof, quantised
+from tests.model.huggingface.runs import data_words, model_words
 
 pytestmark = [
     pytest.mark.slow,
@@ -102,3 +105,32 @@ def test_weights_go_from_megatron_lm_to_quantexps_form_and_back(
     ]
     assert curves[0] == curves[1]
     assert len(curves[0]) == 3
+
+
+def test_quantexp_trains_from_a_checkpoint_of_the_script(source: Path, tmp_path: Path) -> None:
+    """From the published form, proved, with the script's weights in the first products."""
+    saved, weights = tmp_path / "saved", tmp_path / "hf"
+    words = ["--ckpt-format", "torch_dist", "--save", str(saved), "--save-interval", "2"]
+    run_script(source, saved, [*words, "--train-iters", "2"])
+    export([str(saved), "format=hf", f"out={weights}"], tmp_path)
+    experiment = compose(
+        [
+            *model_words(weights),
+            *data_words(tmp_path),
+            *("quant=FA_linear_mxfp8", "training.iterations=2", "training.warmup_iterations=1"),
+            *("training.micro_batch_size=1", "training.global_batch_size=1", "capture=tensors"),
+            *("capture.iterations=[1]", "analysis.auto=false", f"paths.root={tmp_path / 'runs'}"),
+            f"paths.cache={tmp_path / 'cache'}",
+        ]
+    )
+    run = run_here(experiment)
+    assert proof(run)["proved"]
+    published = load_file(weights / "model.safetensors")
+    captured = {
+        each.metadata["layer"]: each.torch()
+        for each in open_capture(run.root).with_values()
+        if (each.metadata["module"], each.metadata["tensor"]) == ("fc2", "weight")
+    }
+    assert len(captured) == experiment.model.num_layers
+    for layer, weight in captured.items():
+        assert torch.equal(weight, published[f"model.layers.{layer}.mlp.down_proj.weight"])
