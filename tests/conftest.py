@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -84,7 +85,7 @@ TOGETHER = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hide the GPUs from all tests but those that are asked for by `-m gpu`: a run takes a GPU where it sees one."""
-    if "gpu" not in config.getoption("markexpr"):
+    if not re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

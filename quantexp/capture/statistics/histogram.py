@@ -54,11 +54,11 @@ def histogram(x: Tensor) -> Histogram:
 
     In float32, a NaN whose upper half equals that of infinity counts as infinite.
     """
+    counts_V = pattern_counts(x)
     if x.device.type != "cpu":
-        return of_patterns(pattern_counts(x), x.dtype)
+        return of_patterns(counts_V, x.dtype)
     kind = _kind(torch.bfloat16 if x.dtype == torch.float32 else x.dtype, x.device)
     exact = x.dtype != torch.float32
-    counts_V = _counts_on_cpu(_in_memory_order(x))
     num_nan, num_inf = counts_V[kind.nan].sum(), counts_V[kind.inf].sum()
     counts_V.index_fill_(0, kind.nan, 0).index_fill_(0, kind.inf, 0)
     pattern = counts_V.nonzero().squeeze(1)
@@ -72,7 +72,7 @@ def pattern_counts(x: Tensor) -> Tensor:
     x_N = _in_memory_order(x)
     if x.device.type == "cpu":
         return _counts_on_cpu(x_N)
-    return gpu.counts(x_N) if gpu.counts_here(x_N) else _counts(x_N)
+    return gpu.counts(x_N, NUM_BINS) if gpu.counts_here(x_N) else _counts(x_N)
 
 
 def of_patterns(counts: Tensor, dtype: torch.dtype) -> Histogram:

@@ -9,11 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NUM_BINS = tl.constexpr(1 << 16)
-
 
 @triton.jit
-def count_patterns(x_N, counts_CV, N, copies, SIZE: tl.constexpr, SHIFT: tl.constexpr):
+def count_patterns(
+    x_N,
+    counts_CV,
+    N,
+    copies,
+    NUM_BINS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SHIFT: tl.constexpr,
+):
     """Add SIZE of the N patterns, each an integer's 16 bits above SHIFT, to one of `copies` counts, int32."""
     program = tl.program_id(0)
     at = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -22,6 +28,6 @@ def count_patterns(x_N, counts_CV, N, copies, SIZE: tl.constexpr, SHIFT: tl.cons
     pattern = (raw >> SHIFT) & (NUM_BINS - 1)
     is_zero = pattern == 0
     counts_V = counts_CV + (program % copies) * NUM_BINS
-    tl.atomic_add(counts_V + pattern, 1, mask=inside & (pattern != 0), sem="relaxed")
+    tl.atomic_add(counts_V + pattern, 1, mask=inside & ~is_zero, sem="relaxed")
     zeros = tl.sum((inside & is_zero).to(tl.int32), 0)
     tl.atomic_add(counts_V, zeros, mask=zeros > 0, sem="relaxed")

@@ -27,7 +27,7 @@ from torch import Tensor
 from quantexp.formats import Family, QuantSpec, Rounding, Scaling, encode, quantise
 from quantexp.formats.types import BlockScaleKind
 from quantexp.proof.grids import Finding, Status
-from quantexp.proof.transformer_engine.stored import BLOCKS, Kind, Stored
+from quantexp.proof.transformer_engine.stored import BLOCKS, E2M1, NV_TOP, Kind, Stored
 from quantexp.proof.verdict import NOT_FINITE
 
 #: The share of values under float32 block scales that may differ by the order of operations; a wrong scale moves most.
@@ -42,11 +42,7 @@ OWN_ZEROS = "{:,} of {:,} scales are Transformer Engine's own, of blocks of zero
 KEEPS_SMALLEST = (2, 13)
 
 _NAN_SCALE, _MAGNITUDE = 255, 0x7F
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 _E4M3 = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
-#: The largest E2M1, and times the largest E4M3.
-_TOP_E2M1 = 6.0
-_TOP = _TOP_E2M1 * 448.0
 #: The scale of a block with Inf.
 _INF_SCALES = {Kind.MXFP8: 254, Kind.BLOCK: 127}
 
@@ -235,7 +231,7 @@ def _nvfp4(stored: Stored, spec: QuantSpec, source: Tensor) -> Comparison:
     amax = _blocks(x.abs(), 16, axis).amax(-1)
     if spec.fmt.across > 1:
         amax = _of_lines(amax, spec.fmt.across, -1 - axis)
-    wanted, zero = amax / (_TOP_E2M1 * of_tensor), amax == 0
+    wanted, zero = amax / (6 * of_tensor), amax == 0
     of_block = stored.scales.view(torch.float8_e4m3fn).double()
     # Ours keeps the smallest scale for blocks whose scale Transformer Engine rounds to zero.
     is_smallest = (stored.scales == 1) & (wanted < of_block)
@@ -244,8 +240,10 @@ def _nvfp4(stored: Stored, spec: QuantSpec, source: Tensor) -> Comparison:
     quotient = torch.where(of_each > 0, x.abs() / of_each, 0.0)
     magnitude = stored.codes & 7
     right_sign = (magnitude == 0) | ((stored.codes >= 8) == x.signbit())
-    wrong = ~_is_nearest(magnitude, quotient, _E2M1) | ~right_sign
-    is_far = not torch.allclose(source.abs().amax().double() / _TOP, of_tensor, rtol=SLACK, atol=0)
+    wrong = ~_is_nearest(magnitude, quotient, E2M1.double()) | ~right_sign
+    is_far = not torch.allclose(
+        source.abs().amax().double() / NV_TOP, of_tensor, rtol=SLACK, atol=0
+    )
     ours = quantise(source.float(), spec, axis=axis)
     other = ~torch.isclose(ours, stored.values(), rtol=SLACK, atol=0.0) & ~wrong
     return Comparison(
@@ -282,7 +280,7 @@ def _by_value(stored: Stored, spec: QuantSpec, source: Tensor) -> Comparison:
     differ = ours != theirs
     near = 0
     if grid_scale is None or grid_scale.kind is not BlockScaleKind.E8M0:
-        differ = ~torch.isclose(ours, theirs, rtol=2.0**-21, atol=0.0)
+        differ = ~torch.isclose(ours, theirs, rtol=SLACK, atol=0.0)
         near = _allowed(differ, differ.numel())
     expected = Counter({"order of operations": near}) if near else Counter()
     return Comparison(differ.numel(), 0, int(differ.sum()) - near, expected=expected)

@@ -45,7 +45,9 @@ _KINDS = {
 BLOCKS = {Kind.MXFP8: 32, Kind.BLOCK: 128, Kind.NVFP4: 16}
 _TORCH = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 #: NVFP4: the largest E2M1 times the largest E4M3.
-_NV_TOP = 6.0 * 448.0
+NV_TOP = 6.0 * 448.0
+#: The magnitudes of E2M1 by code.
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Stored:
     def values(self) -> Tensor:
         """What the codes stand for, float32 [M, K]."""
         if self.kind is Kind.NVFP4:
-            magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=self.codes.device)
+            magnitudes = E2M1.to(self.codes.device)
             values = torch.cat([magnitudes, -magnitudes])[self.codes.long()]
         else:
             values = self.codes.view(_TORCH[self.element]).float()
@@ -175,7 +177,7 @@ def _nvfp4(x: Any, axis: int) -> Stored:
     amax = x._amax_rowwise if axis == -1 else x._amax_columnwise
     if axis == 0:
         lines, scales = lines.t(), scales.t()
-    return Stored(Kind.NVFP4, "e2m1", lines, scales, axis, tensor_scale=amax.float() / _NV_TOP)
+    return Stored(Kind.NVFP4, "e2m1", lines, scales, axis, tensor_scale=amax.float() / NV_TOP)
 
 
 def _present(x: Any, axis: int, name: str) -> Tensor:

@@ -15,9 +15,7 @@ from torch import Tensor
 from quantexp.capture.statistics.histogram import NUM_BINS, of_patterns, pattern_counts
 from quantexp.capture.statistics.summary import Summary, described, statistics, summarise
 from quantexp.capture.statistics.together import MOST, Together
-
-Call = Callable[..., Any]
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+from tests.formats.kernels.gpu_cases import DTYPES, Call, needs_triton
 
 
 def tensors(dtype: torch.dtype) -> list[Tensor]:
@@ -53,15 +51,15 @@ def assert_close(record: dict[str, Any], expected: dict[str, Any]) -> None:
 def call(
     triton_interpreter: Callable[[str], AbstractContextManager[Call]],
 ) -> Iterator[Call]:
-    pytest.importorskip("triton")
     with triton_interpreter("quantexp.capture.statistics.gpu") as request:
         yield request
 
 
+@needs_triton
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernel_counts_every_pattern(call: Call, dtype: torch.dtype) -> None:
     for x in (*tensors(dtype), torch.empty(0).to(dtype)):
-        counts = call("counts", x)
+        counts = call("counts", x, NUM_BINS)
         assert counts.dtype == torch.int64
         np.testing.assert_array_equal(counts.numpy(), patterns(x))
 
