@@ -71,16 +71,9 @@ TINY_MODELS = {
 }
 
 
-pytest_plugins = ["slow_tests", "attacks"]
+pytest_plugins = ["by_file", "slow_tests", "attacks"]
 
 TESTS = Path(__file__).parent
-#: Folders whose tests share expensive fixtures: the SLURM clusters, the run with every tracker, processes with
-#: Transformer Engine.
-TOGETHER = (
-    TESTS / "slurm",
-    TESTS / "training" / "tracking",
-    TESTS / "training" / "megatron" / "transformer_engine",
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -89,29 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the folders that one process runs as a whole first: they take longest, and SLURM's tests mostly wait."""
-    items.sort(key=lambda item: [folder not in item.path.parents for folder in TOGETHER])
-
-
 def pytest_collection_finish() -> None:
     """Exclude everything that exists before the first test from garbage collection."""
     gc.freeze()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n 2` the tests of a file stay in one process, and so do those of the folders above."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            folders = (folder for folder in TOGETHER if folder in (TESTS.parent / file).parents)
-            return str(next(folders, file))
-
-    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
