@@ -323,7 +323,7 @@ def test_part_that_a_rank_cannot_write_is_the_reason_on_rank_0_too(
     defect: Callable[..., Outcome],
 ) -> None:
     result = defect(
-        "import quantexp.model.checkpoint_writer as writer; writer.write_safetensors = "
+        "import quantexp.model.checkpoint_writer as writer; writer.write_hashed = "
         "lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))",
         *("checkpoint.at_end=true", "checkpoint.optimizer=true"),
         "training.distributed_optimizer=true",

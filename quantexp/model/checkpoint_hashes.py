@@ -11,12 +11,13 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import xxhash
 
 from quantexp.errors import DataError, UnreadableError
 from quantexp.model.checkpoints import STATE, STATE_INDEX, iteration_of
+from quantexp.model.hashed_file import FileHash
 from quantexp.model.huggingface.file_names import CONFIG, INDEX
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.reading.json_files import require_json
@@ -28,14 +29,6 @@ HASHES = "hashes.json"
 _PIECE = 1 << 22
 
 
-class FileHash(TypedDict):
-    """Size and hash of one file, and the hashes of its tensors by name, if it is a safetensors file."""
-
-    bytes: int
-    xxh3_128: str
-    tensors: dict[str, str]
-
-
 def record_hashes(
     folder: Path, iteration: int | None = None, known: Mapping[str, FileHash] | None = None
 ) -> None:
@@ -44,7 +37,7 @@ def record_hashes(
     Args:
         folder: the folder.
         iteration: that of the checkpoint, which its folder's name must have when it is read.
-        known: hashes that other processes computed, by name: `state/rank00003.safetensors`.
+        known: hashes that are known already, by name: `state/rank00003.safetensors`.
 
     Raises:
         OSError: a file cannot be read, or the hashes cannot be written.

@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantexp.folders import PART, sync
-from quantexp.model.checkpoint_hashes import FileHash, hash_of, record_hashes
+from quantexp.model.checkpoint_hashes import record_hashes
 from quantexp.model.checkpoints import PADDING, STATE, STATE_INDEX, checkpoint_bytes, iteration_of
 from quantexp.model.finite import require_finite, tensors_in
+from quantexp.model.hashed_file import FileHash, write_hashed
 from quantexp.model.pieces import Piece
 from quantexp.model.publish import write_config, write_padding, write_published
 from quantexp.model.rank_records import RECORDS, RankRecord, num_others
 from quantexp.model.retention import HIDDEN, remove
-from quantexp.model.safetensors import write_safetensors
+from quantexp.model.safetensors import described
 from quantexp.model.saved_tensors import SavedTensors, dtype_name_of
 from quantexp.model.training_state import (
-    MAIN,
     StateIndex,
     metadata_of,
     rank_file,
@@ -92,20 +92,18 @@ def write_part(
         OSError: the file cannot be written.
         RunError: a value is NaN or Inf; there is no file then.
     """
-    for _ in require_finite(tensors_in({"amax_histories": amax_histories}), draft.folder):
-        pass
-    named = ((name.removeprefix(f"{MAIN}/"), x) for name, x in tensors.items())
-    for _ in require_finite(named, draft.folder):
-        pass
+    require_finite(tensors_in({"amax_histories": amax_histories}), draft.folder)
     if not tensors:
         return {}
     file = draft.part / STATE / rank_file(rank)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with writing(file, sum(x.numel() * x.element_size() for x in tensors.values())):
-        write_safetensors(file, tensors, metadata_of(pieces))
+    with writing(file, sum(x.nbytes for x in tensors.values())):
+        hashes = write_hashed(
+            file, described(tensors), tensors.values(), metadata_of(pieces), draft.folder
+        )
         for path in (file, file.parent):
             sync(path)
-        return {file.name: hash_of(file)}
+        return {file.name: hashes}
 
 
 def complete(
@@ -147,15 +145,15 @@ def _make_whole(
     draft: Draft, experiment: Experiment, records: Sequence[RankRecord], index: StateIndex
 ) -> None:
     """Write all that a checkpoint has besides its shards, and remove what it does not keep."""
-    hashes = {name: each for record in records for name, each in record.hashes.items()}
-    _write_content(draft, experiment, sorted(hashes))
+    state = {name: each for record in records for name, each in record.hashes.items()}
+    known = _write_content(draft, experiment, sorted(state))
     if experiment.checkpoint.optimizer:
-        _write_index(draft.part, records, index, hashes)
+        _write_index(draft.part, records, index, state)
+        known |= {f"{STATE}/{name}": each for name, each in state.items()}
     else:
         shutil.rmtree(draft.part / STATE)
-        hashes = {}
     shutil.rmtree(draft.part / RECORDS)
-    _sync_all(draft, {f"{STATE}/{name}": each for name, each in hashes.items()})
+    _sync_all(draft, known)
 
 
 def discard(draft: Draft, patience_s: float) -> None:
@@ -171,15 +169,18 @@ def discard(draft: Draft, patience_s: float) -> None:
     shutil.rmtree(draft.part, ignore_errors=True)
 
 
-def _write_content(draft: Draft, experiment: Experiment, files: Sequence[str]) -> None:
-    """Write the published form, or its configuration alone."""
+def _write_content(
+    draft: Draft, experiment: Experiment, files: Sequence[str]
+) -> dict[str, FileHash]:
+    """Write the published form, or its configuration alone; the hashes of the weights' files by their names."""
     model, precision = experiment.model, experiment.training.precision
     if not experiment.checkpoint.publish:
         write_config(model, dtype_name_of(precision), draft.part)
-        return
+        return {}
     tensors = SavedTensors.open(draft.part / STATE, files, model, precision)
-    write_published(tensors, model, draft.part, draft.folder)
-    write_padding(tensors, model, draft.part / PADDING, draft.folder)
+    return write_published(tensors, model, draft.part, draft.folder) | write_padding(
+        tensors, model, draft.part / PADDING, draft.folder
+    )
 
 
 def _write_index(

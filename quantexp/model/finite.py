@@ -34,21 +34,22 @@ def count_words(x: Tensor) -> str:
     return f"{int((~x.isfinite()).sum()):,} of {x.numel():,} values are NaN or Inf"
 
 
-def require_finite(
-    named: Iterable[tuple[str, Tensor]], folder: Path
-) -> Iterator[tuple[str, Tensor]]:
-    """Pass on the named tensors of a checkpoint, each after a check.
+def refusal(name: str, x: Tensor, folder: Path) -> RunError:
+    """The error of a checkpoint that is not written, for a named tensor with an element that is NaN or Inf."""
+    return RunError(
+        f"the checkpoint {folder} is not written: {count_words(x)} in {name}; start from an earlier checkpoint "
+        "with a lower training.lr, or set training.clip_grad"
+    )
+
+
+def require_finite(named: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Refuse a checkpoint with an element that is NaN or Inf.
 
     Raises:
-        RunError: names the checkpoint's folder and the first tensor with an element that is NaN or Inf.
+        RunError: names the checkpoint's folder and the first tensor with such an element.
     """
-    for name, x in named:
-        if not is_finite(x):
-            raise RunError(
-                f"the checkpoint {folder} is not written: {count_words(x)} in {name}; start from an earlier checkpoint "
-                "with a lower training.lr, or set training.clip_grad"
-            )
-        yield name, x
+    if first := first_nonfinite(named):
+        raise refusal(*first, folder)
 
 
 def tensors_in(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

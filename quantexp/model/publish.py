@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from quantexp.model.finite import require_finite
+from quantexp.model.hashed_file import FileHash, write_hashed
 from quantexp.model.huggingface.configuration import config_json
 from quantexp.model.huggingface.file_names import CONFIG, INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
-from quantexp.model.safetensors import (
-    content_of,
-    dtype_name,
-    entry,
-    framed,
-    write_safetensors,
-)
+from quantexp.model.safetensors import described
 from quantexp.model.saved_tensors import SavedTensors
 from quantexp.schema import ModelConfig
 
@@ -52,7 +46,7 @@ def write_published(
     folder: Path,
     shown: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
-) -> None:
+) -> dict[str, FileHash]:
     """Write a model's published tensors, their index and config.json into a folder.
 
     Args:
@@ -62,33 +56,44 @@ def write_published(
         shown: the checkpoint's folder in messages; None means `folder`.
         shard_bytes: maximum bytes of a file.
 
+    Returns:
+        The hashes of the weights' files, by their names.
+
     Raises:
         OSError: a file cannot be written.
         RunError: a weight is NaN or Inf in the working dtype.
         DataError: the shards lack elements.
     """
     shapes, dtype = published(mapping(model)), tensors.dtype
-    finite = require_finite(((name, tensors.tensor(name)) for name in shapes), shown or folder)
     shards = _shards(shapes, dtype.itemsize, shard_bytes)
-    names = _names(len(shards))
-    for name, shapes in zip(names, shards, strict=True):
-        _write(folder / name, shapes, _name(dtype), dtype.itemsize, finite)
-    if len(names) > 1:
-        _write_index(folder / INDEX, names, shards, dtype.itemsize)
+    files = dict(zip(_names(len(shards)), shards, strict=True))
+    hashes = {
+        file: write_hashed(
+            folder / file,
+            {name: (_name(dtype), shape) for name, shape in own.items()},
+            map(tensors.tensor, own),
+            {"format": "pt"},
+            shown or folder,
+        )
+        for file, own in files.items()
+    }
+    if len(files) > 1:
+        _write_index(folder / INDEX, files, dtype.itemsize)
     write_config(model, _name(dtype), folder)
+    return hashes
 
 
 def write_padding(
     tensors: SavedTensors, model: ModelConfig, file: Path, shown: Path | None = None
-) -> None:
+) -> dict[str, FileHash]:
     """Write the padding rows of the vocabulary by their parameters' names; no file if there are none.
 
-    The arguments and errors are those of `write_published`.
+    Arguments, result and errors are those of `write_published`.
     """
-    names = [each.name for each in mapping(model) if each.padding]
-    if names:
-        named = ((name, tensors.tensor(name)) for name in names)
-        write_safetensors(file, dict(require_finite(named, shown or file.parent)), {})
+    rows = {each.name: tensors.tensor(each.name) for each in mapping(model) if each.padding}
+    if not rows:
+        return {}
+    return {file.name: write_hashed(file, described(rows), rows.values(), {}, shown or file.parent)}
 
 
 def write_config(model: ModelConfig, dtype: str, folder: Path) -> None:
@@ -124,32 +129,10 @@ def _names(number: int) -> list[str]:
     return [f"model-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
 
 
-def _write(
-    file: Path,
-    shapes: Shapes,
-    dtype: str,
-    itemsize: int,
-    tensors: Iterator[tuple[str, torch.Tensor]],
+def _write_index(
+    file: Path, files: Mapping[str, Mapping[str, tuple[int, ...]]], itemsize: int
 ) -> None:
-    """Write the file with the next tensors of the iterator, whose order is that of `shapes`."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * itemsize
-        header[name] = entry(dtype, list(shape), start, end)
-    with file.open("wb") as stream:
-        stream.write(framed(header))
-        for expected in shapes:
-            name, tensor = next(tensors)
-            assert name == expected
-            assert dtype_name(tensor) == dtype
-            stream.write(content_of(tensor))
-
-
-def _write_index(file: Path, names: list[str], shards: list[Any], itemsize: int) -> None:
-    total = sum(math.prod(shape) * itemsize for shapes in shards for shape in shapes.values())
-    weight_map = {
-        tensor: name for name, shapes in zip(names, shards, strict=True) for tensor in shapes
-    }
-    content = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    sizes = (math.prod(shape) * itemsize for own in files.values() for shape in own.values())
+    weight_map = {tensor: name for name, own in files.items() for tensor in own}
+    content = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
     file.write_text(json.dumps(content, indent=2) + "\n")

@@ -10,7 +10,8 @@ in the order of their offsets, the header padded with spaces so that values begi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,33 @@ def framed(header: Mapping[str, Any]) -> bytes:
     return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
 
 
+def head_of(
+    described: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, list[int]]]:
+    """What precedes the values of tensors, given by dtype and shape, and each tensor's first byte and end in the file.
+
+    Raises:
+        KeyError: a dtype that the format does not support.
+    """
+    import torch
+
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in described.items():
+        start, end = end, end + math.prod(shape) * getattr(torch, dtype).itemsize
+        header[name] = entry(dtype, list(shape), start, end)
+    head = framed(header)
+    places = {
+        name: [len(head) + each for each in header[name]["data_offsets"]] for name in described
+    }
+    return head, places
+
+
+def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, Sequence[int]]]:
+    """Dtype and shape of each tensor, as `head_of` takes them."""
+    return {name: (dtype_name(x), x.shape) for name, x in tensors.items()}
+
+
 def content_of(tensor: Tensor) -> memoryview:
     """The bytes of a CPU tensor's values, in the order of its indices; they keep the tensor alive.
 
@@ -99,14 +127,9 @@ def write_safetensors(
         KeyError: a dtype that the format does not support.
         OSError: the file cannot be written.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = entry(dtype_name(tensor), list(tensor.shape), start, end)
-    head = framed(header)
+    head, places = head_of(described(tensors), metadata)
     with written_beside(path) as part, part.open("wb") as stream:
         stream.write(head)
         for tensor in tensors.values():
             stream.write(content_of(tensor.cpu()))
-    return {name: [len(head) + place for place in header[name]["data_offsets"]] for name in tensors}
+    return places

@@ -58,4 +58,4 @@ def test_checkpoint_is_refused_by_the_name_of_its_tensor() -> None:
     with pytest.raises(
         RunError, match=r"the checkpoint x is not written: 1 of 2 values are NaN or Inf in bad; "
     ):
-        list(require_finite([("good", good), ("bad", bad)], Path("x")))
+        require_finite([("good", good), ("bad", bad)], Path("x"))
