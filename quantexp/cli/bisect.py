@@ -12,11 +12,13 @@ from quantexp.analysis.bisect.search import Verdict
 from quantexp.analysis.compare.arguments import out_and_rest
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line
-from quantexp.errors import ConfigError
-from quantexp.launch.replays import Origin, gradient_of, origin_of
+from quantexp.errors import ConfigError, RunError
+from quantexp.launch.replays import Origin, gradient_of, origin_of, other_loop
 from quantexp.quant.units import aspects_of
 from quantexp.runs.find import find_run
+from quantexp.runs.gradients import Gradients
 from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import read_config
 from quantexp.schema import Aspect
 from quantexp.terminal.console import error_console, output_console
 
@@ -41,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     run_dir = find_run(named[0], root)
     aspects = aspects_of(arguments.by.split(","), "--by")
     _refuse_unused(arguments)
+    if arguments.gradient and (loop := other_loop(run_dir)) is not None:
+        return _gradient_of_loop(run_dir, loop, arguments, overrides, out)
     if arguments.gradient:
         origin = origin_of(run_dir, arguments.start, before=None, overrides=overrides)
         return _gradient(origin, aspects, out, as_json=arguments.json)
@@ -129,8 +133,6 @@ def _bound(arguments: argparse.Namespace, measure: str) -> float | None:
 
 
 def _gradient(origin: Origin, aspects: Sequence[Aspect], out: Path | None, *, as_json: bool) -> int:
-    from quantexp.analysis.bisect.gradient_figure import draw_gradients
-    from quantexp.analysis.bisect.gradient_table import print_gradients
     from quantexp.cli.bisect_replays import run_all
     from quantexp.runs.gradients import read_gradients
 
@@ -138,11 +140,48 @@ def _gradient(origin: Origin, aspects: Sequence[Aspect], out: Path | None, *, as
     (run_dir,) = run_all([experiment], error_console())
     gradients = read_gradients(run_dir)
     assert gradients is not None
-    if as_json:
-        print_json({"run": str(run_dir.root), **gradients})
-        return 0
     scheme = str(origin.experiment.quant.name)
+    return _shown(run_dir, scheme, gradients, out or origin.folder, as_json=as_json)
+
+
+def _gradient_of_loop(
+    run: RunDir,
+    loop: str,
+    arguments: argparse.Namespace,
+    overrides: Sequence[str],
+    out: Path | None,
+) -> int:
+    """Show the gradients that another training loop compared, which alone can repeat its data.
+
+    Raises:
+        RunError: it compared none.
+        ConfigError: the words ask for another comparison.
+    """
+    from quantexp.runs.gradients import read_gradients
+
+    gradients = read_gradients(run)
+    if gradients is None:
+        raise RunError(
+            f"{run.root.name} was trained by {loop}, which alone can repeat its data: start its script once more with "
+            f"QUANTEXP_GRADIENT={arguments.by}, which compares the gradients of the first iteration after its "
+            "checkpoint and ends; then: quantexp bisect FOLDER --gradient"
+        )
+    if arguments.start is not None or overrides:
+        word = overrides[0] if overrides else f"--from {arguments.start}"
+        raise ConfigError(f"{word} has no effect: {loop} has compared these gradients")
+    scheme = str(read_config(run)["quant"]["name"])
+    return _shown(run, scheme, gradients, out or run.root, as_json=arguments.json)
+
+
+def _shown(run: RunDir, scheme: str, gradients: Gradients, out: Path, *, as_json: bool) -> int:
+    """Print the comparison, and draw it into a folder."""
+    from quantexp.analysis.bisect.gradient_figure import draw_gradients
+    from quantexp.analysis.bisect.gradient_table import print_gradients
+
+    if as_json:
+        print_json({"run": str(run.root), **gradients})
+        return 0
     print_gradients(scheme, gradients, output_console())
-    files = draw_gradients(scheme, gradients, out or origin.folder)
+    files = draw_gradients(scheme, gradients, out)
     print_line(f"figure  {' '.join(map(str, files))}")
     return 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import first_iteration
-from quantexp.quant.precision import PrecisionMap, precision_map
+from quantexp.quant.precision import precision_map
 from quantexp.quant.units import Unit, aspects_of, units_of
 from quantexp.schema import CaptureLevel, Experiment
 
@@ -48,17 +50,18 @@ def check_gradient(experiment: Experiment) -> None:
             raise ConfigError(f"{key}={value} has no effect on gradient.only, which trains nothing")
 
 
-def declared_at_start(experiment: Experiment) -> PrecisionMap:
-    """The precision map of the iteration whose gradient is computed."""
-    return precision_map(experiment.model, experiment.quant, first_iteration(experiment))
+def units_compared(experiment: Experiment, iteration: int | None = None) -> list[Unit]:
+    """The units that are quantised alone, and left out alone; empty without `gradient.by`.
 
-
-def units_compared(experiment: Experiment) -> list[Unit]:
-    """The units that are quantised alone, and left out alone; empty without `gradient.by`."""
+    `iteration` is the one whose gradient is computed; None: the run's first.
+    """
     aspects = aspects_of(experiment.gradient.by)
-    return units_of([declared_at_start(experiment)], aspects) if aspects else []
+    if not aspects:
+        return []
+    first = first_iteration(experiment) if iteration is None else iteration
+    return units_of([precision_map(experiment.model, experiment.quant, first)], aspects)
 
 
-def num_passes(experiment: Experiment) -> int:
+def num_passes(units: Sequence[Unit]) -> int:
     """How often the passes of the iteration run: in bf16, under the scheme, and twice for each unit."""
-    return 2 + 2 * len(units_compared(experiment))
+    return 2 + 2 * len(units)

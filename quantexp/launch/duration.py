@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from quantexp.config.evaluation import num_evaluations, num_passes, num_samples
 from quantexp.config.gradient import num_passes as num_gradient_passes
+from quantexp.config.gradient import units_compared
 from quantexp.launch.product_rate import product_gflop_per_s
 from quantexp.model.checkpoints import first_iteration
 from quantexp.model.sizes import flops_per_iteration, num_parameters
@@ -63,7 +64,7 @@ def work(experiment: Experiment) -> Work:
     if experiment.evaluate.only:
         flop *= num_passes(experiment) / 3
     if experiment.gradient.only:
-        flop *= num_gradient_passes(experiment)
+        flop *= num_gradient_passes(units_compared(experiment))
     return Work(iterations, iterations * sequences * training.seq_length, iterations * flop)
 
 

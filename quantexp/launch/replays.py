@@ -118,14 +118,24 @@ def require_own_loop(run: RunDir) -> None:
         RunError: names the loop.
         UnreadableError: provenance.json is damaged.
     """
-    if not run.provenance.is_file():
-        return
-    identity: Mapping[str, Any] = read_provenance(run.provenance).get("identity", {})
-    if (loop := identity.get(LOOP)) is not None:
+    if (loop := other_loop(run)) is not None:
         raise RunError(
-            f"{run.root.name} was trained by {loop['name']}, whose data and checkpoints quantexp does not replay; "
+            f"{run.root.name} was trained by {loop}, whose data and checkpoints quantexp does not replay; "
             "RUN must be a run of quantexp's own loop"
         )
+
+
+def other_loop(run: RunDir) -> str | None:
+    """The name of a run's training loop, if it is not quantexp's.
+
+    Raises:
+        UnreadableError: provenance.json is damaged.
+    """
+    if not run.provenance.is_file():
+        return None
+    identity: Mapping[str, Any] = read_provenance(run.provenance).get("identity", {})
+    loop = identity.get(LOOP)
+    return None if loop is None else str(loop["name"])
 
 
 def declared_of(origin: Origin, last: int) -> list[PrecisionMap]:

@@ -2,6 +2,7 @@
 
     --quantexp-quant SCHEME     as QUANTEXP_QUANT
     --quantexp-capture CAPTURE  as QUANTEXP_CAPTURE
+    --quantexp-gradient BY      as QUANTEXP_GRADIENT
     --quantexp-dir FOLDER       as QUANTEXP_DIR
 
 They are taken out before Megatron-LM reads its arguments, and `--spec quantexp.megatron_lm SPEC` is added. Nothing else
@@ -21,6 +22,7 @@ from quantexp.errors import ConfigError, QuantexpError
 WORDS = {
     "--quantexp-quant": "QUANTEXP_QUANT",
     "--quantexp-capture": "QUANTEXP_CAPTURE",
+    "--quantexp-gradient": "QUANTEXP_GRADIENT",
     "--quantexp-dir": "QUANTEXP_DIR",
 }
 _SPEC = ["--spec", "quantexp.megatron_lm", "SPEC"]

@@ -15,12 +15,15 @@ from typing import Any
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError
 from quantexp.quant.outside_products import state_slots
+from quantexp.quant.units import aspects_of
 from quantexp.schema import Experiment, ModelConfig
 
 #: A scheme: its name, the path of its YAML, or words such as `quant=FA_mxfp8 quant/pv=hifp8`.
 QUANT = "QUANTEXP_QUANT"
 #: A capture: `stats`, `tensors`, or words such as `capture=tensors capture.iterations=[1,100]`. Without it: off.
 CAPTURE = "QUANTEXP_CAPTURE"
+#: What `gradient.by` of `quantexp bisect --gradient` has: `layer`, or `layer,slot`. Compares gradients, trains nothing.
+GRADIENT = "QUANTEXP_GRADIENT"
 #: The name of model and data in run folders.
 NAME = "megatron_lm"
 #: Keys that are without meaning here.
@@ -34,7 +37,8 @@ def experiment_of(args: Any, environment: Mapping[str, str]) -> Experiment:
         ConfigError: the scheme or capture is unknown, or the model or layout is not one that quantexp describes.
     """
     config_dir, scheme = _scheme(args, environment)
-    words = [*_model(args), *_training(args), *_parallel(args), *scheme, *_capture(environment)]
+    asked = [*_capture(environment), *_gradient(args, environment)]
+    words = [*_model(args), *_training(args), *_parallel(args), *scheme, *asked]
     with tempfile.TemporaryDirectory() as folder:
         try:
             experiment = compose(words, _folder_of(config_dir, Path(folder)), environment={})
@@ -87,6 +91,25 @@ def _scheme(args: Any, environment: Mapping[str, str]) -> tuple[Path | None, lis
 
 def _capture(environment: Mapping[str, str]) -> list[str]:
     return _words(CAPTURE, environment.get(CAPTURE, "").strip() or "off", "capture")
+
+
+def _gradient(args: Any, environment: Mapping[str, str]) -> list[str]:
+    """The words of a comparison of gradients, which is of one scheme and captures nothing.
+
+    Raises:
+        ConfigError: an aspect is unknown, or it is asked for beside something that it excludes.
+    """
+    value = environment.get(GRADIENT, "").strip()
+    if not value:
+        return []
+    aspects_of(value.split(","), GRADIENT)
+    if environment.get(CAPTURE, "").strip():
+        raise ConfigError(f"{GRADIENT} captures nothing; unset {CAPTURE}")
+    if getattr(args, "te_precision_config_file", None) is not None:
+        raise ConfigError(
+            f"{GRADIENT} compares parts of one scheme; drop --te-precision-config-file"
+        )
+    return ["gradient.only=true", f"gradient.by=[{value}]", "training.stop_after=1"]
 
 
 def _words(variable: str, value: str, group: str) -> list[str]:

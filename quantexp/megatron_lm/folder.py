@@ -1,6 +1,7 @@
 """The run folder of a Megatron-LM run: where it is, and what it says that the run was.
 
     QUANTEXP_DIR, or <--save>/quantexp, or runs/megatron_lm_<scheme>-<time>
+    with QUANTEXP_GRADIENT: QUANTEXP_DIR, or runs/megatron_lm_<scheme>_gradient-<time>
 
 A job that Megatron-LM continues from its checkpoint goes on in the folder: lines after the checkpoint are cut back, as
 they are computed again. Any other start moves what is there into `attempts/`. The recorded identity is that of
@@ -27,6 +28,7 @@ from quantexp.megatron_lm.described import NAME
 from quantexp.megatron_lm.schemes import Schemes
 from quantexp.model.layout import Layout
 from quantexp.quant.slots import python_sources
+from quantexp.runs.gradients import SUFFIX
 from quantexp.runs.lock import cannot_write, take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import LOOP, Provenance, add_what_ran, provenance, read_provenance
@@ -48,11 +50,17 @@ def folder_of(experiment: Experiment, save: str | None, environment: Mapping[str
     """The run folder of this start."""
     if named := environment.get(DIR, "").strip():
         return RunDir(Path(named).expanduser().absolute())
-    if save is not None:
-        return RunDir(Path(save).absolute() / "quantexp")
+    is_gradient = experiment.gradient.only
+    if save is not None and not is_gradient:
+        return beside(save)
     time = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     scheme = re.sub(r"[^\w.-]", "-", str(experiment.quant.name))
-    return RunDir(Path("runs").absolute() / f"{NAME}_{scheme}-{time}")
+    return RunDir(Path("runs").absolute() / f"{NAME}_{scheme}{SUFFIX * is_gradient}-{time}")
+
+
+def beside(checkpoints: str) -> RunDir:
+    """The run folder of a training, where no other is named."""
+    return RunDir(Path(checkpoints).absolute() / "quantexp")
 
 
 def open_folder(

@@ -6,6 +6,8 @@
     save_checkpoint_and_time
                 amax histories are saved in the run folder
 
+With QUANTEXP_GRADIENT the first `train_step` compares gradients instead, and the script ends.
+
 None of their own code is changed, and no number of theirs.
 """
 
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quantexp.errors import QuantexpError
+from quantexp.megatron_lm.gradient import LmGradient
 from quantexp.megatron_lm.run import LmRun
 from quantexp.megatron_lm.step import LmStep
 from quantexp.schema import Experiment
@@ -69,6 +72,10 @@ def _train_step(run: LmRun, original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         run.attach(model)
         step = LmStep(run, forward_backward_func, optimizer)
+        schedule: Callable[..., Any] = step.forward_backward
+        if run.experiment.gradient.only:
+            gradient = LmGradient(run, step.iteration, forward_backward_func, optimizer)
+            schedule = gradient.forward_backward
         result = original(
             forward_step_func,
             data_iterator,
@@ -76,7 +83,7 @@ def _train_step(run: LmRun, original: Callable[..., Any]) -> Callable[..., Any]:
             optimizer,
             opt_param_scheduler,
             config,
-            step.forward_backward,
+            schedule,
             *args,
             **kwargs,
         )

@@ -18,13 +18,14 @@ from quantexp.formats.verify.certificate import standing
 from quantexp.launch.summary import proof_line
 from quantexp.megatron_lm.folder import (
     amax_histories,
+    beside,
     folder_of,
     identity_of,
     open_folder,
     record_what_ran,
 )
 from quantexp.megatron_lm.schemes import schemes_of_file
-from quantexp.quant.precision import quantises_output
+from quantexp.quant.precision import PrecisionMap, quantises_output
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
@@ -127,9 +128,18 @@ class LmRun:
     def set_precision(self, iteration: int) -> None:
         """Let every module of this rank quantise as the map of an iteration declares."""
         self.declared = self.schemes.declared(iteration)
+        self.use_map(self.declared)
+
+    def use_map(self, declared: PrecisionMap) -> None:
+        """Let every module of this rank quantise as a map of the whole model declares."""
         for chunk in self.chunks:
-            own = {name: self.declared[name] for name in scheme_modules(chunk)}
+            own = {name: declared[name] for name in scheme_modules(chunk)}
             set_precision(chunk, own, self.experiment.training.attention)
+
+    def weight_copies(self, num_micro_batches: int) -> contextlib.AbstractContextManager[None]:
+        """A context for the passes of an iteration, which quantise each weight once."""
+        several = num_micro_batches > 1
+        return self.copies.step(several, self.args.recompute_granularity is not None)
 
     def begin_iteration(self) -> int:
         """The iteration that begins, from 1; its precision is set."""
@@ -182,7 +192,10 @@ class LmRun:
             write_json(file, merged)
 
     def _load_histories(self, has_history: bool) -> None:
-        file = amax_histories(self.context.run, self.args.iteration)
+        run = self.context.run
+        if self.experiment.gradient.only and self.args.load is not None:
+            run = beside(self.args.load)  # of the training
+        file = amax_histories(run, self.args.iteration)
         if not has_history or not self.args.iteration:
             return
         if file.is_file():

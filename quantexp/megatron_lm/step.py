@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from torch import Tensor
 
 from quantexp.capture.store.queue import wait_for_copies
 from quantexp.megatron_lm.passes import told_micro_batches
@@ -50,7 +51,8 @@ class LmStep:
             forward_step_func, self._begin if is_first else self._begin_draws, run.is_pipelined
         )
         proof = run.proof(self.iteration) if is_first else contextlib.nullcontext()
-        with proof, self._watched_tokens(is_first), self._weight_copies():
+        copies = run.weight_copies(self._num_micro_batches)
+        with proof, self._watched_tokens(is_first), copies:
             losses = self._forward_backward(forward_step_func=step, **kwargs)
         run.state.updates_histories = True
         if is_first:
@@ -65,7 +67,7 @@ class LmStep:
         if should_exit:
             return result
         run.state.finish(not skipped or self._scale is not None, run.merge)
-        loss = self._loss(losses)
+        loss = mean_loss(run, losses.get("lm loss", torch.zeros(())))
         norm = math.nan if grad_norm is None else float(grad_norm)
         seconds = time.perf_counter() - self._start
         training = run.experiment.training
@@ -97,10 +99,6 @@ class LmStep:
             return result
         return (losses, skipped, should_checkpoint, True, 0, *rest[1:])
 
-    def _weight_copies(self) -> contextlib.AbstractContextManager[None]:
-        several = self._num_micro_batches > 1
-        return self.run.copies.step(several, self.run.args.recompute_granularity is not None)
-
     @contextlib.contextmanager
     def _watched_tokens(self, is_first: bool) -> Iterator[None]:
         """Show the observer the tokens that reach the embedding."""
@@ -125,9 +123,7 @@ class LmStep:
         self.run.observer.micro_batch(self.iteration, index, self._scale)
 
     def _begin_draws(self, index: int) -> None:
-        size = parallel_state.get_data_parallel_world_size()
-        rank = parallel_state.get_data_parallel_rank()
-        self.run.state.begin(self.iteration, index * size + rank)
+        begin_draws(self.run, self.iteration, index)
 
     def _gradients(self) -> None:
         """Capture what is asked for of the reduced gradients, which the optimizer has not read yet."""
@@ -137,12 +133,17 @@ class LmStep:
         run.observer.gradients(self.iteration, self._scale)
         wait_for_copies(run.device)
 
-    def _loss(self, losses: dict[str, Any]) -> float:
-        """The loss, which the last stage of a pipeline knows, on every rank."""
-        own = torch.zeros((), device=self.run.device, dtype=torch.float32)
-        if "lm loss" in losses:
-            own += losses["lm loss"].detach().float().view(())
-        if self.run.is_pipelined:
-            group = parallel_state.get_pipeline_model_parallel_group()
-            torch.distributed.all_reduce(own, group=group)
-        return float(own)
+
+def begin_draws(run: LmRun, iteration: int, index: int) -> None:
+    """The forward or backward pass of this rank's micro-batch `index` begins: its random numbers are drawn."""
+    size = parallel_state.get_data_parallel_world_size()
+    run.state.begin(iteration, index * size + parallel_state.get_data_parallel_rank())
+
+
+def mean_loss(run: LmRun, loss: Tensor) -> float:
+    """The loss on every rank, of which stages of a pipeline before the last pass 0; every rank calls this."""
+    own = loss.detach().to(run.device, torch.float32, copy=True).view(())
+    if run.is_pipelined:
+        group = parallel_state.get_pipeline_model_parallel_group()
+        torch.distributed.all_reduce(own, group=group)
+    return float(own)

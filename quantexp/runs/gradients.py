@@ -61,7 +61,7 @@ class Gradients(TypedDict):
 
 def is_gradient(run: RunDir) -> bool:
     """Whether a run computes gradients instead of training; a run whose config.yaml cannot be read trains."""
-    if f"{SUFFIX}-" not in run.root.name:
+    if f"{SUFFIX}-" not in run.root.name and not run.gradients.exists():
         return False
     try:
         section = read_config(run).get("gradient")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quantexp.config.gradient import declared_at_start, num_passes, units_compared
+from quantexp.config.gradient import num_passes, units_compared
 from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.precision import PrecisionMap, precision_map, unquantised
 from quantexp.quant.units import Unit, working_rules
@@ -22,11 +22,11 @@ from quantexp.training.log import LOG
 from quantexp.training.rank_session import rank_session
 
 if TYPE_CHECKING:
-    from quantexp.training.megatron.gradient import Compared, Sums
+    from quantexp.training.megatron.gradient import Compared, GradientComparison, Sums
 
 
 def compare_gradients(context: RunContext) -> None:
-    """Compute the gradient of the run's first iteration in bf16, under the scheme, and under each part of it.
+    """Compare gradients of the run's first iteration in quantexp's own loop.
 
     Raises:
         EngagementError: a pass did not quantise exactly what was declared.
@@ -36,7 +36,7 @@ def compare_gradients(context: RunContext) -> None:
     iteration = first_iteration(experiment)
     with rank_session(context) as (device, batches):
         from quantexp.training.megatron.backend import scheme_spec
-        from quantexp.training.megatron.gradient import GradientComparison
+        from quantexp.training.megatron.gradient import comparison_of
         from quantexp.training.megatron.numerics_state import use_numerics
         from quantexp.training.megatron.step import Stepper
         from quantexp.training.observer import RunObserver
@@ -45,46 +45,53 @@ def compare_gradients(context: RunContext) -> None:
             observer = RunObserver(context, device, batches.text_of)
             spec = scheme_spec(experiment.model)
             stepper = Stepper(experiment, spec, device, observer, state)
-            comparison = GradientComparison(stepper, iteration, batches.train)
-            declared = declared_at_start(experiment)
+            comparison = comparison_of(stepper, iteration, batches.train)
             context.set_phase(Phase.TRAINING)
-            reference = comparison.reference(unquantised(declared))
-            passes: list[dict[str, Any]] = []
-            number = num_passes(experiment)
-            for kind, unit, parts in _maps(experiment, declared):
-                _require_going(context)
-                compared = comparison.compare(parts)
-                passes.append(_record(kind, unit, compared))
-                if context.rank.leads:
-                    LOG.info(f"pass {len(passes) + 1} of {number}: {_words(passes[-1])}")
-                    if kind == SCHEME:
-                        _write_scheme(context, iteration, compared)
-    if context.rank.leads:
-        require_ours(context.run)
-        write_gradients(context.run, _content(experiment, iteration, reference, passes))
-    context.status.iteration = iteration
+            record_comparison(context, comparison, iteration)
     context.status.trained = now()
     context.write_status()
 
 
+def record_comparison(context: RunContext, comparison: GradientComparison, iteration: int) -> None:
+    """Compute the gradient of an iteration in bf16, under the scheme, and under each part of it; write gradients.json.
+
+    Raises:
+        EngagementError: a pass did not quantise exactly what was declared.
+    """
+    experiment = context.experiment
+    declared = precision_map(experiment.model, experiment.quant, iteration)
+    reference = comparison.reference(unquantised(declared))
+    units = units_compared(experiment, iteration)
+    passes: list[dict[str, Any]] = []
+    for kind, unit, parts in _maps(experiment, declared, units, iteration):
+        _require_going(context)
+        compared = comparison.compare(parts)
+        passes.append(_record(kind, unit, compared))
+        if context.rank.leads:
+            LOG.info(f"pass {len(passes) + 1} of {num_passes(units)}: {_words(passes[-1])}")
+            if kind == SCHEME:
+                _write_scheme(context, iteration, compared)
+    if context.rank.leads:
+        require_ours(context.run)
+        write_gradients(context.run, _content(experiment, iteration, reference, passes))
+    context.status.iteration = iteration
+
+
 def _maps(
-    experiment: Experiment, declared: PrecisionMap
+    experiment: Experiment, declared: PrecisionMap, units: Sequence[Unit], iteration: int
 ) -> Iterator[tuple[str, str | None, PrecisionMap]]:
     """Kind, unit and map of each pass: the scheme, each unit alone, and all but each unit."""
+
+    def without(left_out: Sequence[Unit]) -> PrecisionMap:
+        """The scheme's map with some units in the working precision, by the rules that a user would write."""
+        quant = experiment.quant
+        changed = dataclasses.replace(quant, rules=[*quant.rules, *working_rules(left_out)])
+        return precision_map(experiment.model, changed, iteration)
+
     yield SCHEME, None, declared
-    for unit in (units := units_compared(experiment)):
-        left_out = _without(experiment, [unit])
-        others = _without(experiment, [other for other in units if other is not unit])
-        yield ALONE, str(unit), others
-        yield WITHOUT, str(unit), left_out
-
-
-def _without(experiment: Experiment, units: Sequence[Unit]) -> PrecisionMap:
-    """The scheme's map with some units in the working precision, by the rules that a user would write."""
-    quant = experiment.quant
-    rules = [*quant.rules, *working_rules(units)]
-    changed = dataclasses.replace(quant, rules=rules)
-    return precision_map(experiment.model, changed, first_iteration(experiment))
+    for unit in units:
+        yield ALONE, str(unit), without([other for other in units if other is not unit])
+        yield WITHOUT, str(unit), without([unit])
 
 
 def _require_going(context: RunContext) -> None:

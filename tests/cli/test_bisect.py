@@ -12,6 +12,7 @@ import pytest
 from quantexp.cli.main import main
 from quantexp.config.compose import compose
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, write_status
 from tests.cli import bisections
 from tests.conftest import run_here
 
@@ -127,6 +128,54 @@ def test_gradients_are_listed_and_drawn(run_tiny: Callable[..., RunDir], capsys:
     assert (Path("found") / "gradients.png").is_file()
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["by"] == ["site"]
+
+
+GRADIENTS = {
+    "iteration": 7,
+    "by": ["layer"],
+    "bf16_loss": 2.5,
+    "bf16_norm": 1.0,
+    "groups": ["layer 0"],
+    "bf16_norms": [1.0],
+    "passes": [
+        {
+            "kind": "scheme",
+            "unit": None,
+            "loss": 2.5,
+            "whole": {"cosine": 0.9, "distance": 0.25},
+            "groups": [{"cosine": 0.9, "distance": 0.25}],
+        }
+    ],
+}
+
+
+def test_gradients_of_megatron_lms_loop_are_shown_where_it_compared_them(
+    in_tmp: Path, capsys: Captured
+) -> None:
+    run = RunDir(in_tmp / "runs" / "theirs")
+    run.root.mkdir(parents=True)
+    run.config.write_text("quant: {name: FA_mxfp8}\n")
+    write_status(run.status, Status(state=State.COMPLETED))
+    identity = {"loop": {"name": "Megatron-LM", "version": "0.16.1"}}
+    run.provenance.write_text(json.dumps({"identity": identity}))
+    assert main(["bisect", str(run.root), "--gradient", "--by", "layer"]) == 1
+    assert capsys.readouterr().err == (
+        "quantexp: theirs was trained by Megatron-LM, which alone can repeat its data: start its script once more with "
+        "QUANTEXP_GRADIENT=layer, which compares the gradients of the first iteration after its checkpoint and ends; "
+        "then: quantexp bisect FOLDER --gradient\n"
+    )
+    run.gradients.write_text(json.dumps(GRADIENTS))
+    assert main(["bisect", str(run.root), "--gradient"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("gradient of iteration 7 against bf16\n")
+    assert "FA_mxfp8" in printed
+    assert (run.root / "gradients.png").is_file()
+    for words in (["--from", "3"], ["launcher.max_parallel=2"]):
+        assert main(["bisect", str(run.root), "--gradient", *words]) == 1
+        refused = (
+            f"quantexp: {' '.join(words)} has no effect: Megatron-LM has compared these gradients\n"
+        )
+        assert capsys.readouterr().err == refused
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ GRADIENT = ("gradient.only=true", "training.stop_after=1", "capture=off", "quant
 def test_passes_are_bf16_the_scheme_and_two_for_each_unit(tiny: Tiny) -> None:
     experiment = tiny(*GRADIENT, "gradient.by=[layer]")
     assert [str(unit) for unit in units_compared(experiment)] == ["layer 0", "layer 1"]
-    assert num_passes(experiment) == 6
-    assert num_passes(tiny(*GRADIENT)) == 2
+    assert num_passes(units_compared(experiment)) == 6
+    assert num_passes(units_compared(tiny(*GRADIENT))) == 2
 
 
 @pytest.mark.parametrize(

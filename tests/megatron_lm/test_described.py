@@ -111,6 +111,41 @@ def test_a_capture_is_off_unless_asked_for() -> None:
     assert (capture.level, capture.iterations) == (CaptureLevel.tensors, ["2"])
 
 
+def test_gradients_are_compared_by_the_aspects_that_are_named() -> None:
+    scheme = {"QUANTEXP_QUANT": "FA_mxfp8"}
+    assert not experiment_of(llama(), scheme).gradient.only
+    gradient = experiment_of(llama(), {**scheme, "QUANTEXP_GRADIENT": "layer,slot"}).gradient
+    assert (gradient.only, gradient.by) == (True, ["layer", "slot"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "words"),
+    [
+        (
+            {"QUANTEXP_GRADIENT": "layers"},
+            {},
+            "QUANTEXP_GRADIENT must be among slot, .*, got 'layers'",
+        ),
+        (
+            {"QUANTEXP_GRADIENT": "layer", "QUANTEXP_CAPTURE": "stats"},
+            {},
+            "QUANTEXP_GRADIENT captures nothing; unset QUANTEXP_CAPTURE",
+        ),
+        (
+            {"QUANTEXP_GRADIENT": "layer"},
+            {"te_precision_config_file": "modules.yaml"},
+            "QUANTEXP_GRADIENT compares parts of one scheme; drop --te-precision-config-file",
+        ),
+    ],
+    ids=["unknown", "capture", "file"],
+)
+def test_gradients_that_cannot_be_compared_are_refused(
+    variables: dict[str, str], arguments: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        experiment_of(llama(**arguments), {"QUANTEXP_QUANT": "FA_mxfp8", **variables})
+
+
 def test_precision_and_layout_are_theirs() -> None:
     args = llama(bf16=False, fp16=True, tensor_model_parallel_size=2, world_size=4)
     experiment = experiment_of(args, {"QUANTEXP_QUANT": "bf16"})

@@ -30,6 +30,10 @@ def test_the_folder_is_named_or_lies_beside_the_checkpoints(
     named = folder_of(_EXPERIMENT, None, {}).root
     assert named.parent == tmp_path / "runs"
     assert re.fullmatch(r"megatron_lm_FA_mxfp8-\d{8}-\d{6}", named.name)
+    gradient = {"QUANTEXP_QUANT": "FA_mxfp8", "QUANTEXP_GRADIENT": "layer"}
+    named = folder_of(experiment_of(_ARGS, gradient), "ck", {}).root
+    assert named.parent == tmp_path / "runs", "not over the training's"
+    assert re.fullmatch(r"megatron_lm_FA_mxfp8_gradient-\d{8}-\d{6}", named.name)
 
 
 def test_the_identity_has_the_loop_and_the_arguments_that_decide_numbers() -> None:

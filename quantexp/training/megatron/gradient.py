@@ -11,7 +11,7 @@ in float64, strip by strip. A parameter, or a part of one, that several ranks ho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from quantexp.quant.precision import PrecisionMap
 from quantexp.schema import Precision
 from quantexp.training.megatron.collectives import complete_gradients, gather
 from quantexp.training.megatron.grad_norm import GPU_STRIP, STRIP
+from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.step import Stepper
 from quantexp.training.megatron.watched import Watched
@@ -82,19 +83,19 @@ class Compared:
         return sum(self.groups.values(), Sums())
 
 
-class GradientComparison:
-    """Computes gradients of one iteration with a stepper that takes no step; every rank calls each method."""
+#: Computes the reduced gradients of the iteration under a map, on every rank; the loss, and the verdict of the proof.
+RunPasses = Callable[[PrecisionMap], tuple[float, Verdict]]
 
-    def __init__(self, stepper: Stepper, iteration: int, batches: Iterator[Batch]) -> None:
-        self._stepper, self._iteration = stepper, iteration
-        self._batches = [next(batches) for _ in range(stepper.num_micro_batches)]
-        self._watched = Watched(stepper.chunks)
+
+class GradientComparison:
+    """Gradients of one iteration under several maps; every rank calls each method."""
+
+    def __init__(
+        self, run_passes: RunPasses, parts: Mapping[str, Part], scale: float = 1.0
+    ) -> None:
+        """Compare what `run_passes` leaves in the parts, which is multiplied by `scale`, as fp16 does."""
+        self._run_passes, self._parts, self._scale = run_passes, parts, scale
         self._reference: dict[str, Tensor] = {}
-        #: What fp16 multiplies every gradient by.
-        self._scale = 1.0
-        if stepper.training.precision is Precision.fp16:
-            self._scale = float(stepper.optimizer.get_loss_scale())
-        stepper.step_state.updates_histories = False
 
     def reference(self, declared: PrecisionMap) -> Compared:
         """The gradient that all others are compared with, here with itself.
@@ -102,8 +103,8 @@ class GradientComparison:
         Raises:
             EngagementError: as `compare`.
         """
-        loss, verdict = self._passes(declared)
-        parts = self._stepper.parts.items()
+        loss, verdict = self._run_passes(declared)
+        parts = self._parts.items()
         self._reference = {name: _gradient(part.tensor).clone() for name, part in parts}
         return Compared(loss, self._sums(), verdict)
 
@@ -113,28 +114,14 @@ class GradientComparison:
         Raises:
             EngagementError: the passes did not quantise exactly what the map declares.
         """
-        loss, verdict = self._passes(declared)
+        loss, verdict = self._run_passes(declared)
         return Compared(loss, self._sums(), verdict)
-
-    def _passes(self, declared: PrecisionMap) -> tuple[float, Verdict]:
-        stepper = self._stepper
-        stepper.set_precision(declared)
-        with (
-            self._watched.proving(self._iteration, declared) as verdict,
-            stepper.rounded_reduction(self._iteration, None),
-        ):
-            losses = stepper.repeat(self._iteration, self._batches)
-        result = verdict()
-        require(result)
-        if stepper.is_distributed:
-            complete_gradients(stepper.models)
-        return stepper.mean_loss(losses), result
 
     @torch.no_grad()
     def _sums(self) -> Groups:
         own = {
             (name, part.shard): _sums_of(_gradient(part.tensor), self._reference[name], self._scale)
-            for name, part in self._stepper.parts.items()
+            for name, part in self._parts.items()
         }
         everywhere: dict[tuple[str, Shard], Sums] = {}
         for of_rank in gather(own):
@@ -144,6 +131,30 @@ class GradientComparison:
             group = _group_of(name)
             by_group[group] = by_group.get(group, Sums()) + everywhere[name, shard]
         return {words: by_group[place, words] for place, words in sorted(by_group)}
+
+
+def comparison_of(stepper: Stepper, iteration: int, batches: Iterator[Batch]) -> GradientComparison:
+    """Gradients of quantexp's own loop, by a stepper that takes no step from now on."""
+    of_iteration = [next(batches) for _ in range(stepper.num_micro_batches)]
+    watched = Watched(stepper.chunks)
+    stepper.step_state.updates_histories = False
+
+    def run_passes(declared: PrecisionMap) -> tuple[float, Verdict]:
+        stepper.set_precision(declared)
+        with (
+            watched.proving(iteration, declared) as verdict,
+            stepper.rounded_reduction(iteration, None),
+        ):
+            losses = stepper.repeat(iteration, of_iteration)
+        result = verdict()
+        require(result)
+        if stepper.is_distributed:
+            complete_gradients(stepper.models)
+        return stepper.mean_loss(losses), result
+
+    is_scaled = stepper.training.precision is Precision.fp16
+    scale = float(stepper.optimizer.get_loss_scale()) if is_scaled else 1.0
+    return GradientComparison(run_passes, stepper.parts, scale)
 
 
 def _group_of(name: str) -> tuple[int, str]:
