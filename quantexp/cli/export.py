@@ -131,7 +131,7 @@ def _of_megatron_lm(folder: Path, wanted: str, iteration: str | None, out: Path 
     return _written(out, lambda part: write_published(weights, weights.model, part))
 
 
-def _written(target: Path, write: Callable[[Path], None]) -> Path:
+def _written(target: Path, write: Callable[[Path], object]) -> Path:
     """A new folder, written under another name first."""
     target = target.absolute()
     if target.exists():

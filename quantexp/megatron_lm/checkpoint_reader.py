@@ -1,8 +1,8 @@
 """Reads the weights of a Megatron-LM checkpoint, in the formats torch_dist and torch, without Megatron.
 
 torch_dist (Megatron-LM's default) has whole tensors, whatever the layout that wrote them; those of equal layers lie
-together, layer by layer, and some norms and the experts have names of their own. torch has a file for each rank; that
-of a model in one rank is read.
+together, layer by layer, and some norms and the experts have names of their own. torch has a file for each rank with a
+part of the model (`rank_files`).
 
 Arguments and metadata lie there as pickles. They are built from plain values and the few classes that describe tensors;
 every other class that they name is replaced by one that does nothing, so that a file from a stranger runs no code.
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantexp.errors import ConfigError, DataError
 from quantexp.megatron_lm.described import model_of
+from quantexp.megatron_lm.rank_files import first_file, joined
 from quantexp.megatron_lm.refused import require_known_model
 from quantexp.model.huggingface.blocks import Source, sources
 from quantexp.model.huggingface.mapping import mapping
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 #: Names the iteration of the last checkpoint.
 LATEST = "latest_checkpointed_iteration.txt"
 #: The files that tell the formats.
-METADATA, COMMON, LEGACY = ".metadata", "common.pt", Path("mp_rank_00") / "model_optim_rng.pt"
+METADATA, COMMON = ".metadata", "common.pt"
 #: Ours -> theirs, in a torch_dist checkpoint: the names that Transformer Engine's fused layers have.
 FUSED = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
@@ -72,9 +73,8 @@ class LmWeights:
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder is a Megatron-LM checkpoint, or holds some."""
-    return (folder / LATEST).is_file() or any(
-        (folder / name).is_file() for name in (METADATA, LEGACY)
-    )
+    is_one = (folder / METADATA).is_file() or first_file(folder).is_file()
+    return is_one or (folder / LATEST).is_file()
 
 
 def folder_of_iteration(folder: Path, iteration: str | None = None) -> Path:
@@ -96,30 +96,27 @@ def read_weights(folder: Path) -> LmWeights:
     """The weights of one iteration; the whole model is in memory.
 
     Raises:
-        DataError: the folder is no checkpoint, of several ranks in the format torch, or lacks a parameter.
+        DataError: the folder is no checkpoint, or lacks a parameter.
         ConfigError: the model is in no family of quantexp's.
     """
     is_dist = (folder / METADATA).is_file()
-    file = folder / (COMMON if is_dist else LEGACY)
-    content = _load(file)
-    model = _model(content.get("args"), file)
+    file = folder / COMMON if is_dist else first_file(folder)
+    args = _load(file).get("args")
+    model = _model(args, file)
     names = {each.name: each.shape for each in mapping(model)}
+    parameters: Mapping[str, Tensor | None]
     if is_dist:
         parameters = _whole_tensors(folder, names, model)
     else:
-        if len(list(folder.glob("mp_rank_*"))) > 1:
-            raise DataError(
-                f"{folder} has the parts of several ranks in the format torch, which is read from one rank alone; "
-                "save with --ckpt-format torch_dist"
-            )
-        parameters = {name: content["model"].get(name) for name in names}
+        parameters = joined(names, model, args, lambda file: _load(folder / file))
     for name, shape in names.items():
         found = parameters.get(name)
         if found is None or tuple(found.shape) != shape:
             seen = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
             raise DataError(f"{folder}: {name} of shape {shape} {seen}")
-    (dtype,) = {each.dtype for each in parameters.values()}
-    return LmWeights(model, dtype, parameters, sources(model))
+    found_all = {name: x for name, x in parameters.items() if x is not None}
+    (dtype,) = {each.dtype for each in found_all.values()}
+    return LmWeights(model, dtype, found_all, sources(model))
 
 
 def _model(args: Any, file: Path) -> ModelConfig:

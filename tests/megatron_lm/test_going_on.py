@@ -41,6 +41,26 @@ def _numbers(run: RunDir) -> list[Any]:
     return [[line[key] for key in _EXACT] for line in lines(run)]
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [["--tensor-model-parallel-size", "2"], ["--pipeline-model-parallel-size", "2"]],
+    ids=str,
+)
+def test_both_formats_of_a_layouts_checkpoint_have_the_same_weights(
+    source: Path, layout: list[str], tmp_path: Path
+) -> None:
+    words = [*layout, "--train-iters", "1", "--save-interval", "1"]
+    read = []
+    for form in ("torch", "torch_dist"):
+        folder = tmp_path / form
+        save = ["--save", str(folder), "--ckpt-format", form]
+        assert run_script(source, tmp_path, [*words, *save], 2).code == 0
+        read.append(read_weights(folder / "iter_0000001"))
+    ours, theirs = read
+    assert len(ours.sources) == 21
+    assert all(torch.equal(ours.tensor(name), theirs.tensor(name)) for name in ours.sources)
+
+
 def test_a_run_goes_on_from_megatron_lms_checkpoint_to_the_last_bit(
     source: Path, tmp_path: Path
 ) -> None:

@@ -75,6 +75,20 @@ def pass_rows_to_experts(moe: MoELayer) -> None:
     moe.experts.register_forward_pre_hook(before_experts)
 
 
+def release_routing(moe: MoELayer) -> None:
+    """Let go of the graph of each forward pass at its end.
+
+    Megatron's dispatcher keeps the probabilities until the next pass. Autograd holds the model in turn, in a cycle that
+    Python cannot collect.
+    """
+
+    def after_layer(module: Any, args: object, output: object) -> None:
+        kept = vars(module.token_dispatcher)
+        kept |= {name: x.detach() for name, x in kept.items() if isinstance(x, Tensor)}
+
+    moe.register_forward_hook(after_layer)
+
+
 def _sources(members: torch.distributed.ProcessGroup) -> tuple[list[int], tuple[int, ...]]:
     """The source of each member's tokens, from 0, and the `micro_batches` of the sources."""
     tensor = parallel_state.get_tensor_model_parallel_world_size()

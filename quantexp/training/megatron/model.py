@@ -33,7 +33,7 @@ from quantexp.schema import (
 )
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.embedding import SchemeEmbedding
-from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts
+from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts, release_routing
 from quantexp.training.megatron.linear import LinearLayer, SchemeOutputLayer
 from quantexp.training.megatron.own_quantisation import refuse_own_quantisation
 from quantexp.training.megatron.transformer_config import ONE_PROCESS, transformer_config
@@ -120,6 +120,7 @@ def build_chunks(
         )
         for moe in moe_layers(gpt).values():
             pass_rows_to_experts(moe)
+            release_routing(moe)
         if is_native:
             from quantexp.training.megatron.transformer_engine.autocast import Decoder
 

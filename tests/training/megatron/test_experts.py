@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
 
+from quantexp.runs.paths import RunDir
 from quantexp.training.megatron.experts import origins_of_exchanged
 from tests.gloo import in_processes
 from tests.training.megatron.dispatch_ranks import DISPATCHERS, LAYOUTS, B, Expert, dispatch
@@ -55,3 +59,17 @@ def test_rows_of_a_sequence_lie_in_its_order(
             for sequence in {row[:2] for row in truth}:
                 positions = [row[2] for row in truth if row[:2] == sequence]
                 assert positions == sorted(positions)
+
+
+def test_a_run_leaves_no_model_behind(
+    run_tiny: Callable[..., RunDir], tiny_models: dict[str, list[str]]
+) -> None:
+    """Megatron's dispatcher would keep the graph of its last pass, and with it the model and its process groups."""
+
+    def models() -> int:
+        gc.collect()
+        return sum(type(each) is GPTModel for each in gc.get_objects())
+
+    before = models()
+    run_tiny(*tiny_models["deepseek2_lite"], "quant=linear_mxfp4", "capture=off")
+    assert models() == before
