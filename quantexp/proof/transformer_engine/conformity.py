@@ -94,18 +94,16 @@ def other_format(stored: Stored, spec: QuantSpec) -> str | None:
     return f"{stored}{blocks}"
 
 
-def finding_of(stored: Stored, spec: QuantSpec, source: Tensor | None) -> Finding:
-    """The result for a stored operand; `source` is the tensor [M, K] before quantisation, if it is at hand."""
+def finding_of(stored: Stored, spec: QuantSpec, source: Tensor) -> Finding:
+    """The result for a stored operand; `source` is the tensor [M, K] before quantisation."""
     if (other := other_format(stored, spec)) is not None:
         return Finding(
             Status.MISMATCH,
             f"it reached the product as {other} of Transformer Engine",
             quantised=True,
         )
-    if source is None or source.shape != stored.codes.shape:
-        return Finding(
-            Status.ENGAGED, "by its class: gathered over ranks, it was not compared", quantised=True
-        )
+    if source.shape != stored.codes.shape:
+        return other_shape(stored.codes, source)
     if not bool(source.isfinite().all()):
         return Finding(Status.INCONCLUSIVE, NOT_FINITE)
     if not bool(source.any()):
@@ -121,6 +119,14 @@ def finding_of(stored: Stored, spec: QuantSpec, source: Tensor | None) -> Findin
         Status.MISMATCH,
         f"{comparison} from those of {spec.fmt.name} of its source",
         quantised=True,
+    )
+
+
+def other_shape(x: Tensor, source: Tensor) -> Finding:
+    """The result for an operand that cannot be that of its source."""
+    shapes = [" x ".join(f"{extent:,}" for extent in each.shape) for each in (x, source)]
+    return Finding(
+        Status.MISMATCH, f"it reached the product as {shapes[0]}, and its source is {shapes[1]}"
     )
 
 

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from quantexp.formats import QuantSpec
 from quantexp.proof.grids import Finding, Status
-from quantexp.proof.transformer_engine.conformity import finding_of
+from quantexp.proof.transformer_engine.conformity import finding_of, other_shape
 from quantexp.proof.transformer_engine.stored import read
 from quantexp.proof.verdict import judge
 
 
-def judge_operand(x: Any, spec: QuantSpec, axis: int, source: Tensor | None) -> Finding:
+def judge_operand(x: Any, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
     """Compare an operand with its declaration and with the tensor that it was quantised from.
 
     Args:
         x: the operand, stored by Transformer Engine, or plain.
         spec: its declaration.
         axis: the dimension of the matrix [M, K] that the product reduces, -1 or 0.
-        source: the matrix before quantisation; None, or of another shape, if x was gathered over ranks.
+        source: the matrix before quantisation, gathered as x was.
     """
     try:
         stored = read(x, axis)
@@ -33,6 +33,6 @@ def judge_operand(x: Any, spec: QuantSpec, axis: int, source: Tensor | None) -> 
             Status.MISMATCH, f"it reached the product in {str(x.dtype).removeprefix('torch.')}"
         )
     matrix = x.detach().reshape(-1, x.shape[-1])
-    return judge(
-        matrix, spec, axis, source if source is not None and source.shape == matrix.shape else None
-    )
+    if matrix.shape != source.shape:
+        return other_shape(matrix, source)
+    return judge(matrix, spec, axis, source)

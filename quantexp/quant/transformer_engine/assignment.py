@@ -113,5 +113,14 @@ def _differences(experiment: Experiment, recipe: Recipe) -> Iterator[str]:
             f"wgrad's blocks along tokens hold tokens of all {training.micro_batch_size} sequences of a micro-batch, "
             "where the emulation's lie within one (training.micro_batch_size=1)"
         )
-    if layout.tensor > 1 and recipe.kind in (Kind.CURRENT, Kind.DELAYED, Kind.NVFP4):
-        yield "each tensor-parallel rank scales its own shard of w, and of a row-wise layer's x"
+    has_own_scale = recipe.kind in (Kind.CURRENT, Kind.NVFP4)
+    if layout.tensor > 1 and has_own_scale:
+        yield (
+            "each tensor-parallel rank scales its own shard of w, of x in proj and fc2, and of g in the other modules"
+        )
+    if layout.context > 1 and has_own_scale:
+        yield "each context-parallel rank scales its own tokens of x and g"
+    if recipe.kind is Kind.DELAYED and layout.tensor * layout.context * layout.data > 1:
+        yield (
+            "a micro-batch enters the history with the largest amax of all tensor-, context- and data-parallel ranks"
+        )

@@ -12,6 +12,7 @@ from quantexp.formats import encode, resolve
 from quantexp.formats.types import Rounding
 from quantexp.proof.grids import Finding, Status
 from quantexp.proof.transformer_engine.conformity import Comparison, compare, finding_of
+from quantexp.proof.transformer_engine.operands import judge_operand
 from quantexp.proof.transformer_engine.stored import Kind, Stored
 
 MXFP8 = resolve("mxfp8_e4m3", scale_rule="rceil")
@@ -267,11 +268,12 @@ def test_random_bits_are_not_compared_and_the_finding_names_the_format() -> None
     assert other.reason == "it reached the product as MXFP8 (e4m3) of Transformer Engine"
 
 
-def test_an_operand_that_was_gathered_engages_by_its_class_alone() -> None:
+def test_an_operand_of_another_shape_than_its_source_does_not_engage() -> None:
     stored, x = block(torch.tensor([448.0]), [0x7E], 127)
-    finding = finding_of(stored, MXFP8, x[:, :16])
-    assert finding.status is Status.ENGAGED
-    assert finding.reason == "by its class: gathered over ranks, it was not compared"
+    part, bf16 = x[:, :16], resolve("bf16")
+    for finding in (finding_of(stored, MXFP8, part), judge_operand(x, bf16, -1, part)):
+        assert finding.status is Status.MISMATCH
+        assert finding.reason == "it reached the product as 1 x 32, and its source is 1 x 16"
 
 
 def test_zeros_and_values_that_are_not_finite_are_inconclusive() -> None:

@@ -14,6 +14,9 @@ Make = Callable[..., Experiment]
 NATIVE = "quant.backend=transformer_engine"
 DELAYED = "quant=more/te_fp8_delayed"
 RECIPE = "DelayedScaling(HYBRID, history 1024)"
+BLOCKWISE = "Float8BlockScaling(E4M3, w 128 x 128, powers of two)"
+#: Tensor parallelism, with sequence parallelism, of ranks with other blocks than one process.
+IN_HALVES = ("parallel.tensor=2", "launcher.num_processes=2", "parallel.unaligned=accept")
 
 REFUSED: dict[tuple[str, ...], str] = {
     (
@@ -45,6 +48,18 @@ REFUSED: dict[tuple[str, ...], str] = {
         "training.precision=fp32",
     ): f"{NATIVE}: NVFP4BlockScaling(w 16 x 16, random Hadamard in "
     "wgrad, g stochastic) transforms bfloat16 alone, got training.precision=fp32; take bf16",
+    (
+        "quant=more/te_fp8_blockwise",
+        *IN_HALVES,
+    ): f"{NATIVE}: layer 0 qkv has 64 tokens on a rank, and {BLOCKWISE} gathers multiples of 128 under sequence "
+    "parallelism, which parallel.sequence=false turns off; keep it in bf16 by a rule",
+    (
+        "quant=more/te_fp8_blockwise",
+        *IN_HALVES,
+        "training.seq_length=128",
+        "model.hidden_size=144",
+    ): f"{NATIVE}: layer 0 qkv has 144 columns of x on a rank, and {BLOCKWISE} gathers multiples of 128 under "
+    "sequence parallelism, which parallel.sequence=false turns off; keep it in bf16 by a rule",
     (
         "quant=linear_mxfp8",
         "quant.recipe=delayed",
@@ -100,6 +115,10 @@ def test_what_a_backend_cannot_run_is_refused_in_one_line(
 def test_a_module_of_another_shape_runs_in_bf16_by_a_rule(tiny: Make) -> None:
     rule = "quant.rules=[{modules: [fc*], format: bf16}]"
     tiny("quant=linear_mxfp8", NATIVE, "model.ffn_hidden_size=200", rule)
+
+
+def test_blocks_of_128_that_are_not_gathered_may_be_short(tiny: Make) -> None:
+    tiny("quant=more/te_fp8_blockwise", *IN_HALVES, "parallel.sequence=false")
 
 
 def test_routed_experts_are_refused_and_run_in_bf16(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -158,17 +159,44 @@ def test_blocks_along_tokens_of_several_sequences_are_said(base: Experiment) -> 
     assert scaled.nearness is NEAR, "a scale of the tensor has no blocks"
 
 
-def test_scales_of_shards_are_said(base: Experiment) -> None:
-    launcher, parallel = replace(base.launcher, num_processes=2), replace(base.parallel, tensor=2)
-    base = replace(base, launcher=launcher, parallel=parallel)
+def on_two(base: Experiment, **sizes: Any) -> Experiment:
+    launcher = replace(base.launcher, num_processes=2)
+    return replace(base, launcher=launcher, parallel=replace(base.parallel, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "note"),
+    [
+        (
+            {"tensor": 2},
+            "each tensor-parallel rank scales its own shard of w, of x in proj and fc2, and of g in the other modules",
+        ),
+        ({"context": 2}, "each context-parallel rank scales its own tokens of x and g"),
+    ],
+)
+def test_scales_of_parts_are_said(base: Experiment, sizes: dict[str, int], note: str) -> None:
+    base = on_two(base, **sizes)
     (one,) = assigned(under(base, "more/linear_fp8"))
     assert one.nearness is STATISTICAL
-    assert (
-        "each tensor-parallel rank scales its own shard of w, and of a row-wise layer's x"
-        in one.notes
-    )
+    assert note in one.notes
     (blocks,) = assigned(under(base, "linear_mxfp8"))
     assert blocks.nearness is EQUAL
+
+
+def test_a_scale_of_each_part_is_not_said_of_whole_tensors(base: Experiment) -> None:
+    for layout in (on_two(base), on_two(base, pipeline=2)):
+        (one,) = assigned(under(layout, "more/linear_fp8"))
+        assert one.nearness is NEAR
+
+
+def test_a_history_of_all_ranks_is_said(base: Experiment) -> None:
+    note = "a micro-batch enters the history with the largest amax of all tensor-, context- and data-parallel ranks"
+    for layout in (on_two(base), on_two(base, tensor=2), on_two(base, context=2)):
+        (one,) = assigned(under(layout, "more/te_fp8_delayed"))
+        assert note in one.notes
+    for layout in (base, on_two(base, pipeline=2)):
+        (one,) = assigned(under(layout, "more/te_fp8_delayed"))
+        assert note not in one.notes
 
 
 @pytest.mark.parametrize("words", ["linear_mxfp4", "linear_hifp8", "more/linear_mxfp4_sr_rht"])

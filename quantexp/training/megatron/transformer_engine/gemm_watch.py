@@ -7,9 +7,10 @@ with both operands and with which of them is transposed:
     fprop   (w, True, x, False)      dgrad   (w, False, g, False)      wgrad   (x, False, g, True)
 
 Here it is replaced while an iteration is watched. Hooks on the modules and on the autograd nodes of their forward
-passes say whose product it is, and hold the tensors before quantisation, with which `quantexp.proof` compares the bytes
-that arrive. Grouped products, which no layer of quantexp calls, fail the run inside a decoder layer. Products of custom
-recipes are torch's own, and the `ProductWatch` sees them.
+passes say whose product it is, and hold the tensors before quantisation, gathered over ranks where the layer gathers
+them (`tokens`), with which `quantexp.proof` compares the bytes that arrive. Grouped products, which no layer of
+quantexp calls, fail the run inside a decoder layer. Products of custom recipes are torch's own, and the `ProductWatch`
+sees them.
 
 Not seen: the inside of cuDNN's fused attention, and products replayed from CUDA graphs. No scheme's slots are there, as
 quantexp takes neither.
@@ -33,6 +34,7 @@ from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import Entry, ModuleId
 from quantexp.quant.product_context import untracked
 from quantexp.quant.sites import Operand, Product, Site, operands_of
+from quantexp.training.megatron.transformer_engine.tokens import whole_tokens
 
 _NATIVE = "transformer_engine_torch"
 _GEMM, _GROUPED = "generic_gemm", "te_general_grouped_gemm"
@@ -91,7 +93,10 @@ class GemmWatch:
         yield constants, _CONSTANTS[1], _unwatched
 
     def _enter(self, name: ModuleId, module: nn.Module, args: tuple[Any, ...]) -> None:
-        sources = {Operand.X: _matrix(args[0]), Operand.W: _matrix(module.weight)}
+        sources = {
+            Operand.X: _source(module, Operand.X, args[0]),
+            Operand.W: _matrix(module.weight),
+        }
         self._running.append(_Running(name, sources, is_backward=False))
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -103,7 +108,7 @@ class GemmWatch:
             return
 
         def enter(grads: tuple[Tensor, ...]) -> None:
-            sources = {**forward.sources, Operand.G: _matrix(grads[0])}
+            sources = {**forward.sources, Operand.G: _source(module, Operand.G, grads[0])}
             self._running.append(_Running(forward.module, sources, is_backward=True))
 
         def leave(of_inputs: tuple[Any, ...], grads: tuple[Any, ...]) -> None:
@@ -134,7 +139,7 @@ class GemmWatch:
         slots = operands_of(Site.LINEAR, product)
         for slot, x, axis in zip(slots, (b, a), axes, strict=True):
             spec = precision.spec(slot)
-            finding = judge_operand(x, spec, axis, running.sources.get(slot.operand))
+            finding = judge_operand(x, spec, axis, running.sources[slot.operand])
             self._products.observed.note(Entry(running.module, slot, spec), finding, recomputed)
         return _unwatched(original, a, transa, b, transb, *rest, **options)
 
@@ -150,6 +155,10 @@ class GemmWatch:
 def _unwatched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with untracked():
         return original(*args, **kwargs)
+
+
+def _source(module: nn.Module, operand: Operand, own: Tensor) -> Tensor:
+    return _matrix(whole_tokens(module, operand, own))
 
 
 def _matrix(x: Any) -> Tensor:

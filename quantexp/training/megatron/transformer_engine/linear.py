@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TERowParallelLinear
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, no_hook
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.sites import Operand
 from quantexp.quant.transformer_engine.assignment import OWN_FORMATS
 from quantexp.quant.transformer_engine.recipes import Recipe
 from quantexp.quant.transformer_engine.representation import Representation, represent
@@ -30,6 +30,7 @@ from quantexp.training.megatron.transformer_engine.own_formats import scheme_rec
 from quantexp.training.megatron.transformer_engine.quantizers import require_quantizers
 from quantexp.training.megatron.transformer_engine.recipes import te_recipe
 from quantexp.training.megatron.transformer_engine.support import require_support
+from quantexp.training.megatron.transformer_engine.tokens import whole_tokens
 
 
 class TransformerEngineLinear(LinearLayer):
@@ -100,9 +101,7 @@ class TransformerEngineLinear(LinearLayer):
         """Show the operands of the forward pass, and let the gradients be shown when they are there."""
         module: Any = self
         with torch.no_grad():
-            gathers = module.sequence_parallel and module.parallel_mode == "column"
-            own = gather_from_sequence_parallel_region(x) if gathers else x
-            self.hook(FORWARD, PRE, "input", own)
+            self.hook(FORWARD, PRE, "input", whole_tokens(module, Operand.X, x))
             self.hook(FORWARD, PRE, "weight", module.weight)
         if x.requires_grad:
             x.register_hook(  # type: ignore[no-untyped-call]
@@ -121,9 +120,7 @@ class TransformerEngineLinear(LinearLayer):
     def _show_gradient(self, g: Tensor) -> None:
         module: Any = self
         with torch.no_grad():
-            gathers = module.sequence_parallel and module.parallel_mode == "row"
-            whole = gather_from_sequence_parallel_region(g) if gathers else g
-            self.hook(BACKWARD, PRE, "grad_output", whole)
+            self.hook(BACKWARD, PRE, "grad_output", whole_tokens(module, Operand.G, g))
             self.hook(BACKWARD, PRE, "weight", module.weight)
 
 

@@ -5,7 +5,8 @@ A custom recipe gives each operand a quantizer of ours, and each product of two 
 functions of `quantexp.quant.linear`, which quantise both operands along the axis that the product reduces. So a layer's
 results are those of the emulated layer to the bit, in every format, with blocks within a sequence, random numbers,
 amaxes over ranks, operand hooks and the proof of engagement; a slot in bf16 is multiplied as it is. A copy of a weight
-that Transformer Engine keeps over micro-batches cannot be stale either: it is the weight.
+that Transformer Engine keeps over micro-batches cannot be stale either: it is the weight. Under sequence parallelism
+Transformer Engine gathers the tensor in high precision, as it must, and warns of it; the warning is turned off.
 
 Refused: what `qgemm` is not told of, so that it would be dropped without a message. These are gradient-accumulation
 fusion (the weight gradient would be lost: `qgemm` gets no `out`), a bias that the layer adds, whose gradient is fused
@@ -15,6 +16,7 @@ with a cast that knows Transformer Engine's own formats alone, and `clip_gradien
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +60,7 @@ def scheme_recipe(module: SchemeModule) -> Any:
             f"quant.backend=te_emulated: {name} must not have clip_gradient, which needs x where Transformer Engine "
             "multiplies g and w alone, got true; remove it, or take quant.backend=emulated"
         )
+    warnings.filterwarnings("ignore", "Attempting to all-gather an unsupported quantized tensor")
     recipes: Any = importlib.import_module("transformer_engine.common.recipe")
     # Outputs, which are not quantised, do not ask for theirs; version 2.16 and later refuse a role without one.
     return recipes.CustomRecipe(qfactory=lambda role: SchemeQuantizer(module))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.training.megatron.transformer_engine.child import Child
+from tests.training.megatron.transformer_engine.ranks import Ranks
 from tests.training.megatron.transformer_engine.wheels import LATER, VERSIONS
 
 
@@ -36,3 +38,25 @@ def each_te(_children: dict[str, Child], request: pytest.FixtureRequest) -> Chil
 def later_te(_children: dict[str, Child]) -> Child:
     """As `te`, with a version after the tested ones."""
     return _children[LATER]
+
+
+@pytest.fixture(scope="session")
+def _seconds() -> Iterator[dict[str, Child]]:
+    """A further process for each version, the second rank of a run."""
+    children = {version: Child(version) for version in (*VERSIONS, LATER)}
+    yield children
+    for child in children.values():
+        child.close()
+
+
+@pytest.fixture
+def ranks(
+    _children: dict[str, Child], _seconds: dict[str, Child], tmp_path: Path, tiny_words: list[str]
+) -> Callable[..., Ranks]:
+    """Runs on one or two ranks, with the oldest tested version or another one."""
+
+    def make(number: int = 2, version: str = VERSIONS[0]) -> Ranks:
+        children = [_children[version], _seconds[version]][:number]
+        return Ranks(children, tmp_path, tiny_words[-1])
+
+    return make

@@ -3,11 +3,14 @@
 The casts of NVFP4 and of current scaling are Transformer Engine's reference quantizers in torch. Those of MXFP8 and of
 blocks of 128 follow its kernels (common/cast and common/transpose of 2.11) by torch's own casts, with their scales of
 NaN, Inf, zeros and the smallest values.
-Padding is filled with bytes that stand for NaN, which a reader must leave out. `install()` serves the process.
+Padding is filled with bytes that stand for NaN, which a reader must leave out. Where Transformer Engine asks for it, an
+amax is that of all ranks, as its kernels' is. `install()` serves the process.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,17 +22,42 @@ from quantexp.proof.transformer_engine.stored import read
 _GARBAGE = {torch.uint8: 0xFF, torch.float32: float("nan")}
 #: The E8M0 bytes of a block of zeros, and of one with Inf.
 _MXFP8_BYTES, _BLOCK_BYTES = (0, 254), (127, 127)
+_updated: list[list[list[float]]] = []
 
 
 def install() -> None:
     """Let te.Linear quantise and multiply."""
     import transformer_engine_torch as native
 
+    _updated.clear()
     native.quantize = quantize
     native.generic_gemm = generic_gemm
     native.create_empty_quantized_tensor = empty_mxfp8
     native.fused_amax_and_scale_update_after_reduction = update_scales
     native.fp8_transpose = lambda data, dtype, out=None: data.flatten(0, -2).t().contiguous()
+    native.swap_first_dims = swap_first_dims
+    from transformer_engine.pytorch import distributed
+
+    distributed.pad_columnwise_scale_inv = pad_columnwise
+
+
+@contextlib.contextmanager
+def scale_of_own_tokens() -> Iterator[None]:
+    """A fault: a rank scales a tensor by its own part, though Transformer Engine asks for the amax of all."""
+    import transformer_engine_torch as native
+
+    def of_own_part(x: Tensor, quantizer: Any, *rest: Any) -> Any:
+        reduces = getattr(quantizer, "with_amax_reduction", False)
+        quantizer.with_amax_reduction = False
+        result = quantize(x, quantizer, *rest)
+        quantizer.with_amax_reduction = reduces
+        return result
+
+    native.quantize = of_own_part
+    try:
+        yield
+    finally:
+        native.quantize = quantize
 
 
 def quantize(x: Tensor, quantizer: Any, out: Any = None, noop: Any = None) -> Any:
@@ -71,6 +99,18 @@ def empty_mxfp8(quantizer: Any, shape: list[int], dtype: Any, device: Any, pinne
     )
 
 
+def swap_first_dims(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """What puts the gathered parts of transposed data side by side."""
+    swapped = x.transpose(0, 1).contiguous()
+    return swapped if out is None else out.copy_(swapped)
+
+
+def pad_columnwise(scales: Tensor) -> Tensor:
+    """Scales in multiples of 128 and 4, by a kernel of Triton's."""
+    rows, columns = (-(-n // each) * each for n, each in zip(scales.shape, (128, 4), strict=True))
+    return padded(scales, scales.new_empty(rows, columns))
+
+
 def update_scales(
     amaxes: Tensor, histories: Any, scales: Any, algorithm: str, dtype: Any, margin: int
 ) -> None:
@@ -84,6 +124,12 @@ def update_scales(
         scale.copy_(torch.where(amax > 0, largest / amax, scale))
         history.copy_(history.roll(-1, 0))
         history[0] = 0
+    _updated.append([scale.tolist() for scale in scales])
+
+
+def updated_scales() -> list[list[list[float]]]:
+    """The scales of all modules after each update since `install`."""
+    return _updated
 
 
 def generic_gemm(A: Any, transa: bool, B: Any, transb: bool, *rest: Any, **options: Any) -> Any:
@@ -177,6 +223,8 @@ def _fp8(out: Any, x: Tensor, quantizer: Any) -> None:
     dtype = torch.float8_e4m3fn if _element(quantizer) == "e4m3" else torch.float8_e5m2
     powers = quantizer.force_pow_2_scales
     reference = CurrentScalingQuantizerRef(dtype, pow_2_scales=powers)
+    reference.with_amax_reduction = quantizer.with_amax_reduction
+    reference.amax_reduction_group = quantizer.amax_reduction_group
     codes, scale_inv, _, _ = reference._quantize(x)
     codes = codes.view(torch.uint8)
     if out._data is not None:
@@ -202,7 +250,9 @@ def _delayed(out: Any, x: Tensor, quantizer: Any) -> None:
 
 
 def _block(out: Any, x: Tensor, quantizer: Any) -> None:
+    """In what lies compact, to be gathered, data are not transposed, and scales of rows are."""
     rows = 128 if quantizer.block_scaling_dim == 2 else 1
+    is_compact = getattr(getattr(out, "_data_format", None), "name", "") == "COMPACT"
     for direction, axis in (("rowwise", -1), ("columnwise", 0)):
         data, scale = (getattr(out, f"_{direction}_{name}") for name in ("data", "scale_inv"))
         if data is None:
@@ -211,9 +261,11 @@ def _block(out: Any, x: Tensor, quantizer: Any) -> None:
         M, K = lines.shape
         lines = torch.nn.functional.pad(lines, (0, -K % 128, 0, -M % rows))
         codes, scales = _in_blocks(lines, _element(quantizer), (rows, 128), special=_BLOCK_BYTES)
-        data.copy_(codes[:M, :K].reshape(data.shape))
+        codes = codes[:M, :K]
+        data.copy_((codes.t() if is_compact and axis == 0 else codes).reshape(data.shape))
         values = torch.ldexp(torch.ones(()), scales.int() - 127)
-        scale.copy_(padded(values if rows > 1 else values.t(), scale))
+        by_rows = rows > 1 or (is_compact and axis == -1)
+        scale.copy_(padded(values if by_rows else values.t(), scale))
 
 
 def _nvfp4(out: Any, x: Tensor, quantizer: Any) -> None:
@@ -224,7 +276,14 @@ def _nvfp4(out: Any, x: Tensor, quantizer: Any) -> None:
     is_swizzled = getattr(out, "_with_gemm_swizzled_scales", False)
     tile = (16, 16) if quantizer.with_2d_quantization else (1, 16)
     reference = NVFP4QuantizerRef(dtype=utils.Fp4Formats.E2M1, quant_tile_shape=tile)
-    codes, scales, codes_t, scales_t, amax, amax_t = reference._quantize(x)
+    whole, own, own_pairs, own_blocks = _beside_others(x, quantizer)
+    codes, scales, codes_t, scales_t, amax, amax_t = reference._quantize(whole)
+    codes, scales, codes_t, scales_t = (
+        codes[own],
+        scales[own],
+        codes_t[:, own_pairs],
+        scales_t[:, own_blocks],
+    )
     for direction, made in (
         ("rowwise", (codes, scales, amax)),
         ("columnwise", (codes_t, scales_t, amax_t)),
@@ -236,3 +295,15 @@ def _nvfp4(out: Any, x: Tensor, quantizer: Any) -> None:
         full = padded(made[1].view(torch.uint8), scale)
         scale.copy_(swizzled(full) if is_swizzled else full)
         getattr(out, f"_amax_{direction}").copy_(made[2])
+
+
+def _beside_others(x: Tensor, quantizer: Any) -> tuple[Tensor, slice, slice, slice]:
+    """The rows of all ranks that share an amax, and where this rank's rows, pairs and blocks of rows lie in them."""
+    if not quantizer.with_amax_reduction:
+        return x, slice(None), slice(None), slice(None)
+    group, M = quantizer.amax_reduction_group, x.shape[0]
+    parts = [torch.empty_like(x) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, x.contiguous(), group=group)
+    first, last = group.rank() * M, (group.rank() + 1) * M
+    own, pairs, blocks = (slice(first // each, last // each) for each in (1, 2, 16))
+    return torch.cat(parts), own, pairs, blocks

@@ -84,6 +84,8 @@ def install(wheel: Path) -> None:
     torch.cuda.get_device_properties = _properties
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.version.cuda = "13.0"
+    distributed: Any = torch.distributed
+    distributed._coalescing_manager = _coalescing(distributed._coalescing_manager)
     torch.Tensor.is_cuda = property(_is_cuda)  # type: ignore[assignment]
     base.torch = _Seen(torch, cuda=_Seen(torch.cuda, is_available=lambda: True))
 
@@ -91,6 +93,19 @@ def install(wheel: Path) -> None:
 def _properties(device: object = None) -> Any:
     major, minor = _capability[0]
     return types.SimpleNamespace(major=major, minor=minor, multi_processor_count=132)
+
+
+def _coalescing(original: Any) -> Any:
+    """Collectives of a device, which NCCL begins together and gloo refuses, complete one by one."""
+
+    @contextlib.contextmanager
+    def one_by_one() -> Iterator[Any]:
+        yield types.SimpleNamespace(wait=lambda: None)
+
+    def manager(group: Any = None, device: Any = None, async_ops: bool = False) -> Any:
+        return original(group, None, async_ops) if device is None else one_by_one()
+
+    return manager
 
 
 class _Seen:
