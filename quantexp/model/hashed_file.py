@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Bytes of a piece.
-PIECE = 1 << 19
+PIECE = 1 << 20
 
 
 class FileHash(TypedDict):
@@ -74,11 +74,11 @@ def _write(stream: BinaryIO, values: Tensor, digests: Sequence[xxhash.xxh3_128])
     content = content_of(values)
     step = PIECE // values.element_size()
     for first in range(0, values.numel(), step):
-        if not finite.is_finite(values[first : first + step]):
-            return False
         size = values.element_size()
         piece = content[first * size : (first + step) * size]
-        for digest in digests:
+        for digest in digests:  # the fastest reader from memory comes first
             digest.update(piece)
+        if not finite.is_finite(values[first : first + step]):
+            return False
         stream.write(piece)
     return True
