@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from quantexp.errors import UnreadableError
+from quantexp.errors import RunError, UnreadableError
 from quantexp.launch.attempt import go_on, set_aside, write_new
 from quantexp.launch.going_on import Continuation
 from quantexp.megatron_lm.described import NAME
@@ -29,7 +29,7 @@ from quantexp.megatron_lm.schemes import Schemes
 from quantexp.model.layout import Layout
 from quantexp.quant.slots import python_sources
 from quantexp.runs.gradients import SUFFIX
-from quantexp.runs.lock import cannot_write, take_lock
+from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import LOOP, Provenance, add_what_ran, provenance, read_provenance
 from quantexp.runs.secret_files import git_output
@@ -94,7 +94,9 @@ def open_folder(
         set_aside(run, experiment.capture.dir)
         write_new(experiment, run, started)
     except OSError as error:
-        raise cannot_write(run, error) from error
+        raise RunError(
+            f"the run folder {run.root} cannot be written: {error.strerror}; set {DIR} to a folder that can"
+        ) from error
     return None
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from quantexp.errors import RunError, RunInUseError
 from quantexp.megatron_lm.described import experiment_of
-from quantexp.megatron_lm.folder import folder_of, identity_of, open_folder
+from quantexp.megatron_lm.folder import amax_histories, folder_of, identity_of, open_folder
+from quantexp.megatron_lm.run import LmRun
 from quantexp.megatron_lm.schemes import Schemes
 from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import Rank
 from quantexp.runs.status import read_status
 from tests.megatron_lm.arguments import llama
 
@@ -54,3 +58,43 @@ def test_a_start_without_a_checkpoint_moves_the_earlier_attempt_aside(tmp_path: 
     run.lock.unlink()  # of this process, which holds it to its end
     assert open_folder(run, _EXPERIMENT, _IDENTITY, 2) is None  # it completed no iteration
     assert (run.attempts / "1" / "status.json").is_file()
+
+
+def test_a_folder_in_use_or_without_room_is_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    open_folder(run, _EXPERIMENT, _IDENTITY, 0)
+    with pytest.raises(RunInUseError, match=r"run is in use by .*; wait for it, or stop it first"):
+        open_folder(run, _EXPERIMENT, _IDENTITY, 0)
+    (tmp_path / "file").touch()
+    words = (
+        r"the run folder .*file/run cannot be written: Not a directory; set QUANTEXP_DIR to a fo"
+    )
+    with pytest.raises(RunError, match=words):
+        open_folder(RunDir(tmp_path / "file" / "run"), _EXPERIMENT, _IDENTITY, 0)
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_histories_come_from_beside_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, has_file: bool
+) -> None:
+    run = RunDir(tmp_path / "run")
+    file = amax_histories(run, 5)
+    assert file == tmp_path / "run" / "amax_histories" / "00000005.json"
+    if has_file:
+        file.parent.mkdir(parents=True)
+        file.write_text('{"stream": {}}')
+    loaded: list[object] = []
+    state = SimpleNamespace(load_state_dict=lambda content, device: loaded.append(content))
+    this = SimpleNamespace(
+        context=SimpleNamespace(run=run),
+        args=SimpleNamespace(iteration=5, load="elsewhere"),
+        experiment=_EXPERIMENT,
+        rank=Rank(),
+        state=state,
+        device="cpu",
+    )
+    with caplog.at_level("WARNING"):
+        LmRun._load_histories(this, has_history=True)  # type: ignore[arg-type]
+    assert loaded == ([{"stream": {}}] if has_file else [])
+    missing = f"{file} is missing: the amax histories of delayed scales begin anew"
+    assert [each.message for each in caplog.records] == ([] if has_file else [missing])
