@@ -28,7 +28,7 @@ WORDS = shlex.split("""
 --no-rope-fusion --no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion
 --no-persist-layer-norm --tokenizer-type NullTokenizer --vocab-size 5119 --mock-data --num-workers 0 --split 100,0,0
 --eval-iters 0 --eval-interval 1000 --log-interval 1 --num-layers 2 --hidden-size 128 --ffn-hidden-size 192
---num-attention-heads 4 --group-query-attention --num-query-groups 2 --swiglu --normalization RMSNorm
+--num-attention-heads 4 --group-query-attention --num-query-groups=2 --swiglu --normalization RMSNorm
 --disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --seq-length 64
 --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 4 --train-iters 3 --lr 1e-3 --min-lr 1e-4
 --lr-decay-style cosine --bf16 --attention-dropout 0 --hidden-dropout 0
@@ -73,9 +73,14 @@ def run_script(
     words: list[str],
     num_ranks: int = 1,
     before: tuple[str, ...] = ("pretrain_gpt.py",),
+    without: str = "",
     **variables: str,
 ) -> Ended:
-    """Run pretrain_gpt.py with `WORDS` and more in a folder; what all ranks printed, that of rank 0 last."""
+    """Run pretrain_gpt.py in a folder, with more words than `WORDS` and `without` some of these.
+
+    The result has what all ranks printed, that of rank 0 last.
+    """
+    standard = [word for word in WORDS if word not in without.split()]
     folder.mkdir(parents=True, exist_ok=True)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
@@ -97,7 +102,7 @@ def run_script(
                 str(_HERE / "on_cpu" / "run.py"),
                 str(source),
                 *before,
-                *WORDS,
+                *standard,
                 *words,
             ],
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},

@@ -25,6 +25,14 @@ from tests.training.megatron.test_trainer import RecordingObserver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _ONE = ["--train-iters", "1"]
+_EXPERTS = (
+    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 192 --moe-aux-loss-coeff 0 "
+    "--moe-router-load-balancing-type none --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"
+)
+_LATENT = (
+    "--multi-latent-attention --kv-lora-rank 48 --qk-head-dim 24 --qk-pos-emb-head-dim 16 --v-head-dim 24 "
+    "--qk-layernorm --rope-type rope"
+)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -156,6 +164,37 @@ def test_a_scheme_is_proved_in_a_layout(
     modules = {(e.metadata["layer"], e.metadata["module"]) for e in open_capture(run.root)}
     names = ("qkv", "attention", "proj", "fc1", "fc2")
     assert modules == {(layer, name) for layer in (0, 1) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        (
+            f"{_EXPERTS} --expert-tensor-parallel-size 1 --tensor-model-parallel-size 2 --sequence-parallel",
+            "",
+        ),
+        (f"{_EXPERTS} {_LATENT}", "--group-query-attention --num-query-groups=2"),
+        (
+            "--pipeline-model-parallel-size 2 --fp16 --initial-loss-scale 1024",
+            "--bf16 --untie-embeddings-and-output-weights",
+        ),
+    ],
+    ids=["experts tensor", "experts latent", "tied fp16 pipeline"],
+)
+def test_other_models_are_proved_on_two_ranks(
+    source: Path, words: str, without: str, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run")
+    options: Any = {"num_ranks": 2, "without": without}
+    quantised(run, tmp_path, source, "FA_linear_mxfp4", [*words.split(), *_ONE], **options)
+    entries = [entry for entry in proof(run)["entries"] if entry["format"] == "mxfp4_e2m1"]
+    assert {entry["site"] for entry in entries} == {"linear", "qk"}
+    assert all(
+        entry["status"] == "engaged"
+        or (entry["status"] == "inconclusive" and "expert" in entry["module"])  # of few tokens
+        for entry in entries
+    )
+    assert sum(entry["status"] == "engaged" for entry in entries) >= 56
 
 
 def test_a_layer_that_multiplies_the_originals_ends_the_run_before_its_first_step(

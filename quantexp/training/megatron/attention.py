@@ -36,8 +36,9 @@ from quantexp.schema import AttentionPath
 class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
     """Megatron's core attention with the two arguments that latent attention passes: key and value head widths.
 
-    The stock class lacks them; it needs only the width of value heads, which it reads from `kv_channels`. It also
-    refuses context parallelism, which the scheme's products handle themselves, so its constructor does not see it.
+    The stock class lacks them; it needs only the width of value heads, which it reads from `kv_channels`, where
+    Megatron-LM's script has another number. It also refuses context parallelism, which the scheme's products handle
+    themselves, so its constructor does not see it.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
     ) -> None:
         whole = copy.copy(config)
         whole.context_parallel_size = 1
+        if v_channels is not None:
+            whole.kv_channels = v_channels
         super().__init__(whole, *args, **kwargs)
         self.config = config
-        assert v_channels in (None, self.hidden_size_per_attention_head)
 
 
 class SchemeAttention(LatentCoreAttention):
