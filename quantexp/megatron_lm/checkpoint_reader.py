@@ -101,22 +101,25 @@ def read_weights(folder: Path) -> LmWeights:
     """
     is_dist = (folder / METADATA).is_file()
     file = folder / COMMON if is_dist else first_file(folder)
-    args = _load(file).get("args")
-    model = _model(args, file)
+    content = _load(file)
+    model = _model(args := content.get("args"), file)
     names = {each.name: each.shape for each in mapping(model)}
-    parameters: Mapping[str, Tensor | None]
+    stored: Mapping[str, Tensor | None]
     if is_dist:
-        parameters = _whole_tensors(folder, names, model)
+        stored = _whole_tensors(folder, names, model)
     else:
-        parameters = joined(names, model, args, lambda file: _load(folder / file))
+        stored = joined(
+            names, model, args, lambda n: content if folder / n == file else _load(folder / n)
+        )
+    parameters: dict[str, Tensor] = {}
     for name, shape in names.items():
-        found = parameters.get(name)
+        found = stored.get(name)
         if found is None or tuple(found.shape) != shape:
             seen = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
             raise DataError(f"{folder}: {name} of shape {shape} {seen}")
-    found_all = {name: x for name, x in parameters.items() if x is not None}
-    (dtype,) = {each.dtype for each in found_all.values()}
-    return LmWeights(model, dtype, found_all, sources(model))
+        parameters[name] = found
+    (dtype,) = {each.dtype for each in parameters.values()}
+    return LmWeights(model, dtype, parameters, sources(model))
 
 
 def _model(args: Any, file: Path) -> ModelConfig:

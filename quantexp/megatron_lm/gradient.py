@@ -7,7 +7,7 @@ and the script ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -101,11 +101,7 @@ def repeatable(data_iterator: Any, number: int) -> Callable[[], Any]:
     if data_iterator is None:
         return lambda: None
     batches = [next(data_iterator) for _ in range(number)]
-
-    def again() -> Iterator[Any]:
-        return iter(batches)
-
-    return again
+    return lambda: iter(batches)
 
 
 def _own_loss(losses: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:

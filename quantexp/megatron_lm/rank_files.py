@@ -2,9 +2,8 @@
 
     mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt
 
-TT is the tensor-parallel rank, PPP the stage and EEE the expert-parallel rank, each of these two if there are several.
-
-A rank counts layers from the first of each of its chunks, and experts from its own first.
+TT is the tensor-parallel rank, PPP the stage (with several stages), EEE the expert-parallel rank (with several of
+these). A rank counts layers from the first of each of its chunks, and experts from its own first.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def begin_draws(run: LmRun, iteration: int, index: int) -> None:
 
 
 def mean_loss(run: LmRun, loss: Tensor) -> float:
-    """The loss on every rank, of which stages of a pipeline before the last pass 0; every rank calls this."""
+    """The loss on every rank; every rank calls this, those of a pipeline's earlier stages with a loss of 0."""
     own = loss.detach().to(run.device, torch.float32, copy=True).view(())
     if run.is_pipelined:
         group = parallel_state.get_pipeline_model_parallel_group()
