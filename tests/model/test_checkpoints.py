@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +196,10 @@ def test_more_checkpoints_than_the_disk_holds_are_refused(
 def test_disk_that_fills_up_fails_the_run_with_the_reason(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*args: Any) -> Iterator[Any]:
+    def fails(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("quantexp.model.publish._write", fails)
+    monkeypatch.setattr("quantexp.model.hashed_file._write", fails)
     run = run_tiny("checkpoint.at_end=true", "capture=off", expect=1)
     status = read_status(run.status)
     assert status is not None
