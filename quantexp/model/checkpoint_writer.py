@@ -97,7 +97,7 @@ def write_part(
         return {}
     file = draft.part / STATE / rank_file(rank)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with writing(draft.folder, sum(x.nbytes for x in tensors.values())):
+    with writing(draft.folder / STATE / file.name, sum(x.nbytes for x in tensors.values())):
         hashes = write_hashed(
             file, described(tensors), tensors.values(), metadata_of(pieces), draft.folder
         )

@@ -204,6 +204,9 @@ def test_disk_that_fills_up_fails_the_run_with_the_reason(
     status = read_status(run.status)
     assert status is not None
     assert status.state is State.FAILED
-    assert "iteration_00000002 cannot be written (No space left on device: " in status.reason
+    assert (
+        "iteration_00000002/state/rank00000.safetensors cannot be written (No space left on device: "
+        in status.reason
+    )
     assert "are free); free some space on the disk of " in status.reason
     assert saved_iterations(run) == []
