@@ -12,27 +12,40 @@ amax of the whole tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quantexp.formats.bits import inverse_power_of_two, power_of_two
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.exact_mode import exact, exact_in_pool
 from quantexp.formats.layout import (
     Scratch,
     chunk_limit,
     chunks,
+    in_memory_order,
+    memory_order,
     outer_axis_inner,
 )
 from quantexp.formats.mx import block_amax_bits, scratch_size
 from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
 from quantexp.formats.plain import checked_axis, constant, is_plain
-from quantexp.formats.quantising import quantise
-from quantexp.formats.scale_search import binade_steps, fit_blocks, fit_flat, flat_steps, same
+from quantexp.formats.quantising import quantise, quantise_dense
+from quantexp.formats.scale_search import (
+    binade_steps,
+    fit_blocks,
+    fit_flat,
+    flat_steps,
+    same,
+)
 from quantexp.formats.spec import AnySpec, QuantSpec, check_amax, resolve
+from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family
+
+#: Elements of a strip.
+_STRIP = 1 << 19
 
 
 def lies_on_grid(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
@@ -51,6 +64,53 @@ def lies_on_grid(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None
         return _lies_on_grid(constant(x), _of_grid(resolve(fmt), amax), axis, amax)
     on_grid: Tensor = _operator(x.detach(), text_of(fmt, has_amax=amax is not None), axis, amax)[0]
     return on_grid
+
+
+def num_off_grid(x: Tensor, spec: QuantSpec, *, axis: int = -1, amax: Tensor | None = None) -> int:
+    """The number of elements for which `lies_on_grid` is false, of a plain tensor without NaN.
+
+    If there are none, this usually shows at once: quantising once more changes nothing.
+
+    Raises:
+        TypeError: as for `quantise`.
+        ValueError: as for `quantise`.
+    """
+    x, axis, spec = constant(x), checked_axis(x, axis, amax), _of_grid(spec, amax)
+    if _is_unchanged(x, spec, axis, amax):
+        return 0
+    return x.numel() - int(_lies_on_grid(x, spec, axis, amax).sum())
+
+
+@exact
+def _is_unchanged(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> bool:
+    """Whether quantisation leaves every bit as it is."""
+    order = memory_order(x)
+    dense = in_memory_order(x, order)
+    scale = tensor_scale(x, spec, amax)
+    x_ONI = dense.view(outer_axis_inner(dense.shape, order.index(axis) if order else 0))
+    strips = _strips(x_ONI, spec.block)
+    y = torch.empty_like(strips[0]).view(-1)
+    for strip in strips:
+        y_ONI = y[: strip.numel()].view(strip.shape)
+        quantise_dense(strip, y_ONI, spec, 1, scale, None)
+        if not torch.equal(_words(strip), _words(y_ONI)):
+            return False
+    return True
+
+
+def _strips(x_ONI: Tensor, block: int) -> Sequence[Tensor]:
+    """Contiguous parts in whole blocks; on a CPU their copies stay in the cache, and take no new memory each."""
+    outer, axis, inner = x_ONI.shape
+    if x_ONI.device.type != "cpu" or x_ONI.numel() <= _STRIP:
+        return [x_ONI]
+    if outer > 1:
+        return torch.split(x_ONI, max(1, _STRIP // (axis * inner)))
+    return torch.split(x_ONI, max(1, _STRIP // (block * inner)) * block, dim=1)
+
+
+def _words(x: Tensor) -> Tensor:
+    """A contiguous tensor as the widest integers, which torch compares several times as fast as bf16."""
+    return x.view(-1).view(torch.int64) if x.numel() * x.element_size() % 8 == 0 else x
 
 
 def local_step(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
@@ -175,8 +235,10 @@ def _of_finite_elements(step: Tensor, x32: Tensor) -> Tensor:
 def _of_grid(spec: QuantSpec, amax: Tensor | None) -> QuantSpec:
     """The specification by which a tensor on the grid stays as it is: rounded to nearest, and infinity kept."""
     check_amax(spec, amax is not None)
-    keeps_infinity = "saturate" in spec.fmt.options
-    return replace(spec, rounding=spec.fmt.rounding, pre_scale=False, saturate=not keeps_infinity)
+    saturate = "saturate" not in spec.fmt.options
+    if (spec.rounding, spec.pre_scale, spec.saturate) == (spec.fmt.rounding, False, saturate):
+        return spec
+    return replace(spec, rounding=spec.fmt.rounding, pre_scale=False, saturate=saturate)
 
 
 def _mx_steps(x32: Tensor, axis: int, spec: QuantSpec) -> None:

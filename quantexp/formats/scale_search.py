@@ -13,7 +13,11 @@ subnormals). For stochastic rounding or pre-scaling by 3/4 it may be 4, and so m
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +27,7 @@ from quantexp.formats.codes import code_values
 from quantexp.formats.hif8 import spacing_to
 from quantexp.formats.layout import chunk_limit, chunks, outer_axis_inner
 from quantexp.formats.nv import nearest_scale, total_scale
-from quantexp.formats.per_tensor import quantise_flat
+from quantexp.formats.quantising import quantise_dense
 from quantexp.formats.rounding import round_magnitudes
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.tensor_scale import tensor_scale
@@ -31,12 +35,10 @@ from quantexp.formats.types import Element, Family, Scaling
 
 #: One rounding of float32.
 _FLOAT32_UNIT = 2.0**-24
-#: Candidate factors of NVFP4's tensor scale relative to the one that the tensor gives; 1.5 is 6 / 4.
-_FACTORS = {
-    Scaling.CURRENT: (1.0, 0.5, 2.0),
-    Scaling.DELAYED: (1.0, 0.5, 2.0),
-    Scaling.EXACT: (1.0, 1.5),
-}
+#: Candidate factors of a tensor scale relative to the one that the tensor gives.
+_FACTORS = {Scaling.CURRENT: (1.0, 0.5, 2.0), Scaling.DELAYED: (1.0, 0.5, 2.0)}
+#: The same of NVFP4; 1.5 is 6 / 4.
+_BLOCK_FACTORS = _FACTORS | {Scaling.EXACT: (1.0, 1.5)}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Fit:
     #: A 0-dim float32 tensor, None without scaling.
     scale: Tensor | None
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of elements on the grid."""
         return int(self.on_grid.sum())
@@ -61,23 +63,70 @@ class BlockFit(Fit):
     steps: Tensor
 
 
+AnyFit = TypeVar("AnyFit", bound=Fit)
+
+
 def same(x: Tensor, y: Tensor) -> Tensor:
     """Where two tensors are equal, counting NaN as equal to NaN."""
-    return (x == y) | (x.isnan() & y.isnan())
+    equal = x == y
+    return equal if bool(equal.all()) else equal | (x.isnan() & y.isnan())
 
 
 def fit_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Fit:
     """The fit of a format without blocks; `amax` replaces x's own, as in `quantise`."""
+    return _best(_fits_flat(x, spec, amax))
+
+
+def _fits_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Iterator[Fit]:
+    """The fit at each scale that `fit_flat` may choose."""
+    scales = _flat_scales(x, spec, amax)
+    if scales is None:
+        yield Fit(same(x, _requantised(x, spec, None)), None)
+    elif spec.scaling is Scaling.EXACT:
+        yield from (_near_flat_grid_at(x, spec, scale) for scale in scales)
+    else:
+        yield from (Fit(same(x, _requantised(x, spec, scale)), scale) for scale in scales)
+
+
+def _flat_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | None:
+    """The scales [S] that a tensor may have been quantised with."""
     scale = tensor_scale(x, spec, amax)
     if scale is None:
-        return Fit(same(x, _requantised(x, spec, None)), None)
+        return None
     if spec.scaling is Scaling.EXACT:
-        return _near_flat_grid(x, spec, scale)
-    best = Fit(same(x, _requantised(x, spec, scale)), scale)
-    for factor in (0.5, 2.0):
-        if best.count == x.numel():
-            break
-        fit = Fit(same(x, _requantised(x, spec, scale * factor)), scale * factor)
+        return _exact_ratios(spec, x.device) * scale
+    return scale.new_tensor(_FACTORS[spec.scaling]) * scale
+
+
+def flat_at_each_scale(
+    x: Tensor, spec: QuantSpec, amax: Tensor | None
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Of a small tensor [...]: where it lies on the grid at each scale that `fit_flat` tries, and a function of steps.
+
+    Both are [scales, ...]. Elements below the normal range of the dtype count as on the grid.
+    """
+    scales = _flat_scales(x, spec, amax)
+    scales = torch.ones(1, device=x.device) if scales is None else scales
+    scales = scales.view(-1, *[1] * x.ndim)
+    v = x.to(torch.float32) * scales
+    grid = _requantised(v, spec, None)
+    if spec.scaling is Scaling.EXACT:
+        relative, absolute = _exact_tolerance(x.dtype)
+        on_grid = (v - grid).abs() <= grid.abs() * relative + absolute * scales
+    else:
+        on_grid = v == grid
+    on_grid |= x.abs() < torch.finfo(x.dtype).smallest_normal
+
+    def steps() -> Tensor:
+        return flat_steps(v, None, spec).div_(scales)
+
+    return on_grid, steps
+
+
+def _best(fits: Iterator[AnyFit]) -> AnyFit:
+    """The first of those with the most elements on the grid; none is tried after one with all."""
+    best = next(fits)
+    while best.count < best.on_grid.numel() and (fit := next(fits, None)) is not None:
         best = max(best, fit, key=lambda candidate: candidate.count)
     return best
 
@@ -85,21 +134,23 @@ def fit_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Fit:
 def _requantised(x: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:
     dense = x.contiguous()
     result = torch.empty_like(dense)
-    quantise_flat(dense.view(-1), result.view(-1), spec, scale)
+    quantise_dense(dense.view(-1), result.view(-1), spec, 0, scale, None)
     return result
 
 
-def _near_flat_grid(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
-    """The fit for a scale that is known only up to a rounding error, as for `fit_flat`.
+@cache
+def _exact_ratios(spec: QuantSpec, device: torch.device) -> Tensor:
+    """The scales that an exact one may have been, relative to the one that the quantised tensor gives.
 
     The largest element was rounded to e(target) / s, so that value replaces the target in the comparison with amax; if
     the target is halfway between two values, both are candidates.
     """
-    target = torch.tensor([spec.amax_target], dtype=torch.float32, device=x.device)
+    target = torch.tensor([spec.amax_target], dtype=torch.float32, device=device)
     beside = torch.cat([target * (1 - 2.0**-20), target * (1 + 2.0**-20)])
-    rounded = torch.unique(_requantised(beside, spec, None).clamp_max_(spec.fmt.element.max))
-    fits = [_near_flat_grid_at(x, spec, scale * ratio) for ratio in rounded / target]
-    return max(fits, key=lambda candidate: candidate.count)
+    rounded: Tensor = torch.unique(
+        _requantised(beside, spec, None).clamp_max_(spec.fmt.element.max)
+    )
+    return rounded / target
 
 
 def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
@@ -112,7 +163,7 @@ def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
         v = part.to(torch.float32) * scale
         grid = _requantised(v, spec, None)
         near = (v - grid).abs() <= grid.abs() * relative + absolute * scale
-        on_grid_part.copy_(near | same(v, grid))
+        on_grid_part.copy_(near if bool(near.all()) else near | same(v, grid))
     return Fit(on_grid, scale)
 
 
@@ -153,17 +204,20 @@ def fit_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> Bl
     If less than a quarter of the elements fit, no other tensor scale is tried: of normal data about 0.4 fit under a
     scale that is off by a factor of 1.5, 0.9 under one off by 2, and of data that is not quantised 0.08.
     """
+    fits = _fits_blocks(x, axis, spec, amax)
+    first = next(fits)
+    return first if 4 * first.count < x.numel() else _best(itertools.chain([first], fits))
+
+
+def _fits_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> Iterator[BlockFit]:
+    """The fit at each tensor scale that `fit_blocks` may choose."""
     scale = tensor_scale(x, spec, amax)
     if scale is None:
-        return _fit_blocks_at(x, axis, spec, None)
-    best = None
-    for factor in _FACTORS[spec.scaling]:
-        fit = _fit_blocks_at(x, axis, spec, scale * factor)
-        best = fit if best is None else max(best, fit, key=lambda candidate: candidate.count)
-        if best.count == x.numel() or 4 * best.count < x.numel():
-            break
-    assert best is not None
-    return best
+        yield _fit_blocks_at(x, axis, spec, None)
+    else:
+        yield from (
+            _fit_blocks_at(x, axis, spec, scale * each) for each in _BLOCK_FACTORS[spec.scaling]
+        )
 
 
 def _fit_blocks_at(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> BlockFit:
@@ -196,35 +250,50 @@ def _block_tolerance(dtype: torch.dtype, spec: QuantSpec) -> tuple[float, float]
 
 
 def _fit_chunk(
-    x_OBKI: Tensor, spec: QuantSpec, scale: Tensor | None, tolerance: tuple[float, float]
+    x_OBKI: Tensor,
+    spec: QuantSpec,
+    scale: Tensor | None,
+    tolerance: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
     """Which elements fit, and the step around each; each block uses the first scale that fits all of it.
 
     If the first two scales fit no block except all-zero ones, no other is tried.
     """
+    x_OBIK = x_OBKI.movedim(2, -1)
+    x_NK = x_OBIK.reshape(-1, x_OBIK.shape[-1])
+    magnitude = x_NK.abs()
+    amax_N1 = magnitude.amax(dim=1, keepdim=True)
+    first, *others = _largest_first(spec.fmt.element)
+    near, step, is_whole = _fit_to(magnitude, amax_N1 / first, spec, scale, tolerance)
+    for number, largest in enumerate(others):
+        if number == 1 and not (is_whole & (amax_N1[:, 0] > 0)).any():
+            break
+        left = (~is_whole).nonzero()[:, 0]
+        if not len(left):
+            break
+        _, steps, whole = _fit_to(magnitude[left], amax_N1[left] / largest, spec, scale, tolerance)
+        found = left[whole]
+        near[found], step[found], is_whole[found] = True, steps[whole], True
+    finite = amax_N1.isfinite()
+    step.masked_fill_(magnitude == 0, 0.0).masked_fill_(~finite, torch.nan)
+    near = (near & finite) | x_NK.isnan()
+    return near.view(x_OBIK.shape).movedim(-1, 2), step.view(x_OBIK.shape).movedim(-1, 2)
+
+
+def _fit_to(
+    magnitude_NK: Tensor,
+    ratio_N1: Tensor,
+    spec: QuantSpec,
+    scale: Tensor | None,
+    tolerance: tuple[float, float],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which elements fit under the block scale nearest to a ratio, the step around each, and which blocks fit whole."""
     element, b_element = spec.fmt.element, spec.fmt.block_scale
     assert b_element is not None
-    magnitude = x_OBKI.abs()
-    amax_OB1I = magnitude.amax(dim=2, keepdim=True)
-    near = step = done = torch.empty(0)
-    for number, largest in enumerate(_largest_first(element)):
-        ratio = amax_OB1I / largest
-        block_scale = nearest_scale(ratio if scale is None else ratio / scale, b_element)
-        total = total_scale(block_scale, scale)
-        fits, grid = _near_element(magnitude, total, element, tolerance)
-        steps = binade_steps(grid, element).mul_(total)
-        whole = fits.all(dim=2, keepdim=True)
-        if number == 0:
-            near, step, done = fits, steps, whole
-        else:
-            take = whole & ~done
-            near, step = torch.where(take, fits, near), torch.where(take, steps, step)
-            done = done | whole
-        if bool(done.all()) or (number == 1 and not bool((done & (amax_OB1I > 0)).any())):
-            break
-    finite = amax_OB1I.isfinite()
-    step = step.masked_fill(magnitude == 0, 0.0).masked_fill_(~finite, torch.nan)
-    return (near & finite) | x_OBKI.isnan(), step
+    block_scale = nearest_scale(ratio_N1 if scale is None else ratio_N1 / scale, b_element)
+    total = total_scale(block_scale, scale)
+    near, grid = _near_element(magnitude_NK, total, element, tolerance)
+    return near, binade_steps(grid, element).mul_(total), near.all(dim=1)
 
 
 def _largest_first(element: Element) -> list[float]:

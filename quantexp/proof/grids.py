@@ -11,27 +11,19 @@ If at least `EVIDENCE` such elements all lie on the coarser grid, the operand we
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch import Tensor
 
-from quantexp.formats import (
-    FORMATS,
-    QuantSpec,
-    grid_and_step,
-    lies_on_grid,
-    local_step,
-    resolve,
-)
-from quantexp.formats.types import Family, Format, ScaleRule, Scaling
-from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
+from quantexp.formats.bits import EXPONENT_MASK, as_bits
+from quantexp.proof.candidates import OTHERS, Grid, has_coarser_scales, telling_elements
+from quantexp.proof.exclusion import Exclusion
 
 #: Elements that must agree before a grid counts as proved.
 EVIDENCE = 64
-#: Divisor for the number of lines of a window that are examined first.
+#: Lines of a window whose significands are counted first.
 _FEW_LINES = 8
 #: Largest number of distinct significands of an operand of both signs that is not in the working precision.
 MOST_SIGNIFICANDS = 16
@@ -61,114 +53,6 @@ class Finding:
     quantised: bool = False
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The grid of a specification, of which only what determines the scales counts."""
-
-    spec: QuantSpec
-    #: Blocks run along the axis of the declared blocks, or across it; a tensor scale has no axis.
-    across: bool = False
-
-    @property
-    def format(self) -> str:
-        """The format's name."""
-        return self.spec.fmt.name
-
-    @property
-    def block(self) -> int | None:
-        """Elements of a block; None without blocks."""
-        return None if self.spec.fmt.block is None else self.spec.block
-
-    @property
-    def margin(self) -> float:
-        """The minimum ratio of this grid's step to the working precision's for an element to distinguish the two.
-
-        An exact scale is known only up to a rounding error, half a step of the working precision in each direction:
-        even at a ratio of four, a quarter of all values lie on this grid by accident.
-        """
-        return 4.0 if self.spec.scaling is Scaling.EXACT else 0.0
-
-    @property
-    def significant_bits(self) -> int | None:
-        """The largest number of significant bits of a value on it; None unless every step is a power of two."""
-        fmt = self.spec.fmt
-        if fmt.family is Family.MX or (fmt.family is Family.HIF8 and self.margin == 0):
-            return fmt.element.mantissa_bits + 1
-        return None
-
-    @property
-    def never_saturates(self) -> bool:
-        """Whether the largest element determines the scale, so that no element exceeds the format's largest value."""
-        return self.block is not None or self.searches_scale
-
-    @property
-    def searches_scale(self) -> bool:
-        """Whether the tensor scale is found by trying several and keeping the one that fits most elements."""
-        return self.spec.is_scaled
-
-    def contains(self, x: Tensor, amax: Tensor, axis: int) -> Tensor:
-        """Whether each element lies on this grid."""
-        return lies_on_grid(x, self.spec, axis=self._axis(axis), amax=self._amax(amax))
-
-    def step(self, x: Tensor, amax: Tensor) -> Tensor:
-        """The grid's spacing around each element, 0 around 0, along the last axis."""
-        return local_step(x, self.spec, axis=self._axis(-1), amax=self._amax(amax))
-
-    def both(self, x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-        """`contains` and `step`, along the last axis."""
-        return grid_and_step(x, self.spec, axis=self._axis(-1), amax=self._amax(amax))
-
-    def _axis(self, axis: int) -> int:
-        return -2 if self.across else axis
-
-    def _amax(self, amax: Tensor) -> Tensor | None:
-        return amax if self.spec.is_scaled else None
-
-
-def _others() -> list[Grid]:
-    """Every grid that undeclared quantisation could have moved an operand to.
-
-    Under rceil a block's own amax is always representable, so values produced under any scale rule lie on its grid.
-    """
-    grids = [grid for fmt in FORMATS.values() for grid in _grids_of(fmt)]
-    first = ("mxfp4_e2m1", "mxfp8_e5m2", "hifp8", "mxfp8_e4m3")
-    ordered = [grid for name in first for grid in grids if grid.format == name]
-    return [*ordered, *(grid for grid in grids if grid.format not in first)]
-
-
-def _grids_of(fmt: Format) -> list[Grid]:
-    match fmt.family:
-        case Family.MX:
-            spec = resolve(fmt, scale_rule=ScaleRule.RCEIL)
-            return [Grid(spec, across) for across in (False, True)]
-        case Family.NV:
-            return [Grid(resolve(fmt), across) for across in (False, True)]
-        case Family.FP8:
-            return [Grid(resolve(fmt))]
-        case Family.HIF8:
-            scaled = [
-                Grid(resolve(fmt, scaling=scaling, amax_target=target))
-                for scaling in (Scaling.CURRENT, Scaling.EXACT)
-                for target in (FORWARD_AMAX, GRADIENT_AMAX)
-            ]
-            return [Grid(resolve(fmt)), *scaled]
-        case Family.BF16 | Family.GRID | Family.PYTHON:
-            return []
-
-
-OTHERS = _others()
-
-
-def has_coarser_scales(other: Grid, declared: Grid) -> bool:
-    """Whether both have the same element, and only the declared one's block scales have a mantissa.
-
-    A block quantised to the declared format then lies on the other's grid for at most half of its possible scales, so
-    one element of it is evidence.
-    """
-    theirs, ours = other.spec.fmt, declared.spec.fmt
-    return theirs.element == ours.element and bool(ours.block_scale) and not theirs.block_scale
-
-
 def which_grid(
     windows: Tensor, amax: Tensor, format_: str, declared: Grid | None, declared_amax: Tensor
 ) -> Finding:
@@ -176,62 +60,47 @@ def which_grid(
     working = _working_step(windows)
     step = working if declared is None else declared.step(windows, declared_amax)
     mantissa = torch.frexp(windows.float().abs()).mantissa
-    exceeded = _bits_exceeded_everywhere(mantissa, declared)
-    too_many = declared is None and _are_too_many_everywhere(windows, mantissa)
+    exclusion = Exclusion(declared, windows, amax, step, working)
+    too_many = declared is None and any(
+        _are_too_many_everywhere(windows[:, lines], mantissa[:, lines])
+        for lines in (slice(_FEW_LINES), slice(None))
+    )
     for other in OTHERS:
         if declared is not None and other.format == declared.format:
             continue
         if other.block is not None and windows.shape[-2 if other.across else -1] == 1:
             continue  # a block of one element is its own scale: on the grid by construction, not by accident
-        if other.never_saturates and (too_many or other.significant_bits in exceeded):
+        if too_many and other.never_saturates:
             continue
-        coarser_scales = declared is not None and has_coarser_scales(other, declared)
-        if (
-            not coarser_scales
-            and not other.searches_scale
-            and _is_soon_off(other, windows, amax, step, working)
-        ):
+        if exclusion.excludes(other) or not lies_on(other, exclusion, mantissa):
             continue
-        on_grid, other_step = other.both(windows, amax)
-        telling = _telling(other, other_step, windows, step, working)
-        if other.spec.fmt.block_scale and other.block is not None:
-            telling &= _has_company(windows, other.block, -2 if other.across else -1)
-        if coarser_scales:
-            assert declared is not None
-            telling |= _largest_of_blocks(windows, declared.block)
-        enough = telling.flatten(1).sum(dim=1) >= EVIDENCE
-        lie_on = enough & ~(telling & ~on_grid).flatten(1).any(dim=1)
-        if bool(_is_varied(mantissa[lie_on], telling[lie_on]).any()):
-            return Finding(
-                Status.MISMATCH,
-                f"it lies on the grid of {other.format}, which {format_} would not give",
-                quantised=True,
-            )
+        return Finding(
+            Status.MISMATCH,
+            f"it lies on the grid of {other.format}, which {format_} would not give",
+            quantised=True,
+        )
     if too_many:
         return Finding(Status.ENGAGED)
     if declared is None:
         return _plain(windows)
-    if not bool(_is_evidence(mantissa, (windows != 0) & (step > working)).any()):
-        return Finding(Status.INCONCLUSIVE, "on the grid anyway")
-    return Finding(Status.ENGAGED, quantised=True)
+    for some in (slice(1), slice(1, None)):  # usually the first window suffices
+        telling = (windows[some] != 0) & (step[some] > working[some])
+        if bool(_is_evidence(mantissa[some], telling).any()):
+            return Finding(Status.ENGAGED, quantised=True)
+    return Finding(Status.INCONCLUSIVE, "on the grid anyway")
 
 
-def _bits_exceeded_everywhere(mantissa: Tensor, declared: Grid | None) -> set[int]:
-    """The numbers of significant bits that some element of every window exceeds.
-
-    A grid whose values have at most that many bits does not contain such an element and is coarser around it. Proof:
-    the element is a multiple of the declared grid's step; if the other's step were no larger, both being powers of two,
-    it would be a multiple of that step, too. So each window has a telling element off that grid, for any scales. The
-    set is empty if the declared grid's steps are not powers of two.
-    """
-    if declared is not None and declared.significant_bits is None:
-        return set()
-    exceeded = set()
-    for bits in sorted({grid.significant_bits for grid in OTHERS if grid.significant_bits}):
-        if not bool((mantissa * 2**bits).frac().flatten(1).any(dim=1).all()):
-            break
-        exceeded.add(bits)
-    return exceeded
+def lies_on(other: Grid, seen: Exclusion, mantissa: Tensor) -> bool:
+    """Whether a window has enough telling elements, and all of them lie on another grid."""
+    windows, declared = seen.windows, seen.declared
+    on_grid, other_step = other.both(windows, seen.amax)
+    dim = -2 if other.across else -1
+    telling = telling_elements(other, other_step, windows, seen.step, seen.working, dim)
+    if declared is not None and has_coarser_scales(other, declared):
+        telling |= _largest_of_blocks(windows, declared.block)
+    enough = telling.flatten(1).sum(dim=1) >= EVIDENCE
+    all_on = enough & ~(telling & ~on_grid).flatten(1).any(dim=1)
+    return bool(_is_varied(mantissa[all_on], telling[all_on]).any())
 
 
 def _are_too_many_everywhere(windows: Tensor, mantissa: Tensor) -> bool:
@@ -247,36 +116,6 @@ def _are_too_many_everywhere(windows: Tensor, mantissa: Tensor) -> bool:
     normal = windows.abs() >= torch.finfo(windows.dtype).smallest_normal
     ordered = mantissa.masked_fill(~normal, 0.0).flatten(1).sort(dim=1).values
     return bool(((ordered.diff(dim=1) > 0).sum(dim=1) > _MOST_OF_ANY_GRID).all())
-
-
-def _telling(
-    other: Grid, other_step: Tensor, windows: Tensor, step: Tensor, working: Tensor
-) -> Tensor:
-    """The elements around which another grid is coarser than the declared one, by enough to distinguish them."""
-    return (windows != 0) & (other_step > step) & (other_step > other.margin * working)
-
-
-def _has_company(windows: Tensor, block: int, dim: int) -> Tensor:
-    """Whether another element of an element's block is not zero; one alone is its own scale, with any significand."""
-    is_nonzero = (windows != 0).movedim(dim, -1)
-    extent = is_nonzero.shape[-1]
-    padded = torch.nn.functional.pad(is_nonzero, (0, -extent % block))
-    several = padded.reshape(*padded.shape[:-1], -1, block).sum(dim=-1) > 1
-    return several.repeat_interleave(block, dim=-1)[..., :extent].movedim(-1, dim)
-
-
-def _is_soon_off(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: Tensor) -> bool:
-    """Whether a few lines of every window already have a telling element off another grid, which is the usual case.
-
-    The lines are whole lines along the grid's blocks. This is valid only for a grid whose scales do not depend on what
-    fits most elements: a few lines could give another scale.
-    """
-    lines = -1 if other.across else -2
-    few = max(1, windows.shape[lines] // _FEW_LINES)
-    windows, step, working = (x.narrow(lines, 0, few) for x in (windows, step, working))
-    on_grid, other_step = other.both(windows, amax)
-    off = _telling(other, other_step, windows, step, working) & ~on_grid
-    return bool(off.flatten(1).any(dim=1).all())
 
 
 def _largest_of_blocks(windows: Tensor, block: int | None) -> Tensor:
@@ -314,10 +153,8 @@ def _plain(windows: Tensor) -> Finding:
 def _working_step(x: Tensor) -> Tensor:
     """The spacing of x's own dtype around each element, subnormals included."""
     info = torch.finfo(x.dtype)
-    _, exponent = torch.frexp(x.float())
-    significant_bits = 1 - int(math.log2(info.eps))
-    step = torch.ldexp(torch.ones_like(x, dtype=torch.float32), exponent - significant_bits)
-    return step.clamp_min(info.smallest_normal * info.eps)
+    binade = as_bits(x.float()).bitwise_and(EXPONENT_MASK).view(torch.float32)
+    return binade.mul_(info.eps).clamp_min_(info.smallest_normal * info.eps)
 
 
 def _is_evidence(mantissa: Tensor, telling: Tensor) -> Tensor:

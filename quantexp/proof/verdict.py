@@ -15,9 +15,11 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.formats import Family, QuantSpec
+from quantexp.formats.layout import in_memory_order, memory_order
 from quantexp.processes.threads import threads
 from quantexp.proof.by_source import by_contains, by_source
-from quantexp.proof.grids import Finding, Grid, Status, which_grid
+from quantexp.proof.candidates import Grid
+from quantexp.proof.grids import Finding, Status, which_grid
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.proof.windows import windows_of
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
@@ -79,8 +81,7 @@ def judge(
             declared_amax = whole_amax
         elif source is not None and (known := scale_amax(spec, source, axis)) is not None:
             declared_amax = known
-        off = x.numel() - int(declared.contains(x, declared_amax, axis).sum())
-        if off:
+        if off := declared.num_off(x, declared_amax, axis):
             return Finding(
                 Status.MISMATCH,
                 f"{off} of {x.numel()} elements are not on the grid of {spec.fmt.name}",
@@ -100,8 +101,11 @@ def judge(
 
 
 def _amax(x: Tensor) -> Tensor:
-    """The largest magnitude, float32; NaN if there is NaN. `torch.linalg.vector_norm` takes 20 times as long."""
-    low, high = torch.aminmax(x)
+    """The largest magnitude, float32; NaN if there is NaN. `torch.linalg.vector_norm` takes 20 times as long.
+
+    So does `torch.aminmax` of a transposed tensor.
+    """
+    low, high = torch.aminmax(in_memory_order(x, memory_order(x)))
     return torch.maximum(high, -low).to(torch.float32)
 
 

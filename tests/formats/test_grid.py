@@ -19,6 +19,8 @@ from quantexp.formats import (
     quantise,
     resolve,
 )
+from quantexp.formats import grid as grid_module
+from quantexp.formats.grid import num_off_grid
 from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same
@@ -269,3 +271,23 @@ def test_the_errors_are_those_of_quantise(look: Callable[..., Any]) -> None:
         look(torch.ones(3), "bf16", amax=torch.ones(()))
     with pytest.raises(ValueError, match="mxfp8_e4m3 has no option amax"):
         look(torch.ones(3), "mxfp8", amax=torch.ones(()))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("strip", [64, 1 << 19])
+@pytest.mark.parametrize("shape", [(3, 96, 5), (160, 33), (7,)])
+def test_number_off_the_grid_is_that_of_the_elements(
+    name: str, strip: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In strips along each axis, of tensors of any strides, with and without an element that is off."""
+    monkeypatch.setattr(grid_module, "_STRIP", strip)
+    spec = resolve(name)
+    for axis in range(len(shape)):
+        y = quantise(normal(*shape, dtype=torch.bfloat16), spec, axis=axis)
+        assert num_off_grid(y, spec, axis=axis) == 0
+        turned = list(range(len(shape)))[::-1]
+        assert num_off_grid(y.permute(turned), spec, axis=turned[axis]) == 0
+        y.view(-1)[-1] = 1.4453125 / 2  # eight bits, below the largest element
+        off = int((~lies_on_grid(y, spec, axis=axis)).sum())
+        assert num_off_grid(y, spec, axis=axis) == off
+        assert bool(off) == (name != "bf16") or spec.is_scaled
