@@ -41,7 +41,11 @@ def secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """The variable whose secret a text contains; None if it contains none."""
-    return next((name for name, value in secrets(environment).items() if value in text), None)
+    return _named_in(text, secrets(environment))
+
+
+def _named_in(text: str, values: Mapping[str, str]) -> str | None:
+    return next((name for name, value in values.items() if value in text), None)
 
 
 def redacted(content: Any, environment: Mapping[str, str] = os.environ) -> Any:
@@ -62,17 +66,22 @@ def refuse_secrets(
     Raises:
         ConfigError: names the key and what its value looks like, never the value.
     """
+    _refuse(content, secrets(environment), key)
+
+
+def _refuse(content: Any, values: Mapping[str, str], key: str) -> None:
+    """Refuse content with one of these values of variables, or with a secret of a known shape."""
     if isinstance(content, dict):
         for name, value in content.items():
             below = f"{key}.{name}" if key else str(name)
             _refuse_name(str(name), value, below)
-            refuse_secrets(str(name), environment, f"a key of {key or 'the configuration'}")
-            refuse_secrets(value, environment, below)
+            _refuse(str(name), values, f"a key of {key or 'the configuration'}")
+            _refuse(value, values, below)
     elif isinstance(content, list):
         for index, value in enumerate(content):
-            refuse_secrets(value, environment, f"{key}[{index}]")
+            _refuse(value, values, f"{key}[{index}]")
     elif isinstance(content, str):
-        if variable := secret_in(content, environment):
+        if variable := _named_in(content, values):
             raise _refusal(key, f"the value of the environment variable {variable}")
         if _PASSWORD.search(content):
             raise _refusal(key, "an address with a password")
