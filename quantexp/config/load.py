@@ -88,7 +88,7 @@ def load_sweep(config: DictConfig) -> SweepConfig:
     """
     try:
         plain = OmegaConf.to_container(config.sweep, resolve=True)
-        merged = OmegaConf.merge(_schema(Composition), {"sweep": plain})
+        merged = OmegaConf.merge({"sweep": _schema(SweepConfig)}, {"sweep": plain})
         sweep = OmegaConf.to_object(merged.sweep)
     except OmegaConfBaseException as error:
         raise ConfigError(_message(error)) from error
