@@ -53,10 +53,17 @@ class Finding:
     quantised: bool = False
 
 
+#: The finding if nothing distinguishes the declared grid from the working precision.
+_ANYWAY = Finding(Status.INCONCLUSIVE, "on the grid anyway")
+
+
 def which_grid(
     windows: Tensor, amax: Tensor, format_: str, declared: Grid | None, declared_amax: Tensor
 ) -> Finding:
     """The format that produced the elements, all of which lie on the declared grid."""
+    all_windows, windows = windows, _with_enough(windows)
+    if not len(windows):
+        return _plain(all_windows) if declared is None else _ANYWAY
     working = _working_step(windows)
     step = working if declared is None else declared.step(windows, declared_amax)
     mantissa = torch.frexp(windows.float().abs()).mantissa
@@ -82,12 +89,19 @@ def which_grid(
     if too_many:
         return Finding(Status.ENGAGED)
     if declared is None:
-        return _plain(windows)
+        return _plain(all_windows)
     for some in (slice(1), slice(1, None)):  # usually the first window suffices
         telling = (windows[some] != 0) & (step[some] > working[some])
         if bool(_is_evidence(mantissa[some], telling).any()):
             return Finding(Status.ENGAGED, quantised=True)
-    return Finding(Status.INCONCLUSIVE, "on the grid anyway")
+    return _ANYWAY
+
+
+def _with_enough(windows: Tensor) -> Tensor:
+    """The windows with enough elements for evidence; a causal mask leaves some without."""
+    counts = torch.count_nonzero(windows, dim=(1, 2))
+    few = counts < EVIDENCE
+    return windows[~few] if bool(few.any()) else windows
 
 
 def lies_on(other: Grid, seen: Exclusion, mantissa: Tensor) -> bool:

@@ -52,6 +52,8 @@ def test_a_crash_fails_its_test_and_the_others_run_once(pytester: pytest.Pyteste
     result = pytester.runpytest_subprocess("-n", "2", "-v", timeout=100)
     result.assert_outcomes(passed=5 * 3 + 2 + 2, failed=1)
     result.stdout.fnmatch_lines(["*FAILED test_4.py::test_crash*"])
-    ran = [line.split()[-1] for line in result.outlines if " PASSED " in line]
-    assert len(set(ran)) == len(ran) == 19
-    assert ran[0].startswith("shared/")
+    lines = [line.split() for line in result.outlines if " PASSED " in line]
+    assert len({words[-1] for words in lines}) == len(lines) == 19
+    shared = next(words for words in lines if words[-1].startswith("shared/"))
+    first_there = next(words for words in lines if words[0] == shared[0])
+    assert first_there == shared, "what one process must run comes first"
