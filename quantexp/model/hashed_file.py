@@ -71,14 +71,13 @@ def write_hashed(
 
 def _write(stream: BinaryIO, values: Tensor, digests: Sequence[xxhash.xxh3_128]) -> bool:
     """Write and hash contiguous values [N] until a piece has a NaN or Inf; whether none had."""
-    content = content_of(values)
-    step = PIECE // values.element_size()
+    content, size = content_of(values), values.element_size()
+    step = PIECE // size
     for first in range(0, values.numel(), step):
-        size = values.element_size()
-        piece = content[first * size : (first + step) * size]
+        piece, part = content[first * size : (first + step) * size], values[first : first + step]
         for digest in digests:  # the fastest reader from memory comes first
             digest.update(piece)
-        if not finite.is_finite(values[first : first + step]):
+        if not finite.is_finite(part):
             return False
         stream.write(piece)
     return True
