@@ -28,6 +28,7 @@ from quantexp.cli.verbs import VERBS
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.folders import user_path
 from quantexp.formats.lookup import known_names
+from quantexp.runs.find import FOLDERS
 from quantexp.schema import Aspect, Composition, PathsConfig
 from quantexp.schema.keys import section_of
 
@@ -156,7 +157,7 @@ def _runs(words: Sequence[str]) -> list[str]:
     """The names of runs and of sweeps."""
     roots = [word.partition("=")[2] for word in words if word.startswith("paths.root=")]
     root = user_path([PathsConfig().root, *roots][-1])
-    runs = [file.parent.name for file in sorted(root.glob("*-*/status.json"))]
+    runs = [file.parent.name for file in sorted(root.glob(f"{FOLDERS}/status.json"))]
     return [*runs, *(file.stem for file in sorted((root / "sweeps").glob("*.json")))]
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from quantexp.errors import UnreadableError
 from quantexp.model.label import short_model_label
+from quantexp.runs.find import runs_below
 from quantexp.runs.metrics import last_metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import read_config
@@ -33,15 +34,14 @@ _RUNS = (
 def run_rows(root: Path) -> list[dict[str, object]]:
     """Every run below the root, newest first."""
     rows: list[dict[str, object]] = []
-    for folder in sorted(root.glob("*-*")):
-        run = RunDir(folder)
+    for run in runs_below(root):
         try:
             if (row := _run_row(run)) is not None:
                 rows.append(row)
         except UnreadableError as error:
             nulls = dict.fromkeys(("iteration", "iterations", "loss", "created", "model"))
             why = str(error).replace(f"{run.root}/", "")
-            rows.append({"run": folder.name, "state": UNREADABLE, **nulls, "reason": why})
+            rows.append({"run": run.root.name, "state": UNREADABLE, **nulls, "reason": why})
     return sorted(rows, key=lambda row: str(row["created"] or ""), reverse=True)
 
 

@@ -20,6 +20,8 @@ from quantexp.terminal.close_matches import did_you_mean, near
 
 #: The name of a run that never had a folder.
 UNNAMED = "-"
+#: The folders that may be those of runs, whose names Megatron-LM's users choose.
+FOLDERS = "[!.]*"
 #: Runs of one part of a name that are listed.
 _MOST_NAMES = 5
 
@@ -78,7 +80,7 @@ def is_run(run: RunDir) -> bool:
 
 def runs_below(root: Path) -> list[RunDir]:
     """The run folders in a folder of runs, sorted by name."""
-    return [run for folder in sorted(root.glob("*-*")) if is_run(run := RunDir(folder))]
+    return [run for folder in sorted(root.glob(FOLDERS)) if is_run(run := RunDir(folder))]
 
 
 def runs_named(name: str, root: Path) -> list[RunDir]:

@@ -51,6 +51,14 @@ def test_without_dir_the_scope_is_every_run_below_the_root(root: Path) -> None:
     assert scope(None, root / "none").runs == ()
 
 
+def test_run_of_any_name_is_below_the_root_but_no_hidden_one(root: Path, make_run: MakeRun) -> None:
+    """Megatron-LM's users name the folder themselves."""
+    make_run("mine")
+    make_run(".mine-00000001")
+    assert names(None, root) == sorted([*NAMES, "mine"])
+    assert names("mine", root) == ["mine"]
+
+
 @pytest.mark.parametrize("target", ["runs/m_d_bf16-00000001", "m_d_bf16-00000001", "bf16-00000001"])
 def test_scope_of_one_run_is_its_path_name_or_a_part_of_it(root: Path, target: str) -> None:
     assert names(target, root) == ["m_d_bf16-00000001"]

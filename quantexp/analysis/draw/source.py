@@ -24,7 +24,7 @@ from quantexp.capture.store.manifest import MANIFEST, ManifestLine
 from quantexp.capture.store.values import metadata_in
 from quantexp.errors import CaptureError, ConfigError, UnreadableError
 from quantexp.folders import user_path
-from quantexp.runs.find import is_run, scope
+from quantexp.runs.find import FOLDERS, is_run, scope
 from quantexp.runs.metrics import read_metrics
 from quantexp.runs.paths import RunDir
 
@@ -82,7 +82,7 @@ def _opened(word: str, say: Callable[[str], None]) -> list[Source]:
 
 def _holds_runs(path: Path) -> bool:
     return (
-        any(is_run(RunDir(folder)) for folder in path.glob("*-*"))
+        any(is_run(RunDir(folder)) for folder in path.glob(FOLDERS))
         and not (path / MANIFEST).is_file()
     )
 
