@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from quantexp.config.compose import compose
 from quantexp.config.load import read, save
-from quantexp.config.sweep.points import compose_points
+from quantexp.config.sweep.points import Point, compose_points
 from quantexp.config.validate.experiment import validate
 from quantexp.folders import conf_dir
 from quantexp.memory.room import needed_gb
@@ -88,9 +88,15 @@ def test_shipped_layout_fits_and_leaves_blocks_whole(
     assert unaligned_slots(experiment) == []
 
 
+@cache
+def points_of(*words: str) -> tuple[Point, ...]:
+    """The points of a sweep, composed once for the tests of this file."""
+    return tuple(compose_points([*words], None, {}))
+
+
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "experiment"], ids=str)
 def test_shipped_experiment_is_one_or_a_sweep(file: Path, tmp_path: Path) -> None:
-    points = compose_points(choice(file), None, {})
+    points = points_of(*choice(file))
     assert points
     for point in points:
         save(point.experiment, tmp_path / "config.yaml")
@@ -105,7 +111,10 @@ def test_experiments_of_a_size_share_their_bf16_runs(size: str) -> None:
     assert len(files) == 5
     shared = []
     for file in files:
-        points = compose_points([*choice(file), f"size={size}"], None, {})
+        points = points_of(*choice(file), *(["size=full"] if size == "full" else []))
+        assert {p.experiment.model.name for p in points} == {
+            "tiny" if size == "small" else "llama32-1b"
+        }
         shared.append([p.experiment for p in points if derived_name(p.experiment.quant) == "bf16"])
         schemes = {p.experiment.quant.name for p in points} - {"bf16"}
         assert len(points) == 6 + 3 * len(schemes)
