@@ -16,6 +16,7 @@ from quantexp.formats import (
     resolve,
 )
 from quantexp.formats.grid import num_off_grid
+from quantexp.formats.quantising import quantise_dense
 from quantexp.formats.scale_search import flat_at_each_scale
 from quantexp.formats.types import Family, Format, ScaleRule, Scaling
 from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
@@ -96,6 +97,12 @@ class Grid:
     def both(self, x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each element lies on this grid, and `step`, along the last axis."""
         return grid_and_step(x, self.spec, axis=self._axis(-1), amax=self._amax(amax))
+
+    def requantised(self, x: Tensor) -> Tensor:
+        """A contiguous tensor quantised to this grid, without a tensor scale, with blocks along its last axis."""
+        y = torch.empty_like(x)
+        quantise_dense(x, y, self.spec, x.ndim - 1, None, None)
+        return y
 
     def at_each_scale(self, x: Tensor, amax: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """`both` at each tensor scale that a format without blocks may find, [scales, *x.shape]; see there."""

@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quantexp.formats import quantise
 from quantexp.formats.types import Family
 from quantexp.proof.candidates import Grid, telling_elements
 
@@ -68,7 +67,7 @@ class Exclusion:
             return _have_crowded_blocks(few, other)
         is_binary = self._has_binary_steps and other.has_binary_steps
         if not other.searches_scale and other.reaches(self.amax):
-            off = quantise(few.values, other.spec) != few.values
+            off = other.requantised(few.values) != few.values
             if not is_binary:
                 off &= few.binade * 2.0**-other.mantissa_bits > few.step
         elif is_binary:  # which needs no steps, and so is as fast for twice the lines
