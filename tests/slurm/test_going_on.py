@@ -104,5 +104,7 @@ def test_next_job_of_a_chain_goes_on_with_the_run(
     status = until_state(run, State.COMPLETED, State.FAILED, within_s=240)
     assert (status.state, status.job_id) == (State.COMPLETED, second)
     assert status.restarts[0]["lost"] == 0
+    assert plain.wait_state(second, "COMPLETED", 60) == {second: "COMPLETED"}
+    status = status_of(run)  # the trackers' last words come after the state
     assert plain.wait_state(third, "COMPLETED", 60) == {third: "COMPLETED"}
     assert status_of(run) == status, "the last job has nothing to do"
