@@ -164,7 +164,7 @@ def test_a_run_appears_ends_and_goes(visit: Visit, watched: Watched) -> None:
         "linear_mxfp4",
         "linear_mxfp8",
     ]
-    added.root.rename(watched.runs.root / "gone")
+    added.root.rename(watched.runs.root.parent / "gone")
     expect_text(page.locator("#summary"), "2 runs: 2 running")
     assert page.locator("#rows tr").count() == 2
 

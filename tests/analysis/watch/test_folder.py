@@ -131,7 +131,7 @@ def test_new_runs_appear_and_runs_that_are_gone_leave(runs: Runs, watched: Watch
     assert content(watch)["summary"] == "1 run: 1 running"
     runs.add("linear_mxfp4", state=State.FAILED)
     assert content(watch)["summary"] == "2 runs: 1 running, 1 failed"
-    run.root.rename(runs.root / "gone")
+    run.root.rename(runs.root.parent / "gone")
     shown = content(watch)
     assert [row["label"] for row in shown["runs"]] == ["linear_mxfp4"]
     assert len(watch.state("", 0)["series"]) == 1
