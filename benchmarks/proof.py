@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -39,9 +40,9 @@ def main() -> None:
             times = [
                 median_ms(work, repeats)
                 for work in (
-                    lambda: judge(operand, spec, -1),  # noqa: B023
-                    lambda: quantise(operand, spec, axis=-1, out=out),  # noqa: B023
-                    lambda: out.copy_(operand),  # noqa: B023
+                    partial(judge, operand, spec, -1),
+                    partial(quantise, operand, spec, axis=-1, out=out),
+                    partial(out.copy_, operand),
                 )
             ]
             size = " x ".join(map(str, shape))

@@ -93,9 +93,8 @@ def _flat_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
     scale = tensor_scale(x, spec, amax)
     if scale is None:
         return None
-    if spec.scaling is Scaling.EXACT:
-        return _exact_ratios(spec, x.device) * scale
-    return scale.new_tensor(_FACTORS[spec.scaling]) * scale
+    factors = _exact_ratios(spec) if spec.scaling is Scaling.EXACT else _FACTORS[spec.scaling]
+    return scale.new_tensor(factors) * scale
 
 
 def flat_at_each_scale(
@@ -139,18 +138,16 @@ def _requantised(x: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:
 
 
 @cache
-def _exact_ratios(spec: QuantSpec, device: torch.device) -> Tensor:
+def _exact_ratios(spec: QuantSpec) -> tuple[float, ...]:
     """The scales that an exact one may have been, relative to the one that the quantised tensor gives.
 
     The largest element was rounded to e(target) / s, so that value replaces the target in the comparison with amax; if
     the target is halfway between two values, both are candidates.
     """
-    target = torch.tensor([spec.amax_target], dtype=torch.float32, device=device)
+    target = torch.tensor([spec.amax_target], dtype=torch.float32, device="cpu")
     beside = torch.cat([target * (1 - 2.0**-20), target * (1 + 2.0**-20)])
-    rounded: Tensor = torch.unique(
-        _requantised(beside, spec, None).clamp_max_(spec.fmt.element.max)
-    )
-    return rounded / target
+    rounded = _requantised(beside, spec, None).clamp_max_(spec.fmt.element.max)
+    return tuple((torch.unique(rounded) / target).tolist())
 
 
 def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:

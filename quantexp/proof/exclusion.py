@@ -51,7 +51,7 @@ class Exclusion:
     working: Tensor
 
     def excludes(self, other: Grid) -> bool:
-        """Whether no window has enough telling elements that all lie on another grid, as far as this is soon seen."""
+        """True only if no window has enough telling elements that all lie on another grid."""
         return self._is_nowhere_coarser(other) or self._is_soon_off(other)
 
     def _is_soon_off(self, other: Grid) -> bool:
@@ -59,8 +59,9 @@ class Exclusion:
 
         Of a grid whose scale is searched, they must have one at every scale that the search tries.
 
-        Where all steps are powers of two, every element off the other grid is telling: it is a multiple of the declared
-        grid's step around it; if the other's were no larger, it would be a multiple of that, too.
+        Where all steps are powers of two, every element off the other grid and within its range is telling: it is a
+        multiple of the declared grid's step around it; if the other's were no larger, it would be a multiple of that,
+        too.
         """
         few = self._across if other.across else self._along
         if other.spec.fmt.block_scale:
@@ -70,7 +71,7 @@ class Exclusion:
             off = other.requantised(few.values) != few.values
             if not is_binary:
                 off &= few.binade * 2.0**-other.mantissa_bits > few.step
-        elif is_binary:  # which needs no steps, and so is as fast for twice the lines
+        elif is_binary and other.searches_scale:  # no steps are needed: as fast for twice the lines
             lines = self.windows.narrow(-2, 0, max(1, 2 * self.windows.shape[-2] // _FEW_LINES))
             off = ~other.at_each_scale(lines, self.amax)[0]
         else:
@@ -156,7 +157,7 @@ def _have_crowded_blocks(few: _Few, other: Grid) -> bool:
 
     A step of NVFP4 is more than |x| / 4, so an element of at least four steps of the declared grid is telling, if it is
     a normal number: it has at least 128 steps of the working precision. Two magnitudes near the same value of NVFP4 are
-    within 2 + 1 units of roundoff of each other, and 10 of float32 (see `scale_search`).
+    apart by less than a factor of 1 + 3 eps of the dtype + 16 eps of float32 (see `_block_tolerance`).
     """
     info, element, size = torch.finfo(few.values.dtype), other.spec.fmt.element, other.block
     assert size is not None

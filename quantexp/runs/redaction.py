@@ -39,12 +39,8 @@ def secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return dict(sorted(long.items(), key=lambda pair: len(pair[1]), reverse=True))
 
 
-def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The variable whose secret a text contains; None if it contains none."""
-    return _named_in(text, secrets(environment))
-
-
-def _named_in(text: str, values: Mapping[str, str]) -> str | None:
+def secret_in(text: str, values: Mapping[str, str]) -> str | None:
+    """The variable of those that `secrets` returned whose value a text contains; None if it contains none."""
     return next((name for name, value in values.items() if value in text), None)
 
 
@@ -81,7 +77,7 @@ def _refuse(content: Any, values: Mapping[str, str], key: str) -> None:
         for index, value in enumerate(content):
             _refuse(value, values, f"{key}[{index}]")
     elif isinstance(content, str):
-        if variable := _named_in(content, values):
+        if variable := secret_in(content, values):
             raise _refusal(key, f"the value of the environment variable {variable}")
         if _PASSWORD.search(content):
             raise _refusal(key, "an address with a password")

@@ -21,7 +21,7 @@ ACTUAL = [*DECLARED, "mxfp8_e5m2", "fp8_e5m2"]
 
 
 def values(dtype: torch.dtype) -> Iterator[Tensor]:
-    """Operands of one size for every window, of rows and columns of their own, of few values, and of few elements."""
+    """Of one size, of sizes by row and column, of few values, of few elements, and beyond HiF8's largest value."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(72, 160, generator=generator)
     rows = torch.randint(-12, 3, (72, 1), generator=generator)
@@ -33,6 +33,7 @@ def values(dtype: torch.dtype) -> Iterator[Tensor]:
             x * torch.exp(2 * torch.randn(x.shape, generator=generator)),
             x * rows.exp2(),
             x * columns.exp2(),
+            x * 2.0**14,
             x * torch.finfo(dtype).smallest_normal * 8,
             (4 * x).round() / 4,
             x.sign() * x.abs().log2().round().exp2(),
@@ -65,7 +66,11 @@ def test_grid_that_the_search_finds_is_never_excluded(dtype: torch.dtype, every:
         amax = x.abs().amax().float()
         for name, spec in DECLARED.items():
             declared = Grid(spec) if spec.quantised else None
-            if not amax or (declared is not None and declared.num_off(x, amax, -1)):
+            if (
+                not amax
+                or not amax.isfinite()
+                or (declared is not None and declared.num_off(x, amax, -1))
+            ):
                 continue
             windows = windows_of(x, -1, spec.block)
             step, working = steps_of(windows, declared, amax)

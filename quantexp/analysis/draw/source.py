@@ -81,9 +81,8 @@ def _opened(word: str, say: Callable[[str], None]) -> list[Source]:
 
 
 def _holds_runs(path: Path) -> bool:
-    return (
-        any(is_run(RunDir(folder)) for folder in path.glob(FOLDERS))
-        and not (path / MANIFEST).is_file()
+    return not (path / MANIFEST).is_file() and any(
+        is_run(RunDir(folder)) for folder in path.glob(FOLDERS)
     )
 
 
