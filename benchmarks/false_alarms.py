@@ -1,12 +1,12 @@
 """How often compare calls chance a difference: bf16 against bf16 whose initial weights differ in last bits.
 
-    python benchmarks/false_alarms.py [--seeds 12] [--chaos 6] [--iterations 60] [--trials 4000] [--figure FILE]
+    python benchmarks/false_alarms.py [--seeds 100] [--chaos 1] [--iterations 300] [--trials 20000] [--figure FILE]
 
 A tiny model is trained at every seed, and again with `training.chaos` 1 to `--chaos`. A trial chooses three, four or
 six of the seeds, and for each one of its perturbed runs, and asks `quantexp compare`'s verdict on their gaps. There is
 no difference to find, so `above` or `below` is a false alarm, of which there should be 5%. Trials share runs: the
-number of pairs of a seed and a perturbed run says how much is known. The figure has the share of trials whose p-value
-is at most each level, which should be that level.
+standard error beside the share says how far other seeds would give another one. The figure has the share of trials
+whose p-value is at most each level, which should be that level.
 """
 
 from __future__ import annotations
@@ -61,19 +61,32 @@ def ends(arguments: argparse.Namespace) -> Any:
     return table
 
 
-def trials(table: Any, size: int, number: int) -> list[Any]:
-    """The verdicts of comparisons of so many seeds."""
+def trials(table: Any, size: int, number: int) -> tuple[list[Any], Any]:
+    """The verdicts of comparisons of so many seeds, and the seeds of each, [trials, size]."""
     from quantexp.analysis.compare.verdicts import conclude, verdict_on
 
     rng = np.random.default_rng(size)
     verdicts: list[Any] = []
-    for _ in range(number):
-        seeds = rng.choice(len(table), size, replace=False)
+    all_seeds = np.stack([rng.choice(len(table), size, replace=False) for _ in range(number)])
+    for seeds in all_seeds:
         chosen = rng.integers(1, table.shape[1], size)
         gaps = table[seeds, chosen] - table[seeds, 0]
         by_seed = dict(enumerate(map(float, gaps)))
         verdicts += conclude([verdict_on("perturbed", "bf16", by_seed, 1.0, (1, 1))], [None])
-    return verdicts
+    return verdicts, all_seeds
+
+
+def standard_error(alarms: Any, seeds: Any, num_seeds: int) -> float:
+    """Of the share of alarms, as seeds are chance: that of a U-statistic (Hoeffding 1948, section 5).
+
+    It is m / sqrt(n) times the standard deviation, over the n seeds, of the share in the trials that have a seed; what
+    the number of these trials adds to that deviation is subtracted.
+    """
+    number, size = seeds.shape
+    with_seed = np.bincount(seeds.ravel(), minlength=num_seeds)
+    shares = np.bincount(seeds.ravel(), np.repeat(alarms, size), minlength=num_seeds) / with_seed
+    of_trials = alarms.var() * num_seeds / (number * size)
+    return size * float(np.sqrt(max(0.0, shares.var(ddof=1) - of_trials) / num_seeds))
 
 
 def draw(p_values: dict[int, list[float]], file: Path) -> None:
@@ -104,10 +117,10 @@ def draw(p_values: dict[int, list[float]], file: Path) -> None:
 def main() -> None:
     """Train, compare, and print the share of false alarms."""
     parser = argparse.ArgumentParser(description="False alarms of compare.")
-    parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--chaos", type=int, default=6)
-    parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--trials", type=int, default=4000)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--chaos", type=int, default=1)
+    parser.add_argument("--iterations", type=int, default=300)
+    parser.add_argument("--trials", type=int, default=20000)
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
     table = ends(arguments)
@@ -118,10 +131,13 @@ def main() -> None:
     )
     p_values = {}
     for size in SIZES:
-        verdicts = trials(table, size, arguments.trials)
-        alarms = sum(v.words in ("above bf16", "below bf16") for v in verdicts)
+        verdicts, seeds = trials(table, size, arguments.trials)
+        alarms = np.array([v.words in ("above bf16", "below bf16") for v in verdicts], dtype=float)
         p_values[size] = [v.p_value for v in verdicts]
-        sys.stdout.write(f"{size} seeds: {alarms / len(verdicts):.1%} false alarms\n")
+        error = standard_error(alarms, seeds, arguments.seeds)
+        sys.stdout.write(
+            f"{size} seeds: {alarms.mean():.1%} false alarms, standard error {error:.1%}\n"
+        )
     if arguments.figure:
         draw(p_values, arguments.figure)
 

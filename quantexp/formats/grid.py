@@ -93,7 +93,7 @@ def _is_unchanged(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) ->
     for strip in strips:
         y_ONI = y[: strip.numel()].view(strip.shape)
         quantise_dense(strip, y_ONI, spec, 1, scale, None)
-        if not torch.equal(_words(strip), _words(y_ONI)):
+        if not torch.equal(*_words(strip, y_ONI)):
             return False
     return True
 
@@ -108,9 +108,12 @@ def _strips(x_ONI: Tensor, block: int) -> Sequence[Tensor]:
     return torch.split(x_ONI, max(1, _STRIP // (block * inner)) * block, dim=1)
 
 
-def _words(x: Tensor) -> Tensor:
-    """A contiguous tensor as the widest integers, which torch compares several times as fast as bf16."""
-    return x.view(-1).view(torch.int64) if x.numel() * x.element_size() % 8 == 0 else x
+def _words(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Contiguous tensors as wide integers, which torch compares several times as fast as bf16; or as they are."""
+    sizes = (x.storage_offset(), y.storage_offset(), x.numel())
+    if any(size * x.element_size() % 8 for size in sizes):
+        return x, y
+    return x.view(-1).view(torch.int64), y.view(-1).view(torch.int64)
 
 
 def local_step(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:

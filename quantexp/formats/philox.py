@@ -33,6 +33,8 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 #: Counters per chunk: their words fit in a core's L2 cache.
 _CHUNK = 1 << 14
+#: On other devices a chunk only limits the memory of the temporaries, about 80 bytes a counter.
+_DEVICE_CHUNK = 1 << 22
 
 #: An int or an int64 tensor, in [0, 2^32).
 Word = int | Tensor
@@ -87,7 +89,7 @@ def random_integers(count: int, seed: int, offset: int, device: torch.device) ->
     """
     num_counters = -(-count // 4)
     numbers = torch.empty(num_counters, 4, dtype=torch.float32, device=device)
-    chunk = _chunk(device, num_counters)
+    chunk = _chunk(device)
     for start in range(0, num_counters, chunk):
         index = torch.arange(start, min(start + chunk, num_counters), device=device)
         _fill(numbers[start : start + chunk], index, seed, offset)
@@ -114,7 +116,7 @@ def random_integers_at(
     numbers = torch.empty(len(first), extent, dtype=torch.float32, device=device)
     counters = torch.arange(num_counters, device=device)
     elements = torch.arange(extent, device=device)
-    rows = max(1, _chunk(device, len(first) * num_counters) // num_counters)
+    rows = max(1, _chunk(device) // num_counters)
     for start in range(0, len(first), rows):
         begins = first[start : start + rows, None]
         words = torch.empty(len(begins), num_counters, 4, dtype=torch.float32, device=device)
@@ -123,9 +125,9 @@ def random_integers_at(
     return numbers.view(*shape)
 
 
-def _chunk(device: torch.device, num_counters: int) -> int:
+def _chunk(device: torch.device) -> int:
     """The number of counters per chunk."""
-    return _CHUNK * torch.get_num_threads() if device.type == "cpu" else max(1, num_counters)
+    return _CHUNK * torch.get_num_threads() if device.type == "cpu" else _DEVICE_CHUNK
 
 
 def _fill(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:

@@ -291,3 +291,12 @@ def test_number_off_the_grid_is_that_of_the_elements(
         off = int((~lies_on_grid(y, spec, axis=axis)).sum())
         assert num_off_grid(y, spec, axis=axis) == off
         assert bool(off) == (name != "bf16") or spec.is_scaled
+
+
+def test_a_part_of_a_tensor_may_begin_anywhere() -> None:
+    """Also where it cannot be read as wider integers."""
+    y = quantise(normal(64, dtype=torch.bfloat16), "mxfp8")
+    part = torch.cat([torch.ones(1, dtype=torch.bfloat16), y])[1:]
+    assert num_off_grid(part, resolve("mxfp8"), axis=0) == 0
+    part[3] *= 1 + 2.0**-7
+    assert num_off_grid(part, resolve("mxfp8"), axis=0) == 1

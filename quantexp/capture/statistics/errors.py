@@ -82,8 +82,8 @@ def beyond_largest(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = 
     if spec.is_scaled and amax is None:
         amax = finite_amax(x)
     saturating = replace(spec, saturate=True, rounding=spec.fmt.rounding)
-    limit = quantise(torch.tensor(math.inf, dtype=torch.float32), saturating, amax=amax)
-    return x.abs() > limit.expand_as(x)
+    infinity = torch.full((), math.inf, dtype=torch.float32, device=x.device)
+    return x.abs() > quantise(infinity, saturating, amax=amax)
 
 
 def fidelity(x: Tensor, q: Tensor, beyond: Tensor, padding: Tensor | None = None) -> Fidelity:

@@ -222,7 +222,7 @@ def _round_wide(q: Tensor, element: Element, rounding: Rounding, random: Tensor 
 def _on_list(v: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> Tensor:
     """v rounded to a list of values, in float64, in which the middle of two float32 values is exact."""
     values, wins_up = _list_tables(element, rounding, v.device)
-    wide = v.double().clamp_(float(values[0]), float(values[-1])).contiguous()
+    wide = v.double().clamp_(element.values[0], element.values[-1]).contiguous()
     high = torch.searchsorted(values, wide).clamp_(1, values.numel() - 1)
     low_value, high_value = values[high - 1], values[high]
     if rounding is Rounding.STOCHASTIC:

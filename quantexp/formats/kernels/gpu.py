@@ -315,10 +315,7 @@ LAUNCHES: dict[tuple[str, bool], Launch] = {
 #: Launches to measure for each kernel.
 CANDIDATES: dict[str, tuple[Launch, ...]] = {
     "mx_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
-    "mx_tile": (
-        *(Launch(2, 1), Launch(4, 1), Launch(4, 2), Launch(4, 4), Launch(8, 2), Launch(8, 4)),
-        *(Launch(8, 8), Launch(16, 4), Launch(16, 8)),
-    ),
+    "mx_tile": tuple(Launch(*each) for each in ((2, 1), (4, 2), (4, 4), (8, 4), (8, 8), (16, 8))),
     "hif8_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
     "amax_flat": (
         *(Launch(64, 4), Launch(128, 4), Launch(256, 4), Launch(256, 8), Launch(512, 8)),

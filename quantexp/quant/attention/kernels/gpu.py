@@ -120,6 +120,7 @@ class Kernels:
 
         q, k, v = (quantised(slot) for slot in (FPROP_Q, FPROP_K, FPROP_V))
         T, B, H, _ = q.shape
+        self.amaxes = {}
         self.rows = _rows(q), _rows(q)
         of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
         grid = _grid(q, launch.rows)
@@ -152,6 +153,7 @@ class Kernels:
 
         q, k, v = quantised(FPROP_Q), quantised(FPROP_K), quantised(DGRAD_P_V)
         T, B, H, _ = q.shape
+        self.amaxes = {}
         of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
         of_dS = OfDS(
             v=_layout(v),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from quantexp.errors import EngagementError
 from quantexp.formats.kernels import gpu as quantising
 from quantexp.quant.attention import tiled, tiles
 from quantexp.quant.attention.kernels import gpu, launches
+from quantexp.quant.hooks import no_hook
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import watch_products
 from quantexp.quant.sites import Slot
@@ -51,21 +53,46 @@ def attention(case: Case, is_whole: bool = False) -> Result:
 
 def watched_attention(case: Case, left_out: Slot | None = None) -> str | Result:
     """The same while the torch tiles check the kernels, one of which may not quantise P or dS; or the error message."""
-    precision, tensors, mask, sizes = case
     how = gpu.Kernels._how
 
     def without(self: gpu.Kernels, slot: Slot) -> tuple[object, ...]:
         return (0,) if slot == left_out else how(self, slot)
 
+    with (
+        patch.object(gpu.Kernels, "_how", without) if left_out else nullcontext(),
+        watch_products(),
+    ):
+        try:
+            return _beside_tiles(case)
+        except EngagementError as error:
+            return str(error)
+
+
+def observed_attention(case: Case, name: str) -> int:
+    """How many tensors of that name reach a hook that asks for no other."""
+    hook = _Hook(name)
+    _beside_tiles(case, hook)
+    return hook.calls
+
+
+class _Hook:
+    def __init__(self, name: str) -> None:
+        self.name, self.calls = name, 0
+
+    def asks(self, operation: object, name: str) -> bool:
+        return name == self.name
+
+    def __call__(self, operation: object, phase: object, name: str, tensor: Tensor) -> None:
+        self.calls += name == self.name
+
+
+def _beside_tiles(case: Case, hook: Any = no_hook) -> Result:
+    """o, dq, dk and dv, where the torch tiles may check the kernels."""
+    precision, tensors, mask, sizes = case
     forward, backward = tiled.Forward.output, tiled.Backward.gradients  # type: ignore[attr-defined]
     with (
         kernels_alone(*sizes),
         patch.object(tiled.Forward, "output", forward),  # type: ignore[attr-defined]
         patch.object(tiled.Backward, "gradients", backward),  # type: ignore[attr-defined]
-        patch.object(gpu.Kernels, "_how", without) if left_out else nullcontext(),
-        watch_products(),
     ):
-        try:
-            return by_tiles(precision, tensors, mask)
-        except EngagementError as error:
-            return str(error)
+        return by_tiles(precision, tensors, mask, hook)

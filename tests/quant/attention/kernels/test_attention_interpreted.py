@@ -261,6 +261,12 @@ def test_watched_kernels_give_the_same_result(call: Call, words: tuple[str, ...]
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["attn_weights", "grad_scores"])
+def test_a_hook_gets_one_tensor_of_either_pass(call: Call, name: str) -> None:
+    case = declared(*FULL_HIFP8), some(torch.bfloat16, 40), None, (32, 32)
+    assert call("observed_attention", case, name) > 0
+
+
 @pytest.mark.parametrize("label", SLOTS)
 def test_a_watched_kernel_that_leaves_an_operand_in_the_working_dtype_fails(
     call: Call, label: str
