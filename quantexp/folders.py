@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,11 @@ def cache_dir(configured: str | None) -> Path:
 def short_path(path: Path) -> Path:
     """The path below the working directory where it lies there."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def for_shell(path: Path) -> str:
+    """`short_path` as a word of a command to paste."""
+    return shlex.quote(str(short_path(path)))
 
 
 def beside(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 
@@ -45,8 +46,9 @@ def run_all(experiments: Sequence[Experiment], console: Console) -> list[RunDir]
         if not _has_run(run, experiment):
             status = read_status(run.status)
             why = "it has no status" if status is None else f"{status.state.value}: {status.reason}"
+            logs = f"quantexp logs {shlex.quote(str(run.root))}"
             raise RunError(
-                f"a replay did not complete ({why}); see quantexp logs {run.root}, and give the same command again to "
+                f"a replay did not complete ({why}); see {logs}, and give the same command again to "
                 "go on"
             )
     return folders

@@ -35,15 +35,19 @@ from quantexp.schema.keys import section_of
 #: A word that may stand at the cursor -> what it is.
 Candidates = dict[str, str]
 _FILTERS = ("layer=", "rank=", "iteration=", "operation=", "tensor=", "module=")
+_OF_A_START = (
+    *("paths.root=", "launcher.", "parallel.", "checkpoint."),
+    *("memory=ignore", "code=current", "training.restart=true"),
+)
 #: What the verbs about runs take beside them.
 _BESIDE_RUNS = {
     "status": ("paths.root=",),
     "watch": ("paths.root=",),
     "logs": ("paths.root=",),
-    "resume": ("paths.root=", "launcher.", "memory=ignore"),
-    "retry": ("paths.root=", "launcher.", "memory=ignore"),
+    "resume": _OF_A_START,
+    "retry": _OF_A_START,
     "cancel": ("paths.root=",),
-    "compare": ("out=", "paths.root="),
+    "compare": ("measure=", "window=", "against=", "out=", "paths.root="),
     "report": ("out=", "paths.root="),
     "bisect": ("out=", "paths.root=", "launcher.", "memory=ignore"),
     "export": ("format=hf", "iteration=", "out=", "paths.root="),
@@ -109,7 +113,10 @@ def _words(before: Sequence[str], prefix: str) -> Candidates:
     if prefix.startswith("-"):
         return _flags(verb or "train")
     if verb in _BESIDE_RUNS:
-        changes = _overrides(prefix, None) if prefix.startswith(("launcher.", "memory=")) else {}
+        keys = [
+            word.split("=")[0] for word in _BESIDE_RUNS[verb] if word.startswith(_OF_A_START[1:])
+        ]
+        changes = _overrides(prefix, None) if prefix.startswith(tuple(keys)) and keys else {}
         return {**dict.fromkeys([*_runs(rest), *_BESIDE_RUNS[verb]], ""), **changes}
     if verb in _WORDS:
         return {word: VERBS[word].about if verb == "help" else "" for word in _WORDS[verb]}

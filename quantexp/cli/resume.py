@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -57,11 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         QuantexpError: see `start_again`.
     """
-    overrides = [word for word in arguments.words if word.startswith(CHANGEABLE)]
+    overrides = [word for word in arguments.words if _is_override(word)]
     arguments.words = [word for word in arguments.words if word not in overrides]
     root, named = ledger_scope(arguments)
     wanted = interrupted if arguments.verb == "resume" else failed
     return start_again(named, root, wanted, overrides, output_console())
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not word.startswith("paths.root=") and not Path(word).exists()
 
 
 def interrupted(standing: Standing) -> bool:
@@ -84,8 +88,12 @@ def start_again(
         RunError: nothing to start, a run that is no longer the same, or one whose folder and configuration are gone.
         ConfigError: an override that is not the launcher's.
     """
+    _require_changeable(overrides)
     where = scope(word, root)
-    again = [_changed(each, overrides) for each in _chosen(where, wanted)]
+    again = [
+        replace(each, experiment=with_overrides(each.experiment, overrides))
+        for each in _chosen(where, wanted)
+    ]
     if not again:
         raise RunError(
             f"nothing to start again in {where.about}; see quantexp status {where.about}"
@@ -135,14 +143,13 @@ def _restored(missing: Missing, where: Scope) -> Again:
     return Again(missing.name, from_plain(missing.config), where.stages.get(missing.name, 0))
 
 
-def _changed(again: Again, overrides: list[str]) -> Again:
+def _require_changeable(overrides: list[str]) -> None:
     for word in overrides:
         if not word.startswith(CHANGEABLE):
             raise ConfigError(
                 f"{word} would make it another run; of a run that exists only launcher.KEY, parallel.KEY, "
                 "checkpoint.KEY, memory, code and training.restart can be changed"
             )
-    return Again(again.name, with_overrides(again.experiment, overrides), again.stage)
 
 
 def _require_same(again: Again) -> None:

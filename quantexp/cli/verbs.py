@@ -12,7 +12,10 @@ from quantexp.cli.verb import Verb
 COMPLETE = "__complete"
 #: What may be changed of a run that exists: how these words begin.
 CHANGEABLE = ("launcher.", "parallel.", "checkpoint.", "memory=", "code=", "training.restart=")
-_CHANGES = "[launcher.key=value ...] [parallel.key=value ...]"
+_CHANGES = (
+    "[launcher.key=value ...] [parallel.key=value ...] [checkpoint.key=value ...] [memory=ignore] "
+    "[code=current] [training.restart=true]"
+)
 
 
 VERBS = {
@@ -107,9 +110,16 @@ VERBS = {
     ),
     "compare": Verb(
         "compare runs with bf16: losses, gaps, speed, what differs",
-        "[--json] RUN ... [out=FOLDER] [paths.root=FOLDER]",
-        ("compare runs", "compare bf16 FA_mxfp8 out=figures", "compare runs --json"),
-        "Writes compare/compare.png and .pdf, or below out=FOLDER.",
+        "[--json] RUN ... [measure=NAME] [window=N] [against=SCHEME] [out=FOLDER] [paths.root=FOLDER]",
+        (
+            "compare runs",
+            "compare bf16 FA_mxfp8 out=figures",
+            "compare runs measure=grad_norm window=50",
+            "compare runs against=linear_mxfp8",
+        ),
+        "Gaps are of the mean over the last window=N iterations, by default a tenth;\n"
+        "measure: loss, validation_loss, perplexity or grad_norm. against: another\n"
+        "scheme than bf16. Writes compare/compare.png and .pdf, or below out=FOLDER.",
     ),
     "report": Verb(
         "write one page about runs that works offline, report.html",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,7 @@ def stopping_words(grace_s: float) -> str:
 def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:
     """The error for a run that is pending or running in a scheduler."""
     return RunInUseError(
-        f"{run.root} is in use: {where}; wait for it, or quantexp cancel {run.root}"
+        f"{run.root} is in use: {where}; wait for it, or quantexp cancel {shlex.quote(str(run.root))}"
     )
 
 

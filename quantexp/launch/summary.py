@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from quantexp.analysis.evaluate.table import (
     print_results,
     print_tasks,
 )
-from quantexp.folders import short_path
+from quantexp.folders import for_shell, short_path
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
 from quantexp.launch.progress import captured_size, tokens_words
@@ -104,7 +105,7 @@ def _add_evaluated(table: Facts, run: RunDir) -> None:
 
 def print_how_to_go_on(run: RunDir, console: Console) -> None:
     """Print the commands that continue an interrupted run, each on its own line."""
-    status, folder = read_status(run.status), short_path(run.root)
+    status, folder = read_status(run.status), for_shell(run.root)
     saved = saved_iterations(run)
     if status is not None:
         none = "" if saved else ", and no checkpoint was saved"
@@ -116,7 +117,8 @@ def print_how_to_go_on(run: RunDir, console: Console) -> None:
     _print_command(f"quantexp resume {folder}", console)
     if saved:
         console.print("To begin another run with its last checkpoint:")
-        _print_command(f"quantexp ... training.start_from={folder}@{saved[-1]}", console)
+        start = shlex.quote(f"training.start_from={short_path(run.root)}@{saved[-1]}")
+        _print_command(f"quantexp ... {start}", console)
 
 
 def print_how_to_go_on_with_sweep(
@@ -127,10 +129,10 @@ def print_how_to_go_on_with_sweep(
         console.print(
             f"{num_left} of {num_runs} runs are left. To run them, each from its last checkpoint:"
         )
-        _print_command(f"quantexp resume {short_path(listing)}", console)
+        _print_command(f"quantexp resume {for_shell(listing)}", console)
     if num_failed:
         console.print(f"{num_failed} failed. To run them again:")
-        _print_command(f"quantexp retry {short_path(listing)}", console)
+        _print_command(f"quantexp retry {for_shell(listing)}", console)
 
 
 def _print_command(command: str, console: Console) -> None:

@@ -7,6 +7,7 @@ enough if it is unique: `FA_mxfp8-1a2b3c4d`, or `FA_mxfp8`.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,7 +105,7 @@ def find_run(name: str, root: Path) -> RunDir:
     if run is None:
         raise RunError(
             f"RUN must be a run's folder or a part of its name, got {name!r}, and no run in {root} fits; "
-            f"{_suggestion(name, root)}see quantexp status {root}"
+            f"{_suggestion(name, root)}see quantexp status {shlex.quote(str(root))}"
         )
     return run
 

@@ -97,7 +97,7 @@ class LauncherConfig(SlurmConfig):
     #: Processes of one run; those that hold the same part of the model share every global batch (data parallel).
     #: 0 means one for each requested GPU, or else as few as the section `parallel` needs.
     num_processes: int = limited(1, *between(0, 100_000))
-    #: Minutes that a process waits for another one before the run fails.
+    #: Minutes without progress after which a run fails, and the longest wait of one process for another.
     timeout_min: float = limited(10.0, POSITIVE, at_most(10_000_000))
     #: CPU threads of one process; null leaves it to torch.
     num_threads: int | None = limited(None, *between(1, 65_536))

@@ -105,8 +105,8 @@ class TrainingConfig:
     #: Each data-parallel rank keeps a share of the optimizer's state (ZeRO-1, arXiv 1910.02054); null means yes with
     #: several such ranks.
     distributed_optimizer: bool | None = None
-    #: plain stores T x T scores per head and supports every scheme; fused does not and supports FA_* and linear_*;
-    #: tiled does not either and supports all except stochastic rounding of P or dS.
+    #: plain stores T x T scores per head, fused and tiled do not; plain and tiled support every scheme, fused FA_*
+    #: and linear_*.
     attention: AttentionPath = AttentionPath.plain
     #: Quantise linear weights once per step for all micro-batches and keep the copies; false: once per product.
     weight_cache: bool = True

@@ -91,6 +91,9 @@ def words(line: str) -> list[str]:
         ("-cd ", []),
         ("quant=bf16 pla", []),
         ("retry launcher.time", ["launcher.time_min=", "launcher.timeout_min="]),
+        ("resume parallel.ten", ["parallel.tensor="]),
+        ("resume code=c", ["code=current"]),
+        ("compare RUN mea", ["measure="]),
         ("export RUN for", ["format=hf"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from quantexp.cli import resume
 from quantexp.cli.resume import failed, interrupted, start_again
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
@@ -112,8 +114,9 @@ def test_other_changes_are_refused(
     left: Callable[..., RunDir], root: Path, word: str, message: str
 ) -> None:
     left(State.CANCELLED)
+    words = [word, f"paths.root={root}"]
     with pytest.raises(ConfigError, match=message):
-        start_again(None, root, interrupted, [word], QUIET)
+        resume.run(argparse.Namespace(verb="resume", words=words))
 
 
 TWO_SHARE = ("training.global_batch_size=2", "training.micro_batch_size=1")

@@ -251,11 +251,12 @@ def test_no_name_is_cut_on_a_narrow_terminal(ended: Callable[..., Outcome]) -> N
     assert "…" not in text
 
 
+@pytest.mark.parametrize(("name", "quote"), [("a", ""), ("a é", "'")])
 def test_interrupted_run_is_followed_by_how_to_continue_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, quote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = RunDir(tmp_path / "runs" / "a")
+    run = RunDir(tmp_path / "runs" / name)
     run.root.mkdir(parents=True)
     write_status(run.status, Status(State.CANCELLED, "interrupted", iteration=5, iterations=40))
 
@@ -266,16 +267,16 @@ def test_interrupted_run_is_followed_by_how_to_continue_it(
 
     assert " ".join(advice()) == (
         "5 of 40 iterations were complete, and no checkpoint was saved. To begin again at the first:   quantexp resume "
-        "runs/a"
+        f"{quote}runs/{name}{quote}"
     )
     assert max(map(len, advice())) <= 80
     for iteration in (2, 4):
         folder_of(run, iteration).mkdir(parents=True)
     assert advice() == [
         "5 of 40 iterations were complete. To begin again at the first:",
-        "  quantexp resume runs/a",
+        f"  quantexp resume {quote}runs/{name}{quote}",
         "To begin another run with its last checkpoint:",
-        "  quantexp ... training.start_from=runs/a@4",
+        f"  quantexp ... {quote}training.start_from=runs/{name}@4{quote}",
     ]
 
 

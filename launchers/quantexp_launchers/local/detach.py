@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp.errors import RunError
-from quantexp.folders import short_path
+from quantexp.folders import for_shell, short_path
 from quantexp.runs.lock import is_held
 from quantexp.runs.ranks import log_end
 from quantexp.runs.snapshot import environment, take_snapshot
@@ -43,11 +43,11 @@ def go_on_in_background(sheet: Sheet, console: Console) -> None:
     run = unfinished[0].run
     assert run is not None
     alone = len(sheet.items) == 1
-    scope = short_path(run.root if alone else sheet.files.listing)
+    scope = for_shell(run.root if alone else sheet.files.listing)
     for label, text in (
         ("runs", short_path(run.root if alone else sheet.root)),
         ("follow", f"quantexp status {scope}"),
-        ("", f"quantexp logs {short_path(run.root)} -f"),
+        ("", f"quantexp logs {for_shell(run.root)} -f"),
         ("stop", f"quantexp cancel {scope}"),
         ("log", short_path(sheet.files.log)),
     ):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from quantexp.folders import short_path
+from quantexp.folders import for_shell, short_path
 from quantexp.runs.paths import Submission
 from quantexp.terminal.facts import Facts
 from quantexp_launchers.slurm.batch import Array, Sent
@@ -35,10 +34,10 @@ def print_submitted(sent: list[Sent], arrays: list[Array], console: Console, sco
             table.add_row("", "[yellow]no GPU requested (launcher.gpus_per_node=0): CPU cores[/]")
         for array in arrays:
             table.add_path("script", Submission(array.batch.folder).script)
-    where = shlex.quote(str(short_path(scope)))
+    where = for_shell(scope)
     table.add_line("follow", f"quantexp status {where} --watch")
     if submitted:
-        run = shlex.quote(str(short_path(submitted[0].run.root)))
+        run = for_shell(submitted[0].run.root)
         table.add_line("", f"quantexp logs {run} -f")
         table.add_line("stop", f"quantexp cancel {where}")
     table.print()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ from quantexp.analysis.scheme_yaml import scheme_path
 from quantexp.capture.inspect import selected
 from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
-from quantexp.folders import short_path
+from quantexp.folders import for_shell
 from quantexp.formats import Format
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.processes.cores import allowed_cores
@@ -80,7 +79,7 @@ class Outcome:
             f"at {self.sqnr_db:g} dB: {quantised} of {len(self.choices)} slots quantised, {mean:.2f} bits an element "
             "in the mean of the slots",
         )
-        folder = shlex.quote(str(short_path(self.folder)))
+        folder = for_shell(self.folder)
         facts.add_line("train with", f"quantexp --config-dir {folder} quant={NAME} ...")
         facts.print()
 

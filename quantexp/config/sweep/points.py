@@ -75,7 +75,8 @@ def merged_lines(points: Sequence[Point]) -> list[str]:
     return [_merged_line(point.overrides, other) for point in points for other in point.merged]
 
 
-def _merged_line(kept: list[str], other: list[str]) -> str:
+def _merged_line(*overrides: list[str]) -> str:
+    kept, other = ([w for w in words if not w.startswith("sweep.")] for words in overrides)
     only_other = [word for word in other if word not in kept]
     only_kept = [word for word in kept if word not in other]
     if not only_other and not only_kept:

@@ -74,6 +74,7 @@ def expand(words: list[str], extra: list[str], environment: Mapping[str, str]) -
     swept = axes(others)
     entries = listed(options.points, list(swept)) if options.points else [{}]
     _refuse_two_seeds(sweep, swept, entries)
+    _refuse_other_chaos(sweep, swept, entries, whole.training.chaos)
     loops = [entries, *zipped(swept, options.zip), _seeds(options)]
     number = prod(map(len, loops))
     check_count(number)
@@ -163,6 +164,18 @@ def _refuse_two_seeds(
     if words:
         raise ConfigError(
             f"sweep.seeds={sweep.seeds} and {words[0]} both set {SEED}; give one of them"
+        )
+
+
+def _refuse_other_chaos(
+    sweep: SweepConfig, swept: dict[str, Axis], entries: Iterable[Variant], fixed: int
+) -> None:
+    """Refuse perturbed weights beside `sweep.chaos`, whose bf16 runs would then all be perturbed."""
+    variants = [*entries, *swept.get(CHAOS, []), *([{CHAOS: f"{CHAOS}={fixed}"}] if fixed else [])]
+    words = [word for variant in variants for key, word in variant.items() if bare(key) == CHAOS]
+    if sweep.chaos is not None and words:
+        raise ConfigError(
+            f"sweep.chaos={sweep.chaos} and {words[0]} both set {CHAOS}; give one of them"
         )
 
 

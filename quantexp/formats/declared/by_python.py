@@ -36,6 +36,8 @@ def quantise_python(
 ) -> Tensor:
     """The result of the format's `quantise`, under a generator that seed and offset determine.
 
+    It gets a copy of x: a weight that it overwrote would be quantised in all other products, too.
+
     Raises:
         FormatError: it is no tensor of x's shape, dtype and device, or as `instance_of`.
     """
@@ -43,7 +45,7 @@ def quantise_python(
     generator = torch.Generator(device=x.device)
     generator.manual_seed(int.from_bytes(words[:8], "big") >> 1)
     with torch.no_grad():
-        y = python_instance(fmt).quantise(x.detach(), axis=axis, generator=generator)
+        y = python_instance(fmt).quantise(x.detach().clone(), axis=axis, generator=generator)
     is_like = isinstance(y, Tensor) and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
     if not is_like:
         got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
@@ -64,7 +66,7 @@ def contained(x: Tensor, fmt: Format, axis: int) -> Tensor | None:
     if not can_be_proved(instance):
         return None
     with torch.no_grad():
-        contains = instance.contains(x.detach(), axis)
+        contains = instance.contains(x.detach().clone(), axis)
     is_mask = isinstance(contains, Tensor) and contains.dtype is torch.bool
     if not is_mask or contains.shape != x.shape:
         raise FormatError(

@@ -7,6 +7,7 @@ after `KILL_AFTER_S` is killed. A run that ends by itself first keeps its own ou
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class _Cancellation:
                 host = after.status.host or "another machine"
                 why = (
                     f"it is not a process of yours here; on {host}, as the user who started it: "
-                    f"quantexp cancel {root}"
+                    f"quantexp cancel {shlex.quote(str(root))}"
                 )
             return Cancelled(name, f"{before.where}: {why}", False)
         if not has_recorded_end(after.status):

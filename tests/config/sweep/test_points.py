@@ -222,6 +222,14 @@ def test_seeds_multiply_the_points(words: list[str], seeds: list[int]) -> None:
             "sweep.seeds=2 and training.seed=5 both set training.seed; give one of them",
         ),
         (
+            ["sweep.chaos=1", "training.chaos=3,4"],
+            "sweep.chaos=1 and training.chaos=3 both set training.chaos; give one of them",
+        ),
+        (
+            ["sweep.chaos=0", "training.chaos=3"],
+            "sweep.chaos=0 and training.chaos=3 both set training.chaos; give one of them",
+        ),
+        (
             ["sweep.seeds=1,2"],
             "sweep.seeds=1,2: sweep.seeds is one for the whole sweep; write a list as sweep.seeds=[a,b]",
         ),
@@ -378,11 +386,11 @@ def test_points_of_the_same_experiment_are_merged_with_a_message() -> None:
 
 
 def test_repeated_value_is_merged_with_a_message() -> None:
-    sweep = points("training.lr=1e-4,1.0e-4", "quant=bf16")
-    assert len(sweep) == 1
-    assert merged_lines(sweep) == [
-        "training.lr=0.0001 quant=bf16 is there more than once: it runs once"
-    ]
+    sweep = points("training.lr=1e-4,1.0e-4", "quant=bf16", "+experiment=matched")
+    (first, *_) = merged_lines(sweep)
+    assert first == (
+        "training.lr=0.0001 quant=bf16 +experiment=matched is there more than once: it runs once"
+    )
 
 
 def test_merged_point_has_the_earliest_stage(own: Path) -> None:

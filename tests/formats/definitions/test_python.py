@@ -39,6 +39,13 @@ class Wider:
     def quantise(self, x, *, axis, generator):
         return x.double()
 
+class InPlace:
+    def quantise(self, x, *, axis, generator):
+        return x.copy_(x.round())
+
+    def contains(self, x, axis):
+        return x.zero_() == 0
+
 class Nothing:
     pass
 
@@ -108,6 +115,15 @@ def test_results_that_are_none_are_refused(module: str) -> None:
         quantise(x, f"{module}:Nothing")
     with pytest.raises(ValueError, match=r"the format .*:Missing cannot be made: module"):
         quantise(x, f"{module}:Missing")
+
+
+def test_a_format_may_overwrite_what_it_is_given(module: str) -> None:
+    """A weight is an operand of other products too."""
+    x = torch.tensor([[0.6, 1.2]])
+    y = quantise(x, f"{module}:InPlace")
+    assert y.tolist() == [[1.0, 1.0]]
+    assert contained(x, get_format(f"{module}:InPlace"), -1) is not None
+    torch.testing.assert_close(x, torch.tensor([[0.6, 1.2]]), rtol=0, atol=0)
 
 
 def test_modules_that_are_none_are_refused() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from quantexp.errors import ConfigError, RunError
-from quantexp.folders import short_path
+from quantexp.folders import for_shell
 from quantexp.launch import backend
 from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import DividedJobs
@@ -191,6 +191,6 @@ def _waiting(ids: Sequence[str]) -> list[backend.Job]:
 
 
 def _answer(where: Path, jobs: list[backend.Job], submitted: list[str]) -> DividedJobs:
-    logs = shlex.quote(str(short_path(where)))
+    logs = for_shell(where)
     follow = [f"squeue --name={where.name}", f"tail -n 1 {logs}/*.err"]
     return DividedJobs(jobs, submitted, where, follow, f"scancel --name={where.name}")
