@@ -12,6 +12,7 @@ whose p-value is at most each level, which should be that level.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -86,7 +87,8 @@ def standard_error(alarms: Any, seeds: Any, num_seeds: int) -> float:
     with_seed = np.bincount(seeds.ravel(), minlength=num_seeds)
     shares = np.bincount(seeds.ravel(), np.repeat(alarms, size), minlength=num_seeds) / with_seed
     of_trials = alarms.var() * num_seeds / (number * size)
-    return size * float(np.sqrt(max(0.0, shares.var(ddof=1) - of_trials) / num_seeds))
+    variance = max(0.0, float(shares.var(ddof=1) - of_trials)) / num_seeds
+    return float(size) * math.sqrt(variance)
 
 
 def draw(p_values: dict[int, list[float]], file: Path) -> None:

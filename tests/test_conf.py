@@ -103,7 +103,7 @@ def test_shipped_experiment_is_one_or_a_sweep(file: Path, tmp_path: Path) -> Non
         assert read(tmp_path / "config.yaml") == point.experiment
 
 
-@pytest.mark.parametrize("size", ["small", "full"])
+@pytest.mark.parametrize("size", ["small", pytest.param("full", marks=pytest.mark.slow)])
 def test_experiments_of_a_size_share_their_bf16_runs(size: str) -> None:
     """Those that compare schemes at one rate: 3 runs of bf16, 3 perturbed ones, and only the scheme differs."""
     others = ("matched", "ten_schemes", "direct_cast", "mx_instability")

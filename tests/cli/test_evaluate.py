@@ -79,6 +79,7 @@ def test_dry_run_shows_the_forward_slots_alone(capsys: Captured) -> None:
     assert not (Path.cwd() / "evaluate").exists()
 
 
+@pytest.mark.slow
 def test_sweep_is_evaluated_skipped_and_compared(
     run_tiny: Callable[..., RunDir], cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,7 +101,9 @@ def test_an_interrupted_preparation_resumes(
     assert main(words(in_tmp / "a.jsonl")) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -70,6 +70,7 @@ def alone(*words: str, code: int = 0) -> dict[str, str]:
     return content("alone")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tasks_and_join_draw_what_one_process_draws(
     cluster: Cluster, submit: Submit, job: RunJob, looked: list[str], capsys: Captured
@@ -141,6 +142,7 @@ def test_a_killed_task_goes_on_where_it_was(
     assert len(again) == 1
 
 
+@pytest.mark.slow
 def test_measures_come_back_as_they_were_and_are_taken_once(
     submit: Submit, job: RunJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
