@@ -176,7 +176,7 @@ def judged(sides: Sequence[Side], shipped: Shipped) -> list[Answer]:
     for question in shipped.questions:
         verdicts = judge(comparison, None, None if question.against == BF16 else question.against)
         results += [
-            Answer(question, v, verdicts.floors[0])
+            Answer(question, v, next(iter(verdicts.floors), None))
             for v in verdicts.schemes
             if v.label == question.scheme
         ]

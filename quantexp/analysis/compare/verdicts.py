@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 from quantexp.analysis.compare.comparison import Comparison, Row
@@ -81,7 +82,7 @@ class Verdicts:
 
     measure: str
     schemes: tuple[Verdict, ...]
-    #: Of each group of bf16 runs; several if they differ in more than the seed.
+    #: Of each group of bf16 runs that a scheme is matched with; several if they differ in more than the seed.
     floors: tuple[Floors, ...]
 
     @property
@@ -117,13 +118,21 @@ def judge(
     drafts = [_draft(each, window, against or BASELINE) for each in pairs]
     baselines = [group for group in groups if group[0].is_baseline]
     floors = [_floors(group, rows, window) for group in baselines]
-    chaos = {
+    chaos: dict[Path | None, float | None] = {
         row.side.run.root: floor.chaos
         for group, floor in zip(baselines, floors, strict=True)
         for row in group
     }
-    of_draft = [chaos.get(rows[each[0][0].baseline].side.run.root) for each in pairs]
-    return Verdicts(rows[0].side.measure, conclude(drafts, of_draft), tuple(floors))
+    roots = [_baseline_root(each, rows) for each in pairs]
+    schemes = conclude(drafts, [chaos.get(root) for root in roots])
+    used = zip(baselines, floors, strict=True)
+    shown = [floor for group, floor in used if any(row.side.run.root in roots for row in group)]
+    return Verdicts(rows[0].side.measure, schemes, tuple(shown))
+
+
+def _baseline_root(pairs: Sequence[_Pair], rows: Sequence[Row]) -> Path | None:
+    """The folder of a bf16 run that a scheme's runs are matched with; None if there is none."""
+    return next((rows[row.baseline].side.run.root for row, _ in pairs if row.matched), None)
 
 
 def _floors(group: Sequence[Row], rows: Sequence[Row], window: int | None) -> Floors:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from quantexp.analysis.compare.comparison import Comparison, compare
 from quantexp.analysis.compare.side import read_side
@@ -151,6 +152,24 @@ def test_two_schemes_are_held_against_each_other_seed_by_seed(runs: Runs) -> Non
     with pytest.raises(RunError) as error:
         judge(compared(design(runs, {})), against="FA_mxfp4")
     assert str(error.value) == "against=FA_mxfp4: no run has this scheme; there are bf16"
+
+
+def test_the_floors_of_an_unrelated_model_have_no_part_in_a_verdict(runs: Runs) -> None:
+    """In either order: bf16 of other data has a wide chaos floor, and neither scheme has a bf16 run of its own."""
+    unrelated: dict[str, Any] = {"iterations": 20, "data": "sample-2"}
+    folders = [runs.add("bf16", curve(4), seed=1, **unrelated)]
+    folders.append(runs.add("bf16", curve(9), seed=1, chaos=1, **unrelated))
+    for run in folders:
+        config = yaml.safe_load(run.config.read_text())
+        config["dataset"]["label"] = "other"
+        run.config.write_text(yaml.safe_dump(config))
+    for scheme, gaps in {"FA_mxfp8": [0.0, 0.0, 0.0], "linear_mxfp4": [0.1, -0.1, 0.02]}.items():
+        for seed, gap in enumerate(gaps, 1):
+            folders.append(runs.add(scheme, curve(3 + gap), seed=seed, iterations=20))
+    for ordered in (folders, folders[::-1]):
+        verdicts = judge(compared(ordered), against="FA_mxfp8")
+        assert verdicts.floors == ()
+        assert [each.words.partition(" (")[0] for each in verdicts.schemes] == ["cannot be told"]
 
 
 def test_runs_that_are_no_matched_pair_give_no_verdict(runs: Runs) -> None:
