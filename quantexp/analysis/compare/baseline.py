@@ -18,11 +18,11 @@ _INITIAL = ("initial_weights", "init_std")
 
 def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]] | str:
     """The index of a run's baseline with the mismatches of the pair, or the reason why there is none."""
-    reasons = {i: _unfit(side, other) for i, other in enumerate(sides) if other.is_baseline}
-    candidates = {i: mismatches(side, sides[i]) for i, reason in reasons.items() if reason is None}
-    if candidates:
-        chosen = min(candidates, key=lambda i: len(candidates[i]))
-        return chosen, candidates[chosen]
+    reasons = {i: unfit(side, other) for i, other in enumerate(sides) if other.is_baseline}
+    fit = [i for i, reason in reasons.items() if reason is None]
+    if fit:
+        place, differences = closest(side, [sides[i] for i in fit])
+        return fit[place], differences
     if not reasons:
         return f"there is no {BASELINE} run among these"
     kinds = [*dict.fromkeys(reason for reason in reasons.values() if reason)]
@@ -30,8 +30,14 @@ def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]]
     return f"the {BASELINE} run{'s' * several} {'are' if several else 'is'} {' or '.join(kinds)}"
 
 
-def _unfit(side: Side, other: Side) -> str | None:
-    """Why a bf16 run cannot be the baseline of a run, as a phrase after "is"; None if it can."""
+def closest(side: Side, others: Sequence[Side]) -> tuple[int, list[Mismatch]]:
+    """The index of the run that differs least, at least one, with the mismatches of the pair."""
+    candidates = [mismatches(side, other) for other in others]
+    return min(enumerate(candidates), key=lambda candidate: len(candidate[1]))
+
+
+def unfit(side: Side, other: Side) -> str | None:
+    """Why a run cannot be held against another one, as a phrase after "is"; None if it can."""
     if not other.losses.iterations:
         return "without a loss"
     if _model(side, other) != _model(other, side):

@@ -49,7 +49,8 @@ def draw_curves(comparison: Comparison, verdicts: Verdicts, folder: Path) -> lis
     dress(bottom, "b  Gap to the baseline, paired by iteration", "iteration", "gap, nats a token")
     bottom.axhline(0, color=GREY, linewidth=1.2)
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
-    names = [line.label for line in drawn] + [verdict.words for verdict in judged]
+    names = [line.label for line in drawn]
+    names += [words for verdict in judged for words in verdict.full_words.split("; ")]
     longest = max(map(len, names), default=0)
     label_inch = min(_MOST_LABEL_INCH, 0.3 + _LETTER_INCH * longest)
     height = _HEIGHT_INCH + extra_inch

@@ -38,7 +38,8 @@ def draw_forest(
         ax.plot(
             verdict.gaps, [row + 0.28] * len(verdict.gaps), "|", color=style.colour, markersize=5
         )
-        words = printable(f"{verdict.label}, {len(verdict.seeds)} seeds\n{verdict.words}")
+        lines = [f"{verdict.label}, {len(verdict.seeds)} seeds", *verdict.full_words.split("; ")]
+        words = "\n".join(map(printable, lines))
         place = {"xy": (1.01, row), "xycoords": ("axes fraction", "data")}
         ax.annotate(words, **place, va="center", fontsize=TICK_PT, color=INK, annotation_clip=False)  # type: ignore[arg-type]
     largest = max(abs(x) for verdict in judged for x in (*verdict.gaps, *(verdict.interval or ())))

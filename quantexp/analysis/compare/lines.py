@@ -1,7 +1,8 @@
 """The lines of a comparison: one for each scheme, with a band over runs that differ only in the seed.
 
 A line is the mean of its runs over the iterations that all of them have, the band reaches from the least to the
-largest; of one run the three are the same. A gap is paired by seed before anything is averaged.
+largest; of one run the three are the same. A gap is paired by seed before anything is averaged. Runs that no verdict
+can use, because they diverged, failed or have no bf16 run of their seed, are left out where a scheme has others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from statistics import fmean
 
 from quantexp.analysis.compare.comparison import NOT_COMPARED, Comparison, Row
 from quantexp.analysis.compare.leaves import differing
+from quantexp.analysis.compare.matched import why_left_out
 from quantexp.analysis.scheme_style import BASELINE, SchemeStyle, scheme_styles
 
 _SEED, _CHAOS = "training.seed", "training.chaos"
@@ -100,6 +102,14 @@ def _is_of_no_matter(key: str) -> bool:
     return group in NOT_COMPARED and group != "quant"
 
 
+def is_usable(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a mean over the seeds of its scheme uses the run."""
+    if row.is_baseline or row.lacks:
+        return row.side.broke_off is None
+    baseline = rows[row.baseline].side
+    return why_left_out(row.side, baseline, row.mismatches, BASELINE) is None
+
+
 def scheme_label(row: Row) -> str:
     """The label of a row without its seed."""
     return row.label.replace(f" seed {row.side.seed}", "")
@@ -110,16 +120,15 @@ def _drawn_as(row: Row) -> str:
 
 
 def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line:
-    members = [rows[i] for i in group]
-    first = members[0]
+    everyone = [rows[i] for i in group]
+    members = [row for row in everyone if is_usable(row, rows)] or everyone
+    first = everyone[0]
     is_baseline = first.is_baseline
-    label = first.label
+    label, count = first.label, f"{len(members)} of " * (members != everyone) + f"{len(everyone)}"
     if first.is_perturbed:
-        label = (
-            f"{first.side.scheme}, weights perturbed, {len(members)} run{'s' * (len(members) > 1)}"
-        )
-    elif len(members) > 1:
-        label = f"{scheme_label(first)}, {len(members)} seeds"
+        label = f"{first.side.scheme}, weights perturbed, {count} run{'s' * (len(everyone) > 1)}"
+    elif len(everyone) > 1:
+        label = f"{scheme_label(first)}, {count} seeds"
     losses = [(m.side.losses.iterations, m.side.losses.losses) for m in members]
     gaps = [(m.gap.iterations, m.gap.gaps) for m in members if m.gap is not None]
     return Line(

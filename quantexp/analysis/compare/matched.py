@@ -8,12 +8,12 @@ asked for and as it was reached. Versions of packages are no part of an identity
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.compare.leaves import Difference, differing
-from quantexp.analysis.compare.side import Side
+from quantexp.analysis.compare.side import NOT_FINITE, Side
 
 DATA_ORDER = "data order"
 INITIALISATION = "initialisation"
@@ -85,6 +85,24 @@ def mismatches(here: Side, baseline: Side) -> list[Mismatch]:
     if lengths.isdisjoint(d.key for d in _differences(here, baseline)):
         _note_what_was_reached(here, baseline, whys)
     return [Mismatch(aspect, ", ".join(whys[aspect])) for aspect in _ORDER if aspect in whys]
+
+
+def why_left_out(
+    here: Side, baseline: Side, differences: Sequence[Mismatch], name: str
+) -> str | None:
+    """Why no mean over seeds uses a pair of runs, in a few words; None for a matched pair whose losses stay finite.
+
+    `differences` are the pair's mismatches, and `name` is the scheme of its baseline.
+    """
+    if not differences and NOT_FINITE not in (here.broke_off, baseline.broke_off):
+        return None
+    if here.broke_off:
+        return here.broke_off
+    if here.seed != baseline.seed:
+        return f"no usable {name} run of its seed"
+    if baseline.broke_off:
+        return f"{name} {baseline.broke_off}"
+    return ", ".join(mismatch.aspect for mismatch in differences)
 
 
 def decides(key: str) -> tuple[str, ...]:

@@ -15,9 +15,10 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import read_precision
 from quantexp.runs.provenance import read_provenance
 from quantexp.runs.recorded_config import read_config
-from quantexp.runs.status import Status, read_status
+from quantexp.runs.status import State, Status, read_status
 
 BASELINE = "bf16"
+NOT_FINITE = "not finite"
 _Content = TypeVar("_Content")
 
 
@@ -58,8 +59,22 @@ class Side:
         """The loss of the last iteration as text; `not finite` if it is not."""
         finite, nonfinite = self.losses.iterations, self.losses.nonfinite
         if nonfinite and (not finite or nonfinite[-1] > finite[-1]):
-            return "not finite"
+            return NOT_FINITE
         return f"{self.losses.losses[-1]:.4f}" if finite else "-"
+
+    @property
+    def broke_off(self) -> str | None:
+        """`not finite` if the last loss is not, or the state of a run before its last iteration; None for others."""
+        status = self.status
+        if self.last_loss == NOT_FINITE:
+            return NOT_FINITE
+        if (
+            status is None
+            or status.state is State.COMPLETED
+            or status.iteration >= status.iterations
+        ):
+            return None
+        return status.state.value
 
     @property
     def identity(self) -> Mapping[str, Any] | None:

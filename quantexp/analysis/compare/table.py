@@ -43,7 +43,7 @@ _VERDICTS = (
     Column("95% interval", worth=4),
     Column("relative", worth=2, is_number=True),
     Column("p", worth=1, is_number=True),
-    Column("verdict", shrink=Shrink.WRAP),
+    Column("verdict", shrink=Shrink.WRAP, min_width=12),
 )
 
 
@@ -115,9 +115,10 @@ def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
     """The end of the gap of each scheme, if one has several seeds."""
     if not verdicts.has_seeds:
         return
-    against = verdicts.schemes[0].against
-    title = f"gap to {against}: mean {verdicts.measure} of {verdicts.window}"
+    title = f"gap to {verdicts.against}: mean {verdicts.measure} of {verdicts.window}"
     cells = [_verdict_cells(verdict) for verdict in verdicts.schemes]
+    for scheme in verdicts.unjudged:
+        cells.append([plain(scheme.label), "0", *["-"] * 4, plain(scheme.full_words)])
     table = fitted_table(_VERDICTS, cells, console.width, title).table
     console.print()
     console.print(table)
@@ -153,7 +154,7 @@ def _verdict_cells(verdict: Verdict) -> list[str | Text]:
         "-" if low is None else f"{low:+.4f} to {high:+.4f}",
         "-" if verdict.relative is None else f"{verdict.relative:+.2%}",
         "-" if verdict.p_holm is None else f"{verdict.p_holm:.2g}",
-        plain(verdict.words),
+        plain(verdict.full_words),
     ]
 
 

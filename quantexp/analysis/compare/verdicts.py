@@ -20,8 +20,7 @@ from statistics import fmean, stdev
 
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import LATE_SHARE, gap_to
-from quantexp.analysis.compare.lines import groups_of, scheme_label
-from quantexp.analysis.compare.matched import mismatches
+from quantexp.analysis.compare.lines import groups_of, is_usable, scheme_label
 from quantexp.analysis.compare.noise import (
     FEWEST,
     LEVEL,
@@ -33,12 +32,9 @@ from quantexp.analysis.compare.noise import (
     sign_flip_p_value,
     t_quantile,
 )
+from quantexp.analysis.compare.pairs import LeftOut, Pair, Paired, paired
 from quantexp.analysis.compare.side import BASELINE
-from quantexp.errors import RunError
 from quantexp.runs.metrics import LossCurve
-
-#: A row and the one it is held against.
-_Pair = tuple[Row, Row]
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,37 @@ class Verdict:
     p_sign_flip: float | None = None
     seeds_needed: int | None = None
     words: str = ""
+    #: The runs of its other seeds, each with the reason.
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def full_words(self) -> str:
+        """The verdict, with the number of seeds that it leaves out and why."""
+        return "; ".join(
+            filter(None, (self.words, _left_out_words(self.left_out, len(self.seeds))))
+        )
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A scheme of which no seed can be used."""
+
+    label: str
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def full_words(self) -> str:
+        """The reason in place of a verdict."""
+        return f"no seed to judge: {_left_out_words(self.left_out, 0)}"
+
+
+def _left_out_words(left_out: Sequence[LeftOut], num_used: int) -> str:
+    """`1 of 4 seeds left out (not finite)`; empty if none is."""
+    if not left_out:
+        return ""
+    number = num_used + len(left_out)
+    whys = ", ".join(dict.fromkeys(one.why for one in left_out))
+    return f"{len(left_out)} of {number} seed{'s' * (number > 1)} left out ({whys})"
 
 
 @dataclass(frozen=True)
@@ -84,19 +111,22 @@ class Verdicts:
     schemes: tuple[Verdict, ...]
     #: Of each group of bf16 runs that a scheme is matched with; several if they differ in more than the seed.
     floors: tuple[Floors, ...]
+    against: str = BASELINE
+    unjudged: tuple[Unjudged, ...] = ()
 
     @property
     def window(self) -> str:
         """The iterations whose mean the gaps are, in words."""
         windows = {verdict.window for verdict in self.schemes}
-        if len(windows) > 1:
+        if len(windows) != 1:
             return "the last iterations of each run"
         return "".join(f"iterations {first} to {last}" for first, last in windows)
 
     @property
     def has_seeds(self) -> bool:
         """Whether a scheme has several seeds, without which nothing can be said."""
-        return any(len(verdict.seeds) > 1 for verdict in self.schemes)
+        numbers = [len(verdict.seeds) + len(verdict.left_out) for verdict in self.schemes]
+        return max([*numbers, *(len(scheme.left_out) for scheme in self.unjudged)], default=0) > 1
 
 
 def judge(
@@ -114,8 +144,9 @@ def judge(
     """
     rows = comparison.rows
     groups = [[rows[i] for i in group] for group in groups_of(rows)]
-    pairs = [each for each in _pairs(rows, groups, against) if each]
-    drafts = [_draft(each, window, against or BASELINE) for each in pairs]
+    schemes = paired(rows, groups, against)
+    usable = [scheme for scheme in schemes if scheme.pairs]
+    drafts = [_draft(scheme, window, against or BASELINE) for scheme in usable]
     baselines = [group for group in groups if group[0].is_baseline]
     floors = [_floors(group, rows, window) for group in baselines]
     chaos: dict[Path | None, float | None] = {
@@ -123,26 +154,33 @@ def judge(
         for group, floor in zip(baselines, floors, strict=True)
         for row in group
     }
-    roots = [_baseline_root(each, rows) for each in pairs]
-    schemes = conclude(drafts, [chaos.get(root) for root in roots])
+    roots = [_baseline_root(scheme.pairs, rows) for scheme in usable]
     used = zip(baselines, floors, strict=True)
     shown = [floor for group, floor in used if any(row.side.run.root in roots for row in group)]
-    return Verdicts(rows[0].side.measure, schemes, tuple(shown))
+    return Verdicts(
+        rows[0].side.measure,
+        conclude(drafts, [chaos.get(root) for root in roots]),
+        tuple(shown),
+        against or BASELINE,
+        tuple(Unjudged(each.label, each.left_out) for each in schemes if not each.pairs),
+    )
 
 
-def _baseline_root(pairs: Sequence[_Pair], rows: Sequence[Row]) -> Path | None:
+def _baseline_root(pairs: Sequence[Pair], rows: Sequence[Row]) -> Path | None:
     """The folder of a bf16 run that a scheme's runs are matched with; None if there is none."""
     return next((rows[row.baseline].side.run.root for row, _ in pairs if row.matched), None)
 
 
 def _floors(group: Sequence[Row], rows: Sequence[Row], window: int | None) -> Floors:
-    own = {row.side.run.root: row for row in group if row.side.measured.iterations}
+    whole = [row for row in group if is_usable(row, rows)] or group
+    own = {row.side.run.root: row for row in whole if row.side.measured.iterations}
     pairs = [
         (row, own[rows[row.baseline].side.run.root])
         for row in rows
         if row.is_perturbed and row.matched and rows[row.baseline].side.run.root in own
+        if is_usable(row, rows) and row.side.measured.iterations
     ]
-    differences = [_difference(pair, _span([pair], window)) for pair in _measured(pairs)]
+    differences = [_difference(pair, _span([pair], window)) for pair in pairs]
     levels = [_level(row.side.measured, _span([(row, row)], window)) for row in own.values()]
     many = len(levels) > 1
     return Floors(
@@ -154,49 +192,14 @@ def _floors(group: Sequence[Row], rows: Sequence[Row], window: int | None) -> Fl
     )
 
 
-def _pairs(
-    rows: Sequence[Row], groups: Sequence[Sequence[Row]], against: str | None
-) -> list[list[_Pair]]:
-    """For each scheme its rows with those they are held against."""
-    if against is None:
-        pairs = [
-            [(row, rows[row.baseline]) for row in group if _is_judged(row) and row.matched]
-            for group in groups
-        ]
-    else:
-        others = [row for row in rows if row.side.scheme == against and not row.is_perturbed]
-        if not others:
-            schemes = ", ".join(dict.fromkeys(row.side.scheme for row in rows))
-            raise RunError(f"against={against}: no run has this scheme; there are {schemes}")
-        pairs = [
-            [(row, other) for row in group for other in others if _is_pair(row, other)]
-            for group in groups
-        ]
-    return [_measured(each) for each in pairs]
-
-
-def _measured(pairs: Sequence[_Pair]) -> list[_Pair]:
-    return [pair for pair in pairs if all(row.side.measured.iterations for row in pair)]
-
-
-def _is_judged(row: Row) -> bool:
-    return not row.is_baseline and not row.is_perturbed
-
-
-def _is_pair(row: Row, other: Row) -> bool:
-    if row.is_perturbed or row.side.scheme == other.side.scheme:
-        return False
-    return row.side.seed == other.side.seed and not mismatches(row.side, other.side)
-
-
-def _span(pairs: Sequence[_Pair], window: int | None) -> tuple[int, int]:
+def _span(pairs: Sequence[Pair], window: int | None) -> tuple[int, int]:
     """The window that all pairs have."""
     last = min(row.side.measured.iterations[-1] for pair in pairs for row in pair)
     length = max(1, round(LATE_SHARE * last)) if window is None else window
     return max(1, last - length + 1), last
 
 
-def _difference(pair: _Pair, span: tuple[int, int]) -> float:
+def _difference(pair: Pair, span: tuple[int, int]) -> float:
     """The mean difference of a pair over the window; of a rare measure at the last iteration before its end."""
     row, other = pair
     gap = gap_to(row.side.measured, other.side.measured)
@@ -210,11 +213,13 @@ def _level(curve: LossCurve, span: tuple[int, int]) -> float:
     return fmean(late or values[-1:] or [math.nan])
 
 
-def _draft(pairs: Sequence[_Pair], window: int | None, against: str) -> Verdict:
+def _draft(scheme: Paired, window: int | None, against: str) -> Verdict:
+    pairs = scheme.pairs
     span = _span(pairs, window)
     gaps = {row.side.seed or 0: _difference((row, other), span) for row, other in pairs}
     level = fmean(_level(other.side.measured, span) for _, other in pairs)
-    return verdict_on(scheme_label(pairs[0][0]), against, gaps, level, span)
+    verdict = verdict_on(scheme.label, against, gaps, level, span)
+    return replace(verdict, left_out=scheme.left_out)
 
 
 def verdict_on(

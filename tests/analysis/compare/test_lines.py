@@ -7,6 +7,7 @@ from quantexp.analysis.compare.lines import lines_of
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.scheme_style import scheme_style
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State
 from tests.analysis.compare.runs import Runs
 
 LOSSES = {1: [6.0, 5.0, 4.0], 2: [6.5, 5.5, 4.6], 3: [5.0, 5.1, 4.1]}
@@ -45,9 +46,30 @@ def test_gaps_are_paired_by_seed_before_they_are_averaged(runs: Runs) -> None:
 
 
 def test_a_band_has_the_iterations_that_all_of_its_runs_have(runs: Runs) -> None:
-    folders = [runs.add("bf16", [6.0, 5.0, 4.0], seed=1), runs.add("bf16", [6.0, None], seed=2)]
+    folders = [runs.add("bf16", [6.0, 5.0, 4.0], seed=1), runs.add("bf16", [6.0], seed=2)]
     (line,) = lines_of(compared(*folders))
     assert line.losses.iterations == (1,)
+
+
+def test_a_diverged_or_failed_seed_has_no_part_in_the_lines_of_its_scheme(runs: Runs) -> None:
+    folders = [runs.add("bf16", [6.0, 5.0, 4.0, 3.0], seed=seed) for seed in (1, 2, 3, 4)]
+    folders += [runs.add("FA_mxfp8", [6.0, 5.0, 4.0, 3.1], seed=seed) for seed in (1, 2)]
+    folders.append(runs.add("FA_mxfp8", [6.0, None, None, None], seed=3))
+    folders.append(runs.add("FA_mxfp8", [7.0], seed=4, state=State.FAILED))
+    bf16, mxfp8 = lines_of(compared(*folders))
+    assert (bf16.label, mxfp8.label) == ("bf16, 4 seeds", "FA_mxfp8, 2 of 4 seeds")
+    assert mxfp8.rows == (4, 5, 6, 7)
+    assert mxfp8.losses.iterations == mxfp8.gaps.iterations == (1, 2, 3, 4)
+    assert mxfp8.losses.high == (6.0, 5.0, 4.0, 3.1)
+
+
+def test_a_seed_without_its_bf16_run_is_left_out_and_a_scheme_without_any_is_drawn_whole(
+    runs: Runs,
+) -> None:
+    folders = [runs.add(seed=1), runs.add("FA_mxfp8", seed=1), runs.add("FA_mxfp8", seed=2)]
+    folders += [runs.add("linear_mxfp4", seed=seed) for seed in (3, 4)]
+    labels = [line.label for line in lines_of(compared(*folders))]
+    assert labels == ["bf16 seed 1", "FA_mxfp8, 1 of 2 seeds", "linear_mxfp4, 2 seeds"]
 
 
 def test_runs_of_one_scheme_that_differ_by_more_than_the_seed_are_lines_of_their_own(

@@ -167,6 +167,18 @@ def three_seeds(runs: Runs) -> None:
     runs.add(losses=[6.0, 5.0, 4.0, 3.48], seed=2, chaos=1)
 
 
+def test_a_scheme_without_a_usable_seed_has_a_row_that_says_why(runs: Runs) -> None:
+    three_seeds(runs)
+    for seed in (1, 2, 3):
+        runs.add("linear_nan", [None] * 4, seed=seed)
+    console = Console(file=io.StringIO(), width=160)
+    compared = compare([read_side(RunDir(folder)) for folder in sorted(runs.root.iterdir())])
+    print_comparison(compared, judge(compared), console)
+    assert isinstance(console.file, io.StringIO)
+    text = " ".join(console.file.getvalue().split())
+    assert "linear_nan 0 - - - - no seed to judge: 3 of 3 seeds left out (not finite)" in text
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_verdicts_fit_every_width_and_say_what_chance_does(runs: Runs, width: int) -> None:
     three_seeds(runs)

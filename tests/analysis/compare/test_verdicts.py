@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import yaml
 
 from quantexp.analysis.compare.comparison import Comparison, compare
+from quantexp.analysis.compare.pairs import LeftOut
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.verdicts import (
     Verdict,
@@ -21,6 +24,7 @@ from quantexp.analysis.compare.verdicts import (
 )
 from quantexp.errors import RunError
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State
 
 from .runs import Runs
 
@@ -177,7 +181,66 @@ def test_runs_that_are_no_matched_pair_give_no_verdict(runs: Runs) -> None:
     folders += [runs.add("FA_mxfp8", seed=seed, lr=1.0) for seed in SEEDS]
     verdicts = judge(compared(folders))
     assert verdicts.schemes == ()
-    assert not verdicts.has_seeds
+    (scheme,) = verdicts.unjudged
+    assert scheme.full_words == "no seed to judge: 4 of 4 seeds left out (training)"
+    assert verdicts.window == "the last iterations of each run"
+    assert not judge(compared(folders[:1] + folders[4:5])).has_seeds, "one seed"
+
+
+def test_seeds_without_an_end_to_compare_are_left_out_with_the_reason(runs: Runs) -> None:
+    folders = design(runs, {"FA_mxfp8": [0.1, 0.11, 0.12]})
+    folders.append(runs.add("FA_mxfp8", [*curve(3)[:-1], None], seed=4, iterations=20))
+    broken = [
+        runs.add("linear_mxfp4", [None], seed=1, iterations=20),
+        runs.add("linear_mxfp4", [6.0, 5.0], seed=2, iterations=20, state=State.FAILED),
+        runs.add("linear_mxfp4", [6.0, 5.0], seed=3, iterations=20),
+        runs.add("linear_mxfp4", curve(3), seed=9, iterations=20),
+    ]
+    verdicts = judge(compared([*folders, *broken]))
+    verdict = verdict_of(verdicts, "FA_mxfp8")
+    assert verdict.seeds == (1, 2, 3)
+    assert verdict.full_words == "above bf16; 1 of 4 seeds left out (not finite)"
+    assert asdict(verdict)["left_out"] == ({"seed": 4, "why": "not finite"},)
+    (scheme,) = verdicts.unjudged
+    assert (scheme.label, verdicts.has_seeds) == ("linear_mxfp4", True)
+    assert [each.why for each in scheme.left_out] == [
+        "not finite",
+        "failed",
+        "length",
+        "no usable bf16 run of its seed",
+    ]
+    against = judge(compared([*folders, *broken[1:2]]), against="linear_mxfp4")
+    (scheme, other) = against.unjudged
+    assert (scheme.label, other.label) == ("bf16", "FA_mxfp8")
+    assert [each.why for each in other.left_out] == [
+        "no usable linear_mxfp4 run of its seed",
+        "linear_mxfp4 failed",
+        "no usable linear_mxfp4 run of its seed",
+        "not finite",
+    ]
+
+
+def test_a_bf16_run_that_diverged_has_no_part_in_verdicts_or_floors(runs: Runs) -> None:
+    folders = design(runs, {"FA_mxfp8": [0.1, 0.11, 0.12]}, chaos=[0.03])
+    diverged = [*curve(60)[:-1], None]
+    folders.append(runs.add(losses=diverged, seed=5, iterations=20))
+    folders.append(runs.add(losses=curve(8), seed=5, iterations=20, chaos=1))
+    folders.append(runs.add(losses=diverged, seed=1, iterations=20, chaos=2))
+    folders.append(runs.add("FA_mxfp8", curve(8), seed=5, iterations=20))
+    verdicts = judge(compared(folders))
+    assert verdict_of(verdicts, "FA_mxfp8").left_out == (LeftOut(5, "bf16 not finite"),)
+    (floors,) = verdicts.floors
+    assert (floors.num_chaos, floors.num_seeds) == (1, 4)
+
+
+def test_a_seed_without_the_measure_is_left_out(runs: Runs) -> None:
+    folders = design(runs, {"FA_mxfp8": [0.1, 0.2, 0.3]})
+    for run in folders[:-1]:
+        lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        lines = [{**line, "validation_loss": line["loss"]} for line in lines]
+        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = verdict_of(judge(compared(folders, "validation_loss")), "FA_mxfp8")
+    assert verdict.left_out == (LeftOut(3, "no validation_loss"),)
 
 
 def test_schemes_of_unlike_lengths_have_windows_of_their_own(runs: Runs) -> None:
