@@ -7,6 +7,7 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
+from quantexp.analysis.compare.leaves import distinguishing
 from quantexp.schema import Experiment
 
 #: Sections whose keys may distinguish runs of the same names.
@@ -37,35 +38,10 @@ def differences(experiments: Sequence[Experiment]) -> list[list[str]]:
     for i, experiment in enumerate(experiments):
         groups.setdefault(names(experiment), []).append(i)
     for group in groups.values():
-        for i, differs in zip(group, _differing([experiments[i] for i in group]), strict=True):
+        contents = [dict(_leaves(experiments[i])) for i in group]
+        for i, differs in zip(group, distinguishing(contents), strict=True):
             options[i] = differs
     return options
-
-
-def _differing(experiments: list[Experiment]) -> list[list[str]]:
-    """For each run the options that differ between runs: a section's choice (`training=fast`) or a key (`seed=2`)."""
-    leaves = [dict(_leaves(experiment)) for experiment in experiments]
-    keys = [
-        key
-        for key in dict.fromkeys(k for leaf in leaves for k in leaf)
-        if _distinguishes(key, leaves)
-    ]
-    return [[f"{_short(key)}={leaf.get(key)}" for key in keys] for leaf in leaves]
-
-
-def _distinguishes(key: str, leaves: list[dict[str, str]]) -> bool:
-    """Whether a key differs between runs with the same choice of its section; different choices imply the rest."""
-    choice = f"{key.partition('.')[0]}.name"
-    by_choice: dict[str | None, set[str | None]] = {}
-    for leaf in leaves:
-        same = None if key == choice else leaf.get(choice)
-        by_choice.setdefault(same, set()).add(leaf.get(key))
-    return any(len(values) > 1 for values in by_choice.values())
-
-
-def _short(key: str) -> str:
-    section, _, name = key.partition(".")
-    return section if name == "name" else key.rpartition(".")[2]
 
 
 def _leaves(experiment: Experiment) -> Iterator[tuple[str, str]]:

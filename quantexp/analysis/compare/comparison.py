@@ -12,6 +12,7 @@ from typing import Any
 
 from quantexp.analysis.compare.baseline import baseline_of, how_to_make_one
 from quantexp.analysis.compare.gap import Gap, gap_to
+from quantexp.analysis.compare.labels import NOT_COMPARED, labels_of
 from quantexp.analysis.compare.leaves import Difference, differing
 from quantexp.analysis.compare.matched import Mismatch, in_words, last_iteration
 from quantexp.analysis.compare.precision import PrecisionChange, precision_changes
@@ -19,9 +20,6 @@ from quantexp.analysis.compare.side import Side
 from quantexp.errors import RunError
 from quantexp.processes.cores import ranges
 from quantexp.runs.find import Missing
-
-#: Keys that do not affect the results, or that the precision map covers.
-NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")
 
 
 @dataclass(frozen=True)
@@ -84,26 +82,6 @@ def compare(
     rows = tuple(_row(labels, sides, i) for i in range(len(sides)))
     gone = [f"{_missing(one)}: {one.reason}" for one in missing]
     return Comparison(rows, (*gone, *_warnings(rows, is_compared)), _noise(rows))
-
-
-def labels_of(sides: Sequence[Side]) -> list[str]:
-    """The scheme of each run, with model, data, seed or the folder's hash if these are needed to distinguish runs."""
-    parts = [
-        (
-            s.scheme,
-            f"chaos {s.chaos}" if s.chaos else None,
-            s.names.model,
-            s.names.dataset,
-            None if s.seed is None else f"seed {s.seed}",
-        )
-        for s in sides
-    ]
-    shown = [i for i in range(5) if i == 0 or len({part[i] for part in parts}) > 1]
-    labels = [" ".join(str(part[i]) for i in shown if part[i] is not None) for part in parts]
-    return [
-        f"{label} {side.run.root.name.rpartition('-')[2]}" if labels.count(label) > 1 else label
-        for label, side in zip(labels, sides, strict=True)
-    ]
 
 
 def _row(labels: Sequence[str], sides: Sequence[Side], i: int) -> Row:

@@ -1,8 +1,8 @@
-"""Flattens nested values to dotted keys, and compares them."""
+"""Flattens nested values to dotted keys, and tells in which of them configurations differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -34,3 +34,25 @@ def differing(here: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Diff
         for key in keys
         if mine.get(key) != other.get(key)
     ]
+
+
+def distinguishing(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For each flat configuration the options that differ: a section's choice (`training=fast`) or a key (`seed=2`)."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    shown = [key for key in keys if _distinguishes(key, configs)]
+    return [[f"{_short(key)}={config.get(key)}" for key in shown] for config in configs]
+
+
+def _distinguishes(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a key differs between runs with the same choice of its section; different choices imply the rest."""
+    choice = f"{key.partition('.')[0]}.name"
+    by_choice: dict[Any, set[str]] = {}
+    for config in configs:
+        same = None if key == choice else config.get(choice)
+        by_choice.setdefault(same, set()).add(str(config.get(key)))
+    return any(len(values) > 1 for values in by_choice.values())
+
+
+def _short(key: str) -> str:
+    section, _, name = key.partition(".")
+    return section if name == "name" else key.rpartition(".")[2]

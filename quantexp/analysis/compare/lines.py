@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from quantexp.analysis.compare.comparison import NOT_COMPARED, Comparison, Row
+from quantexp.analysis.compare.comparison import Comparison, Row
+from quantexp.analysis.compare.labels import CHAOS, SEED, is_of_no_matter, without_seed
 from quantexp.analysis.compare.leaves import differing
 from quantexp.analysis.compare.matched import why_left_out
 from quantexp.analysis.scheme_style import BASELINE, SchemeStyle, scheme_styles
-
-_SEED, _CHAOS = "training.seed", "training.chaos"
 
 
 @dataclass(frozen=True)
@@ -90,16 +89,11 @@ def groups_of(rows: Sequence[Row]) -> list[list[int]]:
 def _is_repetition(row: Row, first: Row) -> bool:
     if row.side.scheme != first.side.scheme or None in (row.side.seed, first.side.seed):
         return False
-    chance = (_SEED, _CHAOS) if row.is_perturbed and first.is_perturbed else (_SEED,)
+    chance = (SEED, CHAOS) if row.is_perturbed and first.is_perturbed else (SEED,)
     return all(
-        difference.key in chance or _is_of_no_matter(difference.key)
+        difference.key in chance or is_of_no_matter(difference.key)
         for difference in differing(row.side.config, first.side.config)
     )
-
-
-def _is_of_no_matter(key: str) -> bool:
-    group = key.partition(".")[0]
-    return group in NOT_COMPARED and group != "quant"
 
 
 def is_usable(row: Row, rows: Sequence[Row]) -> bool:
@@ -112,7 +106,7 @@ def is_usable(row: Row, rows: Sequence[Row]) -> bool:
 
 def scheme_label(row: Row) -> str:
     """The label of a row without its seed."""
-    return row.label.replace(f" seed {row.side.seed}", "")
+    return without_seed(row.label, row.side)
 
 
 def _drawn_as(row: Row) -> str:
@@ -126,7 +120,7 @@ def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line
     is_baseline = first.is_baseline
     label, count = first.label, f"{len(members)} of " * (members != everyone) + f"{len(everyone)}"
     if first.is_perturbed:
-        label = f"{first.side.scheme}, weights perturbed, {count} run{'s' * (len(everyone) > 1)}"
+        label = f"{scheme_label(first)}, weights perturbed, {count} run{'s' * (len(everyone) > 1)}"
     elif len(everyone) > 1:
         label = f"{scheme_label(first)}, {count} seeds"
     losses = [(m.side.losses.iterations, m.side.losses.losses) for m in members]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.compare.comparison import labels_of
+from quantexp.analysis.compare.labels import labels_of
 from quantexp.analysis.compare.side import Side
 from quantexp.analysis.scheme_style import BASELINE, SchemeStyle, scheme_styles
 from quantexp.analysis.watch.curve import drawn, gap, late_mean

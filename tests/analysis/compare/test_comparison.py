@@ -200,8 +200,3 @@ def test_configuration_is_compared_without_keys_that_change_nothing(runs: Runs) 
 def test_nothing_to_compare_is_an_error() -> None:
     with pytest.raises(RunError, match="there is no run to compare; give runs"):
         compare([])
-
-
-def test_two_runs_of_one_scheme_are_labelled_with_their_hashes(runs: Runs) -> None:
-    comparison = compared(runs.add("FA_mxfp8"), runs.add("FA_mxfp8"))
-    assert [row.label for row in comparison.rows] == ["FA_mxfp8 00000000", "FA_mxfp8 00000001"]
