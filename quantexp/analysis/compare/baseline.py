@@ -14,6 +14,8 @@ from quantexp.analysis.compare.side import BASELINE, Side
 
 #: Keys of a model's identity that determine its initial weights.
 _INITIAL = ("initial_weights", "init_std")
+#: Beginnings of a command's words that the command for a baseline does not have.
+_REPLACED = ("quant=", "quant/", "quant.", "training.chaos=")
 
 
 def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]] | str:
@@ -23,6 +25,8 @@ def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]]
     if fit:
         place, differences = closest(side, [sides[i] for i in fit])
         return fit[place], differences
+    if not reasons and any(other.is_perturbed for other in sides):
+        return f"there is no {BASELINE} run with unperturbed initial weights among these"
     if not reasons:
         return f"there is no {BASELINE} run among these"
     kinds = [*dict.fromkeys(reason for reason in reasons.values() if reason)]
@@ -59,12 +63,10 @@ def _model(side: Side, other: Side) -> object:
 
 
 def how_to_make_one(side: Side) -> str:
-    """The command that creates a baseline for this run: its own command with quant=bf16."""
+    """The command that creates a baseline for this run: its own with quant=bf16, and without perturbed weights."""
     command = (side.provenance or {}).get("command")
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
-    own = [
-        word for word in words if not word.lstrip("+~").startswith(("quant=", "quant/", "quant."))
-    ]
+    own = [word for word in words if not word.lstrip("+~").startswith(_REPLACED)]
     if not words or any(map(_is_verb, ["", *words], words)):
         return f"to make one, run its command with quant={BASELINE}"
     return f"to make one: quantexp {shlex.join([*own, f'quant={BASELINE}'])}"

@@ -87,6 +87,17 @@ def test_without_bf16_there_is_no_gap_but_a_command_for_a_baseline(runs: Runs) -
     assert rows[0]["speed"]["ratio"] is None
 
 
+def test_perturbed_runs_alone_have_a_command_for_a_run_with_unperturbed_weights(runs: Runs) -> None:
+    folders = [runs.add(chaos=1), runs.add("FA_mxfp8", chaos=1)]
+    command = ["quantexp", "-m", "training=fast", "quant=bf16,FA_mxfp8", "+training.chaos=1"]
+    for run in folders:
+        change_json(run.provenance, command=command)
+    assert compared(*folders).warnings == (
+        "bf16 chaos 1, FA_mxfp8 chaos 1: no baseline, so no gap: there is no bf16 run with unperturbed initial "
+        "weights among these; to make one: quantexp -m training=fast quant=bf16",
+    )
+
+
 def test_a_lone_quantised_run_is_no_baseline(runs: Runs) -> None:
     (row,) = compared(runs.add("FA_mxfp8")).rows
     assert not row.is_baseline
