@@ -57,7 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def record(compared: Comparison, verdicts: Verdicts) -> dict[str, Any]:
     """The output of `compare --json`."""
-    return {**comparison.record(compared), "verdicts": asdict(verdicts)}
+    return {
+        "noise": verdicts.noise,
+        **comparison.record(compared),
+        "verdicts": asdict(verdicts),
+    }
 
 
 def show(compared: Comparison, verdicts: Verdicts, console: Console) -> None:

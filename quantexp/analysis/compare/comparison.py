@@ -62,8 +62,6 @@ class Comparison:
     rows: tuple[Row, ...]
     #: Warnings about runs that are missing, not matched, not finished or not proved.
     warnings: tuple[str, ...]
-    #: Whether there are enough seeds to distinguish gaps from noise.
-    noise: str
 
 
 def compare(
@@ -81,7 +79,7 @@ def compare(
     labels = labels_of(sides)
     rows = tuple(_row(labels, sides, i) for i in range(len(sides)))
     gone = [f"{_missing(one)}: {one.reason}" for one in missing]
-    return Comparison(rows, (*gone, *_warnings(rows, is_compared)), _noise(rows))
+    return Comparison(rows, (*gone, *_warnings(rows, is_compared)))
 
 
 def _row(labels: Sequence[str], sides: Sequence[Side], i: int) -> Row:
@@ -162,21 +160,10 @@ def _unmatched(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _noise(rows: Sequence[Row]) -> str:
-    seeds = {row.side.seed for row in rows} - {None}
-    pairs = [row for row in rows if row.matched and row.gap]
-    pairs = [row for row in pairs if not row.is_baseline and not row.is_perturbed]
-    paired = {row.side.seed for row in pairs}
-    if len(seeds) < 2 or len(paired) < 2:
-        return "one seed for each scheme: no gap can be told from noise, whatever its size"
-    return f"{len(paired)} seeds, each paired with the bf16 run of its own seed: a gap within their spread is noise"
-
-
 def record(comparison: Comparison) -> dict[str, Any]:
-    """The output of `--json`."""
+    """What `--json` has of a comparison."""
     rows = comparison.rows
     return {
-        "noise": comparison.noise,
         "warnings": list(comparison.warnings),
         "runs": [_row_record(row, rows[row.baseline]) for row in rows],
     }

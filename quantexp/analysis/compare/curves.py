@@ -72,7 +72,7 @@ def draw_curves(comparison: Comparison, verdicts: Verdicts, folder: Path) -> lis
         styles = {scheme_label(comparison.rows[line.rows[0]]): line.style for line in lines}
         draw_forest(forest[0], verdicts, judged, styles, "c")
     windows = [window for line in drawn if (window := window_of(len(line.losses.mean))) > 1]
-    notes = [comparison.noise]
+    notes = [verdicts.noise]
     if windows:
         notes.append(f"lines: mean over {max(windows)} iterations, faint: each iteration")
     if any(len(line.rows) > 1 for line in drawn):

@@ -52,7 +52,7 @@ def print_comparison(comparison: Comparison, verdicts: Verdicts, console: Consol
     for warning in comparison.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=False)
     shown = _results(comparison, console)
-    for line in _footer(comparison, shown):
+    for line in _footer(comparison, verdicts, shown):
         console.print(line, style="dim italic", markup=False)
     _print_verdicts(verdicts, console)
     lines = lines_of(comparison)
@@ -69,7 +69,7 @@ def _results(comparison: Comparison, console: Console) -> set[str]:
     return {str(column.header) for column in table.columns}
 
 
-def _footer(comparison: Comparison, shown: set[str]) -> list[str]:
+def _footer(comparison: Comparison, verdicts: Verdicts, shown: set[str]) -> list[str]:
     """Explanations of the shown columns, in lines of at most 80 characters."""
     late = {row.gap.num_late for row in comparison.rows if row.gap}
     over = f" ({max(late)} iteration{'s' * (max(late) > 1)})" if late else ""
@@ -78,7 +78,7 @@ def _footer(comparison: Comparison, shown: set[str]) -> list[str]:
         "tokens/s": "tokens/s: the median without iteration 1",
     }
     lines = [
-        comparison.noise,
+        verdicts.noise,
         "gap: loss above bf16 in the last iteration that both have",
         f"late gap: its mean over the last tenth{over}" if "late gap" in shown else "",
         "; ".join(words for heading, words in speeds.items() if heading in shown),

@@ -113,6 +113,8 @@ class Verdicts:
     floors: tuple[Floors, ...]
     against: str = BASELINE
     unjudged: tuple[Unjudged, ...] = ()
+    #: The largest number of seeds of a scheme, with or without matched pairs.
+    num_seeds: int = 1
 
     @property
     def window(self) -> str:
@@ -121,6 +123,19 @@ class Verdicts:
         if len(windows) != 1:
             return "the last iterations of each run"
         return "".join(f"iterations {first} to {last}" for first, last in windows)
+
+    @property
+    def noise(self) -> str:
+        """Whether there are enough seeds to distinguish gaps from noise."""
+        most = max((len(verdict.seeds) for verdict in self.schemes), default=0)
+        if most > 1:
+            own = f"the {self.against} run of its own seed"
+            return f"{most} seeds, each paired with {own}: a gap within their spread is noise"
+        if self.num_seeds > 1:
+            why = f"{self.num_seeds} seeds, but no scheme has two matched pairs"
+        else:
+            why = "one seed for each scheme"
+        return f"{why}: no gap can be told from noise, whatever its size"
 
     @property
     def has_seeds(self) -> bool:
@@ -148,6 +163,7 @@ def judge(
     usable = [scheme for scheme in schemes if scheme.pairs]
     drafts = [_draft(scheme, window, against or BASELINE) for scheme in usable]
     baselines = [group for group in groups if group[0].is_baseline]
+    judged = [group for group in groups if not group[0].side.quantises_nothing]
     floors = [_floors(group, rows, window) for group in baselines]
     chaos: dict[Path | None, float | None] = {
         row.side.run.root: floor.chaos
@@ -163,6 +179,7 @@ def judge(
         tuple(shown),
         against or BASELINE,
         tuple(Unjudged(each.label, each.left_out) for each in schemes if not each.pairs),
+        max(len({row.side.seed for row in group}) for group in judged or groups),
     )
 
 

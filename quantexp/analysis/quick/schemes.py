@@ -12,6 +12,7 @@ from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.lines import NOTHING, Band, Line, lines_of
 from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.compare.verdicts import judge
 from quantexp.analysis.quick.by_kind import OfKind, by_kind
 from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
@@ -41,7 +42,7 @@ def schemes_of(
         sides = [read_side(run) for i in runs if (run := sources[i].run) is not None]
         comparison = compare(sides)
         lines = lines_of(comparison)
-        notes.append(comparison.noise)
+        notes.append(judge(comparison).noise)
         unmatched = [row.label for row in comparison.rows if not row.matched]
         if unmatched:
             more = f" and {len(unmatched) - 3} more" if len(unmatched) > 3 else ""

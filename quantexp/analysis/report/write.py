@@ -110,6 +110,7 @@ def render(
 
 
 def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) -> str:
+    verdicts = judge(comparison)
     style, script = page_text("page.css"), page_text(*_SCRIPTS)
     environment = Environment(
         loader=PackageLoader("quantexp.analysis.report", "page"),
@@ -129,10 +130,10 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
         ),
         shared=shared([one.facts for one in parts]),
         comparison=comparison,
-        verdicts=judge(comparison),
+        verdicts=verdicts,
         noise=_EVALUATED
         if parts[0].evaluates
-        else f"{comparison.noise[:1].upper()}{comparison.noise[1:]}",
+        else f"{verdicts.noise[:1].upper()}{verdicts.noise[1:]}",
         parts=parts,
         is_sweep=len(parts) > 1,
         version=__version__,

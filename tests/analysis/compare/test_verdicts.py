@@ -243,6 +243,27 @@ def test_a_seed_without_the_measure_is_left_out(runs: Runs) -> None:
     assert verdict.left_out == (LeftOut(3, "no validation_loss"),)
 
 
+def test_noise_is_told_from_the_pairs_of_the_verdicts(runs: Runs) -> None:
+    """Of bf16 and of another scheme, and several seeds without a bf16 run; whatever else there is."""
+    end = ": no gap can be told from noise, whatever its size"
+    mxfp8 = [runs.add("FA_mxfp8", seed=seed) for seed in (1, 2, 3)]
+    mxfp4 = [runs.add("linear_mxfp4", seed=seed) for seed in (1, 2, 3)]
+    bf16 = [runs.add(seed=seed) for seed in (1, 2)]
+    paired = (
+        "seeds, each paired with the {} run of its own seed: a gap within their spread is noise"
+    )
+    unpaired = f"3 seeds, but no scheme has two matched pairs{end}"
+    assert judge(compared(mxfp8 + mxfp4)).noise == unpaired
+    assert judge(compared(mxfp8 + bf16[:1])).noise == unpaired
+    assert judge(compared(mxfp8 + bf16)).noise == f"2 {paired.format('bf16')}"
+    against = judge(compared(mxfp8 + mxfp4), against="FA_mxfp8")
+    assert against.noise == f"3 {paired.format('FA_mxfp8')}"
+    one = f"one seed for each scheme{end}"
+    assert judge(compared([bf16[0], mxfp8[0], mxfp4[0]])).noise == one
+    assert judge(compared([*bf16, mxfp8[0]])).noise == one, "seeds of bf16 are not the scheme's"
+    assert judge(compared(bf16)).noise == f"2 seeds, but no scheme has two matched pairs{end}"
+
+
 def test_schemes_of_unlike_lengths_have_windows_of_their_own(runs: Runs) -> None:
     folders = design(runs, {"FA_mxfp8": [0.1, 0.2, 0.3]})
     for seed in (1, 2, 3):
