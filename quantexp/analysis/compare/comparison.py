@@ -127,6 +127,8 @@ def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
             warnings.append(f"{row.label} is {row.side.state}{at}{': ' if reason else ''}{reason}")
         if not (row.side.precision or {}).get("proved"):
             warnings.append(f"{row.label} has no proof that its precision map was in force")
+        if row.side.measure != "loss" and not row.side.measured.iterations:
+            warnings.append(f"{row.label} has recorded no {row.side.measure}")
         if nonfinite := row.side.losses.nonfinite:
             warnings.append(
                 f"{row.label}: iterations whose loss was not finite are left out: {ranges(nonfinite)}"

@@ -174,7 +174,7 @@ def _print_ways(schemes: Sequence[Line], console: Console) -> None:
         at = dict(zip(line.gaps.iterations, line.gaps.mean, strict=True))
         gaps = [f"{at[i]:+.4f}" if i in at else "-" for i in shown]
         cells.append([escape(line.label), *gaps])
-    title = "gap to bf16 on the way, by iteration"
+    title = "loss gap to bf16 on the way, by iteration"
     console.print()
     console.print(fitted_table(columns, cells, console.width, title).table)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from quantexp.analysis.compare.arguments import HOW_TO_RECORD
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import LATE_SHARE, gap_to
 from quantexp.analysis.compare.lines import groups_of, is_usable, scheme_label
@@ -34,6 +35,7 @@ from quantexp.analysis.compare.noise import (
 )
 from quantexp.analysis.compare.pairs import LeftOut, Pair, Paired, paired
 from quantexp.analysis.compare.side import BASELINE
+from quantexp.errors import RunError
 from quantexp.runs.metrics import LossCurve
 
 
@@ -155,9 +157,12 @@ def judge(
         against: the scheme that the others are held against; None for the bf16 run of each.
 
     Raises:
-        RunError: no run has the scheme `against`.
+        RunError: no run has the scheme `against`, or none has recorded the measure.
     """
     rows = comparison.rows
+    measure = rows[0].side.measure
+    if measure != "loss" and not any(row.side.measured.iterations for row in rows):
+        raise RunError(f"measure={measure}: no run has recorded it; {HOW_TO_RECORD[measure]}")
     groups = [[rows[i] for i in group] for group in groups_of(rows)]
     schemes = paired(rows, groups, against)
     usable = [scheme for scheme in schemes if scheme.pairs]
@@ -174,7 +179,7 @@ def judge(
     used = zip(baselines, floors, strict=True)
     shown = [floor for group, floor in used if any(row.side.run.root in roots for row in group)]
     return Verdicts(
-        rows[0].side.measure,
+        measure,
         conclude(drafts, [chaos.get(root) for root in roots]),
         tuple(shown),
         against or BASELINE,

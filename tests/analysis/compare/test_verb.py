@@ -219,8 +219,39 @@ def test_another_measure_or_scheme_may_be_held_against(
     mxfp4 = next(each for each in verdicts["schemes"] if each["label"] == "linear_mxfp4")
     assert mxfp4["window"] == [3, 4]
     assert mxfp4["gaps"] == pytest.approx([-0.055, -0.01, 0.035])
-    assert main(["compare", "runs", "--json", "measure=grad_norm"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdicts"]["schemes"] == [], "none was recorded"
+
+
+@pytest.mark.parametrize(
+    ("measure", "remedy"),
+    [
+        ("validation_loss", "evaluation.every=N records it after every N iterations"),
+        ("perplexity", "evaluation.every=N records it after every N iterations"),
+        ("grad_norm", "a training records it in every iteration"),
+    ],
+)
+def test_a_measure_that_no_run_has_recorded_is_an_error(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str], measure: str, remedy: str
+) -> None:
+    runs.add()
+    assert main(["compare", "runs", f"measure={measure}"]) == 1
+    assert capsys.readouterr().err == (
+        f"quantexp: measure={measure}: no run has recorded it; {remedy}\n"
+    )
+
+
+def test_runs_without_the_measure_are_named_and_the_losses_on_the_way_are_called_so(
+    runs: Runs,
+) -> None:
+    base, quantised = runs.add(), runs.add("FA_mxfp8")
+    line = {"iteration": 5, "loss": 3.0, "perplexity": 20.0}
+    with base.metrics.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    compared = compare([read_side(run, "perplexity") for run in (base, quantised)])
+    assert "FA_mxfp8 has recorded no perplexity" in compared.warnings
+    console = Console(file=io.StringIO(), width=80)
+    print_comparison(compared, judge(compared), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "loss gap to bf16 on the way, by iteration" in " ".join(console.file.getvalue().split())
 
 
 @pytest.mark.parametrize(
