@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from quantexp.launch.progress import time_left_s
-from quantexp.runs.metrics import recent_metrics, speed_of
+from quantexp.runs.metrics import early_end, recent_metrics, speed_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Status
 
@@ -19,15 +19,22 @@ class Pace:
     tokens_per_s: float | None = None
     #: Seconds until the last iteration ends, at the median step time.
     time_left_s: float | None = None
+    #: The words for metrics.jsonl without the last iterations; empty if it has them.
+    early_end: str = ""
 
 
 def pace(run: RunDir, status: Status) -> Pace:
     """The pace of a run from its latest iterations; empty if metrics.jsonl has none."""
     latest = recent_metrics(run)
     if not latest:
-        return Pace()
-    speed = speed_of(latest)
-    return Pace(_number(latest[-1].get("loss")), speed.tokens_per_s, time_left_s(status, speed))
+        return Pace(early_end=early_end(0, status))
+    speed, last = speed_of(latest), latest[-1]
+    return Pace(
+        _number(last.get("loss")),
+        speed.tokens_per_s,
+        time_left_s(status, speed),
+        early_end(last["iteration"], status),
+    )
 
 
 def _number(value: object) -> float | None:

@@ -20,6 +20,7 @@ from quantexp.reading.files import open_file
 from quantexp.reading.json_files import json_lines, lines_from, value_of
 from quantexp.reading.typed import Count
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import Status
 
 #: Bytes read from the end of metrics.jsonl; a line has some 300 bytes.
 TAIL_BYTES = 1 << 16
@@ -103,6 +104,16 @@ def _refuse(error: UnreadableError) -> None:
 def last_metrics(run: RunDir) -> dict[str, Any] | None:
     """The last whole line of metrics.jsonl; None if there is none."""
     return next(reversed(recent_metrics(run)), None)
+
+
+def early_end(last: int, status: Status | None) -> str:
+    """`metrics.jsonl ends at iteration 5 of 8` if its last line is of an earlier iteration than status.json's; else "".
+
+    A run writes the line before its status, so a reader takes the status first.
+    """
+    if status is None or last >= status.iteration:
+        return ""
+    return f"metrics.jsonl ends at iteration {last} of {status.iteration}"
 
 
 @dataclass(frozen=True)

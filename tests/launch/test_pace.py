@@ -30,3 +30,11 @@ def test_nonfinite_or_truncated_values_are_none(make_run: MakeRun) -> None:
 
 def test_run_without_metrics_has_no_pace(make_run: MakeRun) -> None:
     assert pace(make_run(), Status()) == Pace()
+
+
+def test_metrics_that_end_before_the_status_are_named(make_run: MakeRun) -> None:
+    run = make_run()
+    assert pace(run, Status(iteration=3)).early_end == "metrics.jsonl ends at iteration 0 of 3"
+    run.metrics.write_text(line(1, 2.0) + line(2, 2.0))
+    assert pace(run, Status(iteration=3)).early_end == "metrics.jsonl ends at iteration 2 of 3"
+    assert pace(run, Status(iteration=1)).early_end == "", "a line is written before its status"

@@ -20,6 +20,7 @@ from quantexp.analysis.compare.side import Side
 from quantexp.errors import RunError
 from quantexp.processes.cores import ranges
 from quantexp.runs.find import Missing
+from quantexp.runs.metrics import early_end
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
             reason = row.side.status.reason if row.side.status else ""
             at = f" at iteration {last_iteration(row.side)}"
             warnings.append(f"{row.label} is {row.side.state}{at}{': ' if reason else ''}{reason}")
+        if words := early_end(last_iteration(row.side), row.side.status):
+            warnings.append(f"{row.label}: {words}")
         if not (row.side.precision or {}).get("proved"):
             warnings.append(f"{row.label} has no proof that its precision map was in force")
         if row.side.measure != "loss" and not row.side.measured.iterations:

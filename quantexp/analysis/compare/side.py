@@ -145,6 +145,7 @@ def read_side(
         return read(lambda: reader(file)) if os.path.lexists(file) else None
 
     config = read(lambda: read_config(run)) or {}
+    status = read(lambda: read_status(run.status))  # before the lines, which are written first
     metrics = lines if lines is not None else read(lambda: read_metrics(run)) or []
     return Side(
         run,
@@ -154,7 +155,7 @@ def read_side(
         speed_of(metrics),
         loss_curve(metrics, measure),
         measure,
-        read(lambda: read_status(run.status)),
+        status,
         read_file(read_provenance, run.provenance),
         read_file(read_precision, run.precision),
         tuple(trouble),

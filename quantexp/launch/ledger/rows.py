@@ -66,7 +66,7 @@ def _row(standing: Standing) -> dict[str, object]:
         "alive": standing.alive,
         "reason": reason(standing),
         "where": standing.where,
-        "note": standing.note,
+        "note": standing.note or standing.pace.early_end or None,
         "phase": status.phase.value,
         "phase_since": status.phase_since,
         "current_iteration": status.current_iteration,

@@ -197,6 +197,19 @@ def test_a_folder_with_nothing_but_a_status_is_compared(runs: Runs) -> None:
     assert not row.matched
 
 
+def test_lost_ends_of_metrics_are_named(runs: Runs) -> None:
+    whole, cut, empty, gone = runs.add(), runs.add("FA_mxfp8"), runs.add("mxfp4"), runs.add("hifp8")
+    cut.metrics.write_text(cut.metrics.read_text().partition("\n")[0] + "\n")
+    empty.metrics.write_text("")
+    gone.metrics.unlink()
+    warnings = compared(whole, cut, empty, gone).warnings
+    assert [words for words in warnings if "metrics" in words] == [
+        "FA_mxfp8: metrics.jsonl ends at iteration 1 of 4",
+        "mxfp4: metrics.jsonl ends at iteration 0 of 4",
+        "hifp8: metrics.jsonl ends at iteration 0 of 4",
+    ]
+
+
 def test_configuration_is_compared_without_keys_that_change_nothing(runs: Runs) -> None:
     comparison = compared(runs.add(), runs.add("FA_mxfp8", lr=1.0))
     assert [tuple(d) for d in comparison.rows[1].config] == [("training.lr", 1e-4, 1.0)]

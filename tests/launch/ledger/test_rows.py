@@ -51,6 +51,16 @@ def test_capture_has_its_tensors_queue_and_writing_speed() -> None:
     assert row["capture"] is None
 
 
+def test_note_is_about_the_launcher_or_lost_metrics() -> None:
+    cut = Pace(early_end="metrics.jsonl ends at iteration 2 of 3")
+    entries = [
+        Standing(RUN, State.FAILED, pace=pace, note=note)
+        for pace, note in ((cut, None), (PACE, "n"))
+    ]
+    assert [row["note"] for row in status_rows(entries)] == [cut.early_end, "n"]
+    assert status_rows([Standing(RUN, State.FAILED, pace=PACE)])[0]["note"] is None
+
+
 def test_run_that_has_ended_has_no_time_left() -> None:
     (row,) = status_rows([Standing(RUN, State.FAILED, pace=PACE)])
     assert row["time_left_s"] is None
