@@ -16,7 +16,7 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.table import print_comparison
 from quantexp.analysis.compare.verdicts import Verdicts, judge
 from quantexp.cli.arguments import parser_of, root_and_rest
-from quantexp.cli.output import print_json, print_line
+from quantexp.cli.output import print_json, print_line, require_folder, writing_figures
 from quantexp.errors import RunError
 from quantexp.runs.evaluation import is_evaluation
 from quantexp.terminal.console import output_console
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the comparison and draw its curves, with `--json` only if `out=` names a place; returns 0.
 
     Raises:
-        RunError: a word that names no run, or runs that cannot be compared.
+        RunError: a word that names no run, runs that cannot be compared, or a folder that cannot be written.
         ConfigError: `out=` without a path, or a word that says nothing about the verdicts.
     """
     root, words = root_and_rest(arguments.words)
@@ -34,6 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     judging, words = judging_and_rest(words)
     if not words:
         parser_of("compare").error("compare takes runs: RUN ...")
+    folder = Path("compare") if out is None and not arguments.json else out
+    if folder is not None:
+        require_folder(folder)
     named = named_runs(words, root)
     if all(map(is_evaluation, named.runs)) and named.runs:
         raise RunError(
@@ -46,10 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(record(compared, verdicts))
     else:
         show(compared, verdicts, output_console())
-    if out is not None or not arguments.json:
+    if folder is not None:
         from quantexp.analysis.compare.curves import draw_curves
 
-        files = draw_curves(compared, verdicts, out or Path("compare"))
+        with writing_figures(folder):
+            files = draw_curves(compared, verdicts, folder)
         if not arguments.json:
             print_line(f"figure  {' '.join(map(str, files))}")
     return 0

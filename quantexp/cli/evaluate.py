@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.cli.arguments import require_overrides
-from quantexp.cli.output import complain, print_json, print_line
+from quantexp.cli.output import complain, print_json, print_line, require_folder, writing_figures
 from quantexp.cli.train import points_of, submit
 from quantexp.config.tasks import check_task_names, tasks_of
 from quantexp.errors import ConfigError
@@ -27,11 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: an experiment that cannot be, or a key that does nothing without training.
-        RunError: an evaluation that does not fit into the memory there is.
+        RunError: an evaluation that does not fit into the memory there is, or a folder that cannot be written.
     """
     from quantexp.analysis.compare.arguments import out_and_rest
 
     out, words = out_and_rest(arguments.words)
+    folder = out or Path("evaluate")
+    if not arguments.json:
+        require_folder(folder)
     require_overrides(words)
     _refuse_unused(words)
     is_chosen = any(word.startswith("capture=") for word in words)
@@ -51,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(results)
         return code
-    _show_rest(experiments, results, out)
+    _show_rest(experiments, results, folder)
     return code
 
 
@@ -91,7 +94,7 @@ def record(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
 
 
 def _show_rest(
-    experiments: Sequence[Experiment], records: Sequence[dict[str, Any]], out: Path | None
+    experiments: Sequence[Experiment], records: Sequence[dict[str, Any]], folder: Path
 ) -> None:
     """Draw what has results; the launcher has printed them."""
     from quantexp.analysis.evaluate.figure import draw_results
@@ -104,6 +107,7 @@ def _show_rest(
             "have ended"
         )
     results = [Result(one["scheme"], one["differs"], "", one["evaluation"]) for one in records]
-    files = draw_results(results, out or Path("evaluate"))
+    with writing_figures(folder):
+        files = draw_results(results, folder)
     if files:
         print_line(f"figure  {' '.join(map(str, files))}")

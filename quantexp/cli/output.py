@@ -1,10 +1,16 @@
-"""The command's output: results on standard output, as text or JSON, and messages on standard error."""
+"""The command's output: results on standard output, messages on standard error, figures in the folder of `out=`."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+from quantexp.errors import RunError
 from quantexp.terminal.messages import complain as complain
 
 
@@ -18,3 +24,33 @@ def print_line(text: str) -> None:
 def print_json(content: object) -> None:
     """Print the output of `--json`: ASCII without control characters, with the true values."""
     sys.stdout.write(json.dumps(content, indent=1).replace("\x7f", "\\u007f") + "\n")
+
+
+def require_folder(folder: Path) -> None:
+    """Check that figures can be written into a folder, which may not exist yet.
+
+    Raises:
+        RunError: it is a file, is below one, or may not be written.
+    """
+    path = folder.absolute()
+    existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    with writing_figures(folder):
+        if not existing.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def writing_figures(folder: Path) -> Iterator[None]:
+    """A context that writes figures into a folder.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{folder} cannot be written: {error.strerror or error}; give another with out=FOLDER"
+        ) from error
