@@ -1,6 +1,7 @@
 """How often compare calls chance a difference: bf16 against bf16 whose initial weights differ in last bits.
 
     python benchmarks/false_alarms.py [--seeds 100] [--chaos 1] [--iterations 300] [--trials 20000] [--figure FILE]
+        [key=value ...]
 
 A tiny model is trained at every seed, and again with `training.chaos` 1 to `--chaos`. A trial chooses three, four or
 six of the seeds, and for each one of its perturbed runs, and asks `quantexp compare`'s verdict on their gaps. There is
@@ -55,7 +56,7 @@ def ends(arguments: argparse.Namespace) -> Any:
     table = np.empty((arguments.seeds, arguments.chaos + 1))
     for seed in range(arguments.seeds):
         for chaos in range(arguments.chaos + 1):
-            words = [f"training.seed={seed + 1}", f"training.chaos={chaos}"]
+            words = [*arguments.words, f"training.seed={seed + 1}", f"training.chaos={chaos}"]
             words.append(f"training.iterations={arguments.iterations}")
             table[seed, chaos] = np.mean(losses(words)[-late:])
         sys.stderr.write(f"seed {seed + 1} of {arguments.seeds}\n")
@@ -119,6 +120,7 @@ def draw(p_values: dict[int, list[float]], file: Path) -> None:
 def main() -> None:
     """Train, compare, and print the share of false alarms."""
     parser = argparse.ArgumentParser(description="False alarms of compare.")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="of the trainings")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--chaos", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=300)

@@ -20,23 +20,9 @@ def windows_of(x: Tensor, axis: int, block: int) -> Tensor:
     while lines.dim() < 3:
         lines = lines.unsqueeze(0)
     height, width = min(32, lines.shape[-2]), min(max(64, block), lines.shape[-1])
-    counts = (*lines.shape[:-2], lines.shape[-2] // height, lines.shape[-1] // width)
-    total = math.prod(counts)
-    picked = []
-    for i in range(min(WINDOWS, total)):
-        *stack, row, column = _unravel(
-            i * (total - 1) // max(1, WINDOWS - 1) if total > WINDOWS else i, counts
-        )
-        window = lines[tuple(stack)] if stack else lines
-        picked.append(
-            window[row * height : (row + 1) * height, column * width : (column + 1) * width]
-        )
-    return torch.stack(picked)
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
-    indices: list[int] = []
-    for size in reversed(shape):
-        flat, index = divmod(flat, size)
-        indices.insert(0, index)
-    return indices
+    parts = lines.unfold(-2, height, height).unfold(-2, width, width)
+    shape = parts.shape[:-2]
+    total = math.prod(shape)
+    number = min(WINDOWS, total)
+    places = [i * (total - 1) // max(1, number - 1) for i in range(number)]
+    return parts[torch.unravel_index(torch.tensor(places, device=x.device), shape)]
