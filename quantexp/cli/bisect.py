@@ -11,7 +11,7 @@ from quantexp.analysis.bisect.scheme_file import NAME
 from quantexp.analysis.bisect.search import Verdict
 from quantexp.analysis.compare.arguments import out_and_rest
 from quantexp.cli.arguments import parser_of, root_and_rest
-from quantexp.cli.output import print_json, print_line
+from quantexp.cli.output import print_json, print_line, require_folder
 from quantexp.errors import ConfigError, RunError
 from quantexp.launch.replays import Origin, gradient_of, origin_of, other_loop
 from quantexp.quant.units import aspects_of
@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     root, words = root_and_rest(arguments.words)
     out, words = out_and_rest(words)
+    if out is not None:
+        require_folder(out)
     overrides = [word for word in words if word.startswith(_CHANGEABLE)]
     named = [word for word in words if word not in overrides]
     if len(named) != 1:

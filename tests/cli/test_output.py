@@ -17,7 +17,9 @@ REMEDY = "give another with out=FOLDER"
 
 
 @pytest.mark.parametrize("out", ["file", "file/below"])
-@pytest.mark.parametrize("words", [["compare", "runs"], ["evaluate", "training=fast"]])
+@pytest.mark.parametrize(
+    "words", [["compare", "runs"], ["evaluate", "training=fast"], ["bisect", "RUN"]]
+)
 def test_a_file_in_place_of_the_folder_is_reported_first(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], words: list[str], out: str
 ) -> None:
