@@ -11,7 +11,7 @@ import pytest
 from quantexp.analysis.watch.folder import FolderWatch
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import read_status
+from quantexp.runs.status import Status, read_status
 from tests.analysis.compare.runs import Runs
 
 
@@ -25,8 +25,7 @@ def ledger(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
     """What the ledger would say: the content of status.json."""
     rows = []
     for run in runs:
-        status = read_status(run.status)
-        assert status is not None
+        status = read_status(run.status) or Status()  # the run may have gone meanwhile
         alive = status.state.value in ("running", "pending")
         rows.append({"state": status.state.value, "alive": alive, "iterations": status.iterations})
     return rows
