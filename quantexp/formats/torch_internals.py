@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch._C import DispatchKeySet, _TorchDispatchModeKey
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, TCPStore
 
 __all__ = [
+    "FileStore",
     "HashStore",
+    "PrefixStore",
     "TCPStore",
     "current_autograd_node",
     "has_tracing_mode",

@@ -220,7 +220,7 @@ class RunDir:
 
     @property
     def rendezvous(self) -> Path:
-        """The rendezvous file of torchrun's processes; deleted when the run ends."""
+        """The rendezvous file of torchrun and its ranks; deleted when the run ends."""
         return self.root / ".rendezvous"
 
     @property

@@ -23,6 +23,8 @@ from quantexp.runs.status import INTERRUPTED, State, now, write_json
 LOG_LINES = 12
 #: How many times `launcher.timeout_min` one of several ranks may wait: its own wait for another ends after once that.
 RANK_MAY_WAIT = 2.0
+#: The variable that names the file in which the ranks of one machine find each other.
+RENDEZVOUS = "QUANTEXP_RENDEZVOUS"
 #: Bytes at the end of a log that hold them.
 END_BYTES = 1 << 16
 

@@ -23,6 +23,7 @@ from quantexp.processes import with_parent
 from quantexp.processes.silence import Watch
 from quantexp.runs.outcome import UnresponsiveError
 from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import RENDEZVOUS
 from quantexp_launchers.local.watch import RankWatch, require_progress
 
 #: Makes a worker end when its parent process ends for any reason.
@@ -131,6 +132,8 @@ def run_ranks(
     """
     say_so: Callable[[float], None] = _nothing
     ranks: set[psutil.Process] = set()
+    rendezvous = RunDir(run_dir).rendezvous
+    rendezvous.unlink(missing_ok=True)  # of a start that was killed
     with log.open("ab") as stream:
         process = subprocess.Popen(
             _ending_with_parent([*command(run_dir, num_processes), WITH_PARENT]),
@@ -139,7 +142,12 @@ def run_ranks(
             stderr=subprocess.STDOUT,
             pass_fds=keep_open,
             start_new_session=True,
-            env={**_environment(num_processes, num_threads), **variables, **_own_ids()},
+            env={
+                **_environment(num_processes, num_threads),
+                **variables,
+                **_own_ids(),
+                RENDEZVOUS: str(rendezvous),
+            },
         )
         watch = RankWatch(RunDir(run_dir), process.pid, num_processes, timeout_min)
         try:
@@ -160,7 +168,7 @@ def run_ranks(
             finally:
                 _kill(ranks)
                 watch.record_ends()
-                RunDir(run_dir).rendezvous.unlink(missing_ok=True)
+                rendezvous.unlink(missing_ok=True)
     on_poll()
     return 1 if is_stopped_here else process.returncode  # a signal of `_stop` is not a cause
 

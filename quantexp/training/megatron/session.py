@@ -19,11 +19,11 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
-from quantexp.formats.torch_internals import HashStore, TCPStore
+from quantexp.formats.torch_internals import FileStore, HashStore, PrefixStore, TCPStore
 from quantexp.model.layout import Layout
 from quantexp.quant.products import go_through_fp32, through_fp32
 from quantexp.runs.device import multiplies_natively
-from quantexp.runs.ranks import Rank
+from quantexp.runs.ranks import RENDEZVOUS, Rank
 from quantexp.schema import Precision, TrainingConfig
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.cpu import cpu_device
@@ -167,12 +167,21 @@ def _shared_store(rank: Rank, timeout: timedelta) -> TCPStore:
     """The ranks' rendezvous store at MASTER_ADDR:MASTER_PORT.
 
     Rank 0 listens at that address only; by default the store would listen at every address of the machine. If torchrun
-    already listens there (its default), every rank only connects.
+    already listens there (its default), every rank only connects. If RENDEZVOUS names a file, rank 0 writes there at
+    which free port it listens: another program may have taken the one that torchrun found some seconds ago.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     hosts = rank.leads and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    listener = socket.create_server((host, port)).detach() if hosts else None
-    return TCPStore(host, port, rank.world_size, hosts, timeout, master_listen_fd=listener)
+    file = os.environ.get(RENDEZVOUS)
+    listener = socket.create_server((host, 0 if file else port)) if hosts else None
+    if file:
+        ports = PrefixStore("ranks", FileStore(file))
+        ports.set_timeout(timeout)
+        if listener is not None:
+            ports.set("port", str(listener.getsockname()[1]))
+        port = int(ports.get("port"))
+    fd = None if listener is None else listener.detach()
+    return TCPStore(host, port, rank.world_size, hosts, timeout, master_listen_fd=fd)
 
 
 @contextlib.contextmanager

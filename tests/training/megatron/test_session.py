@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import socket
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
+from quantexp.runs.ranks import RENDEZVOUS, Rank
 from quantexp.schema import Experiment
-from quantexp.training.megatron.session import session
+from quantexp.training.megatron.session import _shared_store, session
 
 
 def test_rotary_embedding_is_freed_with_its_process_group(
@@ -89,3 +94,19 @@ def test_without_an_error_all_groups_are_destroyed(
         monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     assert not torch.distributed.is_initialized()
+
+
+def test_ranks_of_one_machine_meet_where_another_program_has_taken_torchruns_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor() as ranks:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        monkeypatch.setenv(RENDEZVOUS, str(tmp_path / "rendezvous"))
+
+        def met(rank: int) -> bytes:
+            store = _shared_store(Rank(rank, 2, rank), timedelta(seconds=60))
+            store.set(str(rank), "here")
+            return store.get(str(1 - rank))
+
+        assert list(ranks.map(met, (1, 0))) == [b"here", b"here"]
