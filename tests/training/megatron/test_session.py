@@ -99,7 +99,7 @@ def test_without_an_error_all_groups_are_destroyed(
 def test_ranks_of_one_machine_meet_where_another_program_has_taken_torchruns_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor() as ranks:
+    with ThreadPoolExecutor() as ranks, socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
         monkeypatch.setenv(RENDEZVOUS, str(tmp_path / "rendezvous"))
@@ -109,4 +109,5 @@ def test_ranks_of_one_machine_meet_where_another_program_has_taken_torchruns_por
             store.set(str(rank), "here")
             return store.get(str(1 - rank))
 
-        assert list(ranks.map(met, (1, 0))) == [b"here", b"here"]
+        second, first = (ranks.submit(met, rank) for rank in (1, 0))
+        assert [first.result(), second.result()] == [b"here", b"here"]
