@@ -5,8 +5,8 @@
 
 The operands are normal values in bf16, quantised by the format's defaults along their last axis. A judgement is that of
 the first iteration of a run: every element lies on the declared grid, and no other format has produced the operand.
-Times are medians in milliseconds of one thread. With options of a run, the second form trains it for three iterations and
-writes its operands to the file; without, it judges all operands of the file. Both also run from older commits
+Times are medians in milliseconds of one thread. With options of a run, the second form trains it for three iterations
+and writes its operands to the file; without, it judges all operands of the file. Both also run from older commits
 (PYTHONPATH), to compare two.
 """
 
