@@ -4,7 +4,9 @@
 longest.
 
 After a crash, pytest-xdist 3.8 also hands out the files that the crashed process had finished, and then waits forever
-for reports of tests that do not run. Here only the tests after the crash are handed out.
+for reports of tests that do not run. Here only the tests after the crash are handed out. It also gives the process that
+replaces the crashed one a single file, and a process that knows of one test only waits for the next. Here a process
+gets files until it knows of two tests.
 """
 
 from __future__ import annotations
@@ -33,6 +35,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             above = (config.rootpath / file).parents
             return str(next((each for each in config.getini("one_process") if each in above), file))
+
+        def _reschedule(self, node: Any) -> None:
+            super()._reschedule(node)
+            while (
+                not node.shutting_down
+                and self.workqueue
+                and self._pending_of(self.assigned_work[node]) < 2
+            ):
+                self._assign_work_unit(node)
 
         def remove_node(self, node: Any) -> str | None:
             """Take a process away; if it crashed, return the test that it ran, and hand out those after it."""

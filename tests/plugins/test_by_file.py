@@ -24,13 +24,30 @@ def test_process():
         file.write_text(str(os.getpid()))
     assert file.read_text() == str(os.getpid())
 """
+#: The other process has this file from the start, and no more to do when it has finished the first test.
+WAITING = """\
+import pathlib, time
+
+def test_a():
+    while not pathlib.Path("crashing").exists():
+        time.sleep(0.01)
+
+def test_b():
+    pass
+
+def test_c():
+    pathlib.Path("over").touch()
+"""
 CRASH = """\
-import os
+import os, pathlib, time
 
 def test_before():
     pass
 
 def test_crash():
+    pathlib.Path("crashing").touch()
+    while not pathlib.Path("over").exists():
+        time.sleep(0.01)
     os._exit(1)
 
 def test_after():
@@ -44,8 +61,9 @@ def test_a_crash_fails_its_test_and_the_others_run_once(pytester: pytest.Pyteste
     pytester.makeconftest(PLUGIN.read_text())
     three = "".join(f"def test_{each}():\n    pass\n" for each in "abc")
     pytester.makepyfile(
-        **{f"test_{n}": three for n in range(4)},
+        **{f"test_{n}": three for n in (0, 2, 3)},
         **{f"shared/test_{n}_shared": SHARED for n in range(2)},
+        test_1=WAITING,
         test_4=CRASH,
         test_5=three,
     )
