@@ -27,6 +27,9 @@ TAIL_BYTES = 1 << 16
 #: The number of latest iterations that the median covers; TAIL_BYTES hold more lines.
 WINDOW = 100
 
+#: Measures of every iteration. None, JSON's null, is a number of theirs that was not finite; of others it is no number.
+ALWAYS_MEASURED = ("loss", "grad_norm")
+
 #: The smallest fp16 loss scale.
 MIN_LOSS_SCALE = 1.0
 
@@ -75,7 +78,7 @@ def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
         read_metrics(run)  # counts the lines from the file's start
         raise
     for metrics in recent:
-        for name in ("loss", "grad_norm"):
+        for name in ALWAYS_MEASURED:
             metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
     return recent
 
@@ -122,7 +125,7 @@ class LossCurve:
 
     iterations: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
-    #: Iterations whose loss is NaN or Inf, excluded above.
+    #: Iterations whose value is NaN or Inf, excluded above.
     nonfinite: tuple[int, ...] = ()
 
 
@@ -132,10 +135,11 @@ def loss_curve(metrics: Iterable[Mapping[str, Any]], measure: str = "loss") -> L
     Lines without iteration or value are left out.
     """
     losses: dict[int, float] = {}
+    is_always_measured = measure in ALWAYS_MEASURED
     for line in metrics:
         iteration, loss = line.get("iteration"), line.get(measure)
-        if isinstance(iteration, int) and measure == "loss" and "loss" in line and loss is None:
-            losses[iteration] = math.nan  # how a loss that is not finite is written
+        if isinstance(iteration, int) and is_always_measured and measure in line and loss is None:
+            losses[iteration] = math.nan
         elif isinstance(iteration, int) and isinstance(loss, int | float):
             losses[iteration] = float(loss)
     finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}

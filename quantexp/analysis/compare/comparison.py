@@ -132,10 +132,14 @@ def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
             warnings.append(f"{row.label} has no proof that its precision map was in force")
         if row.side.measure != "loss" and not row.side.measured.iterations:
             warnings.append(f"{row.label} has recorded no {row.side.measure}")
-        if nonfinite := row.side.losses.nonfinite:
-            warnings.append(
-                f"{row.label}: iterations whose loss was not finite are left out: {ranges(nonfinite)}"
-            )
+        for measure, curve in {
+            "loss": row.side.losses,
+            row.side.measure: row.side.measured,
+        }.items():
+            if curve.nonfinite:
+                warnings.append(
+                    f"{row.label}: iterations whose {measure} was not finite are left out: {ranges(curve.nonfinite)}"
+                )
     return [*warnings, *_unmatched(rows)]
 
 

@@ -8,21 +8,24 @@ from typing import Any
 from quantexp.analysis.compare.leaves import distinguishing, leaves
 from quantexp.analysis.compare.side import Side
 
-#: Keys that do not affect the results, or that the precision map covers.
+#: Sections and keys that do not affect the results, or that the precision map covers.
 NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")
-SEED, CHAOS = "training.seed", "training.chaos"
+#: Further ones that do not affect the results, though a reader may want to know of the difference.
+_WITHOUT_NUMBERS = ("capture", "checkpoint", "launcher", "memory", "code")
+SEED, CHAOS, PROCESSES = "training.seed", "training.chaos", "launcher.num_processes"
 
 
 def is_of_no_matter(key: str) -> bool:
     """Whether a key may differ between runs of one line."""
     group = key.partition(".")[0]
-    return group in NOT_COMPARED and group != "quant"
+    return group != "quant" and key != PROCESSES and group in (*NOT_COMPARED, *_WITHOUT_NUMBERS)
 
 
 def labels_of(sides: Sequence[Side]) -> list[str]:
     """The scheme of each run, with the options, model, data and seed that distinguish it from the others.
 
-    Perturbed runs always show their number. Runs of one configuration are told apart by their folders' hashes.
+    Perturbed runs always show their number. Runs that differ in nothing that affects the results are told apart by
+    their folders' hashes.
     """
     options = _options(sides)
     parts = [

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.reading.json_files import json_of
 from quantexp.runs.curves import CurveLines, CurvesLine
+from quantexp.runs.metrics import ALWAYS_MEASURED
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
@@ -26,8 +27,6 @@ from quantexp.schema import Experiment
 #: Keys of metrics.jsonl that are axes, not curves.
 _AXES = ("iteration", "tokens", "time")
 _PERFORMANCE = ("step_time_s", "tokens_per_s", "tflops", "mfu", "memory_gb")
-#: JSON's null stands for a number that was not finite with these keys, and for no number with the others.
-_NULL_IS_NAN = ("loss", "grad_norm")
 #: Tokens of all iterations up to this one, an alternative x axis.
 TOKENS_SEEN = "train/tokens_seen"
 LOSS = "train/loss"
@@ -127,7 +126,7 @@ def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         group = "perf" if key in _PERFORMANCE else "train"
         if key in _AXES or (key == "skipped" and not value and line.get("loss_scale") is None):
             continue  # without a loss scale, a step is rarely left out
-        if value is None and key in _NULL_IS_NAN:
+        if value is None and key in ALWAYS_MEASURED:
             yield f"{group}/{key}", math.nan
         elif isinstance(value, bool | int | float):
             yield f"{group}/{key}", float(value)

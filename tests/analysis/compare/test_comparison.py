@@ -162,6 +162,20 @@ def test_everything_that_qualifies_a_gap_is_a_warning(runs: Runs) -> None:
     )
 
 
+def test_a_measure_that_was_not_finite_is_a_warning_beside_the_losses(runs: Runs) -> None:
+    run = runs.add("FA_mxfp8", [6.0, None, 4.0])
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for line, norm in zip(lines, (None, 2.0, None), strict=True):
+        line |= {"grad_norm": norm, "validation_loss": None}
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    left_out = "FA_mxfp8: iterations whose {} was not finite are left out: {}"
+    comparison = compare([read_side(each, "grad_norm") for each in (runs.add(), run)])
+    assert left_out.format("loss", "2") in comparison.warnings
+    assert left_out.format("grad_norm", "1,3") in comparison.warnings
+    assert comparison.rows[1].side.measured.iterations == (2,)
+    assert read_side(run, "validation_loss").measured.nonfinite == ()
+
+
 def test_a_nonfinite_last_loss_is_not_hidden_behind_the_last_finite_one(runs: Runs) -> None:
     diverged = runs.add("FA_mxfp8", [6.0, 5.0, None, None])
     comparison = compared(runs.add(), diverged, runs.add("FA_mxfp4", []))

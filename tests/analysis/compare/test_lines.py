@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import yaml
 
 from quantexp.analysis.compare.comparison import Comparison, compare
 from quantexp.analysis.compare.lines import lines_of
@@ -15,6 +18,12 @@ LOSSES = {1: [6.0, 5.0, 4.0], 2: [6.5, 5.5, 4.6], 3: [5.0, 5.1, 4.1]}
 
 def compared(*runs: RunDir) -> Comparison:
     return compare([read_side(run) for run in runs])
+
+
+def configure(run: RunDir, **sections: dict[str, Any]) -> None:
+    """Change sections of a run's configuration that are no part of its identity."""
+    config = yaml.safe_load(run.config.read_text())
+    run.config.write_text(yaml.safe_dump(config | sections))
 
 
 def test_seeds_of_a_scheme_are_one_line_with_a_band(runs: Runs) -> None:
@@ -82,6 +91,18 @@ def test_runs_of_one_scheme_that_differ_by_more_than_the_seed_are_lines_of_their
     ]
     lines = lines_of(compared(*folders))
     assert len(lines) == len({(line.style.colour, line.style.dash) for line in lines}) == 3
+
+
+def test_seeds_of_a_scheme_with_other_captures_or_launchers_are_one_line(runs: Runs) -> None:
+    folders = [runs.add("linear_mxfp4", seed=seed) for seed in (1, 2, 3, 4)]
+    local = {"kind": "local", "num_processes": 1}
+    configure(folders[0], launcher=local)
+    configure(folders[1], launcher=local, capture={"level": "stats"}, checkpoint={"every": 2})
+    configure(folders[2], launcher={"kind": "slurm", "num_processes": 1})
+    configure(folders[3], launcher={"kind": "slurm", "num_processes": 2})
+    one, other = lines_of(compared(*folders))
+    assert (one.label, one.rows) == ("linear_mxfp4 num_processes=1, 3 seeds", (0, 1, 2))
+    assert (other.label, other.rows) == ("linear_mxfp4 num_processes=2 seed 4", (3,))
 
 
 def test_the_baseline_has_the_neutral_style_whatever_its_name_is(runs: Runs) -> None:
