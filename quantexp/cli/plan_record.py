@@ -102,6 +102,8 @@ class Plan:
     curves: int
     curves_left_out: int
     curve_layers: list[int]
+    #: The chosen statistics without a curve.
+    curves_missing: list[str]
     #: Iterations of the ring, its host memory over all processes, and the values of a dossier on disk.
     ring: int | None
     ring_bytes: int
@@ -191,6 +193,7 @@ def make_plan(
         curves=len(curves.curves),
         curves_left_out=curves.num_left_out,
         curve_layers=curves.layers,
+        curves_missing=[each.value for each in curves.missing],
         ring=experiment.capture.ring,
         ring_bytes=ring_bytes(experiment, maps[0]),
         dossier_bytes=dossier_bytes(experiment, maps[0]),

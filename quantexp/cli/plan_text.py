@@ -103,8 +103,10 @@ def show(plan: Plan, console: Console) -> None:
         table.add_row("capture", _captured(plan))
         if plan.ring is not None:
             table.add_row("ring", _ring(plan))
-    if plan.curves:
-        words = curves_in_words(plan.curves, plan.curves_left_out, plan.curve_layers)
+    if plan.curves or plan.curves_missing:
+        words = curves_in_words(
+            plan.curves, plan.curves_left_out, plan.curve_layers, plan.curves_missing
+        )
         table.add_row("curves", words)
     if plan.checkpoints:
         table.add_row(

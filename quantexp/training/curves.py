@@ -42,8 +42,11 @@ class Curves:
         recorder.on_statistics = self._add
         if context.rank.leads:
             context.run.curves.touch()  # uploads open it together with metrics.jsonl
-            if choice.num_left_out:
-                LOG.info(curves_in_words(len(choice.curves), choice.num_left_out, choice.layers))
+            if choice.num_left_out or choice.missing:
+                missing = [each.value for each in choice.missing]
+                LOG.info(
+                    curves_in_words(len(choice.curves), choice.num_left_out, choice.layers, missing)
+                )
 
     def _add(self, name: TensorName, statistics: Summary | Deferred) -> None:
         key = (name.layer, name.module, name.tensor)

@@ -172,6 +172,9 @@ def test_plan_counts_the_curves_of_statistics_and_says_what_a_limit_leaves() -> 
     assert "56 curves of captured statistics\n" in "\n".join(
         line.rstrip() for line in text_of(whole).splitlines()
     )
+    bf16 = planned("training=fast", "quant=bf16", "tracking.statistics=[sqnr]")
+    assert record(bf16)["curves_missing"] == ["sqnr"]
+    assert "no curves of sqnr: nothing is quantised" in text_of(bf16)
     limited = planned(*words, "tracking.most_curves=30")
     assert "28 of 56 curves of captured statistics, of layer 0: tracking.most_curves" in text_of(
         limited, 300

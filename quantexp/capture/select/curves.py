@@ -8,6 +8,7 @@ layer. SQNR, underflow and saturation exist for the tensors that the statistics 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class CurveChoice:
     curves: tuple[Curve, ...] = ()
     #: Those beyond `tracking.most_curves`.
     num_left_out: int = 0
+    #: The chosen statistics without a curve: a run in bf16 has no format that they could score.
+    missing: tuple[TrackedStatistic, ...] = ()
 
     @property
     def layers(self) -> list[int]:
@@ -61,15 +64,19 @@ class CurveChoice:
         return sorted({curve.layer for curve in self.curves})
 
 
-def curves_in_words(num_curves: int, num_left_out: int, layers: Sequence[int]) -> str:
-    """The number of curves, and what the limit leaves of them."""
-    if not num_left_out:
-        return f"{num_curves:,} curves of captured statistics"
-    word = "layer" if len(layers) == 1 else "layers"
-    return (
-        f"{num_curves:,} of {num_curves + num_left_out:,} curves of captured statistics, of {word} "
-        f"{', '.join(map(str, layers))}: tracking.most_curves allows no more layers"
-    )
+def curves_in_words(
+    num_curves: int, num_left_out: int, layers: Sequence[int], missing: Sequence[str] = ()
+) -> str:
+    """The number of curves, what the limit leaves of them, and the statistics that have none."""
+    words = f"{num_curves:,} curves of captured statistics"
+    if num_left_out:
+        word = "layer" if len(layers) == 1 else "layers"
+        words = (
+            f"{num_curves:,} of {num_curves + num_left_out:,} curves of captured statistics, of {word} "
+            f"{', '.join(map(str, layers))}: tracking.most_curves allows no more layers"
+        )
+    without = f"no curves of {', '.join(missing)}: nothing is quantised"
+    return "; ".join([words] * (num_curves > 0) + [without] * bool(missing))
 
 
 def scores_scheme(experiment: Experiment) -> bool:
@@ -83,18 +90,21 @@ def choose_curves(experiment: Experiment) -> CurveChoice:
     statistics = experiment.tracking.statistics
     if not statistics:
         return CurveChoice()
+    possible = possible_curves(experiment, statistics)
     ordered = sorted(
-        possible_curves(experiment),
+        possible,
         key=lambda curve: (statistics.index(curve.statistic), curve.layer),
     )
     kept = _within(ordered, experiment.tracking.most_curves)
-    return CurveChoice(tuple(kept), len(ordered) - len(kept))
+    has_curve = {curve.statistic for curve in possible}
+    missing = tuple(each for each in statistics if each not in has_curve)
+    return CurveChoice(tuple(kept), len(ordered) - len(kept), missing)
 
 
-def possible_curves(experiment: Experiment) -> list[Curve]:
-    """The curves without a limit, each once."""
-    iterations = _first_captured(experiment)
-    return list(dict.fromkeys(curve for i in iterations for curve in _all(experiment, i)))
+def possible_curves(experiment: Experiment, statistics: Sequence[TrackedStatistic]) -> list[Curve]:
+    """The curves of some statistics without a limit, each once."""
+    curves = (_all(experiment, statistics, i) for i in _first_captured(experiment))
+    return list(dict.fromkeys(itertools.chain.from_iterable(curves)))
 
 
 def _first_captured(experiment: Experiment) -> list[int]:
@@ -105,7 +115,9 @@ def _first_captured(experiment: Experiment) -> list[int]:
     return list(dict.fromkeys(i for i in firsts if i is not None))
 
 
-def _all(experiment: Experiment, iteration: int) -> Iterator[Curve]:
+def _all(
+    experiment: Experiment, statistics: Sequence[TrackedStatistic], iteration: int
+) -> Iterator[Curve]:
     declared = precision_map(experiment.model, experiment.quant, iteration)
     for expected in expected_tensors(experiment, iteration):
         if expected.quantised is not None or expected.shared:
@@ -115,7 +127,7 @@ def _all(experiment: Experiment, iteration: int) -> Iterator[Curve]:
             module is not None
             and first_quantised(module, expected.operation, expected.tensor) is not None
         )
-        for statistic in experiment.tracking.statistics:
+        for statistic in statistics:
             if is_scored or statistic not in OF_FORMAT:
                 yield Curve(statistic, expected.module.layer, expected.module.name, expected.tensor)
 

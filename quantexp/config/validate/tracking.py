@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import fields
 
-from quantexp.capture.select.curves import OF_FORMAT, possible_curves
+from quantexp.capture.select.curves import possible_curves
 from quantexp.errors import ConfigError
+from quantexp.quant.precision import declared_maps
 from quantexp.runs.redaction import without_userinfo
 from quantexp.schema import (
     CaptureLevel,
@@ -38,7 +39,9 @@ def validate_tracking(tracking: TrackingConfig) -> None:
 
 
 def validate_statistics(experiment: Experiment) -> None:
-    """Refuse statistics for trackers that would stay empty.
+    """Refuse statistics for trackers that would stay empty, except where a run quantises nothing.
+
+    The bf16 run of a sweep has no format to score, and the other runs of the sweep do.
 
     Raises:
         ConfigError: names the statistic and what it lacks.
@@ -65,18 +68,18 @@ def validate_statistics(experiment: Experiment) -> None:
         raise ConfigError(
             f"{key} needs captured iterations of a training: set capture=stats or capture=tensors, or {key}=[]"
         )
-    possible = {curve.statistic for curve in possible_curves(experiment)}
-    for statistic in statistics:
-        if statistic not in possible and statistic in OF_FORMAT and possible:
-            raise ConfigError(
-                f"{key} has {statistic.value}, and the scheme quantises no captured tensor: set "
-                "capture.format, or leave it out"
-            )
-        if statistic not in possible:
-            raise ConfigError(
-                f"{key} has {statistic.value}, and no tensor is captured before quantisation: see capture.rules and "
-                f"capture.values, or set {key}=[]"
-            )
+    possible = {curve.statistic for curve in possible_curves(experiment, [*TrackedStatistic])}
+    if not possible:
+        raise ConfigError(
+            f"{key} has {names[0]}, and no tensor is captured before quantisation: see capture.rules and "
+            f"capture.values, or set {key}=[]"
+        )
+    missing = [each.value for each in statistics if each not in possible]
+    maps = declared_maps(experiment.model, experiment.quant)
+    if missing and any(module.is_quantised for each in maps for module in each.values()):
+        raise ConfigError(
+            f"{key} has {missing[0]}, and the scheme quantises no captured tensor: set capture.format, or leave it out"
+        )
 
 
 def check_installed(tracking: TrackingConfig) -> None:

@@ -21,7 +21,7 @@ LINEAR, ATTENTION = 4 * 5, 8
 
 
 def tensors(experiment: Experiment, statistic: TrackedStatistic) -> set[tuple[str, str]]:
-    return {(c.module, c.tensor) for c in possible_curves(experiment) if c.statistic is statistic}
+    return {(c.module, c.tensor) for c in possible_curves(experiment, [statistic])}
 
 
 def test_tag_names_statistic_layer_module_and_tensor() -> None:
@@ -99,7 +99,19 @@ def test_limit_below_a_layer_keeps_its_first_curves(tiny: Tiny) -> None:
     assert {curve.statistic for curve in choice.curves} == {TrackedStatistic.histogram}
 
 
+def test_nothing_scores_bf16(tiny: Tiny) -> None:
+    words = ("capture=stats", "quant=bf16", "tracking.statistics=[sqnr,amax,underflow]")
+    choice = choose_curves(tiny(*words))
+    assert len(choice.curves) == 2 * (LINEAR + ATTENTION)
+    assert choice.missing == (TrackedStatistic.sqnr, TrackedStatistic.underflow)
+    assert choose_curves(tiny(*words, "capture.format=mxfp8")).missing == ()
+
+
 def test_words_say_what_is_left_out() -> None:
+    assert curves_in_words(0, 0, [], ["sqnr"]) == "no curves of sqnr: nothing is quantised"
+    assert curves_in_words(2, 0, [0], ["sqnr", "underflow"]) == (
+        "2 curves of captured statistics; no curves of sqnr, underflow: nothing is quantised"
+    )
     assert curves_in_words(1200, 0, [0, 1]) == "1,200 curves of captured statistics"
     assert curves_in_words(2, 4, [0, 5]) == (
         "2 of 6 curves of captured statistics, of layers 0, 5: tracking.most_curves allows no more layers"

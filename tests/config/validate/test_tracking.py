@@ -90,13 +90,23 @@ def test_there_is_no_key_for_a_secret(word: str) -> None:
             "tracking.statistics=[]",
         ),
         (
-            ["tracking.statistics=[amax,underflow]", "quant=bf16"],
+            [
+                "tracking.statistics=[amax,underflow]",
+                "quant=FA_mxfp8",
+                "capture=stats",
+                "capture.rules=[{modules: [attention], level: 'off'}]",
+            ],
             "tracking.statistics has underflow, and the scheme quantises no captured tensor: set capture.format, or "
             "leave it out",
         ),
         (
-            ["tracking.statistics=[amax]", "capture=stats", "capture.rules=[{level: 'off'}]"],
-            "tracking.statistics has amax, and no tensor is captured before quantisation: see capture.rules and "
+            [
+                "quant=bf16",
+                "tracking.statistics=[sqnr]",
+                "capture=stats",
+                "capture.rules=[{level: 'off'}]",
+            ],
+            "tracking.statistics has sqnr, and no tensor is captured before quantisation: see capture.rules and "
             "capture.values, or set tracking.statistics=[]",
         ),
         (["tracking.most_curves=0"], "tracking.most_curves must be at least 1, got 0"),
@@ -115,6 +125,11 @@ def test_statistic_that_does_not_exist_is_refused_with_the_nearest() -> None:
         match=r"tracking.statistics\[0\] must be one of amax, sqnr, .*, got 'amx'; did you mean amax",
     ):
         compose(words, None, {})
+
+
+def test_bf16_takes_its_part_in_a_sweep_whose_schemes_are_scored() -> None:
+    experiment = compose(["training=fast", "quant=bf16", "tracking.statistics=[sqnr]"], None, {})
+    assert experiment.tracking.statistics == [TrackedStatistic.sqnr]
 
 
 def test_bf16_is_scored_in_the_format_of_the_capture() -> None:
