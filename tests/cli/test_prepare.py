@@ -147,7 +147,7 @@ def test_killed_at_any_moment_it_resumes_and_no_worker_stays(
     assert ("\nKeyboardInterrupt\n" in error) == (number == signal.SIGINT)
     assert list(partial.glob("*/*.npz")), "it ended before it could be killed"
     assert not any(path.exists() for path in pair_paths(prefix))
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
     subprocess.run(command, env=environment, check=True)
     own, expected = content_of(prefix), content_of(whole)

@@ -48,7 +48,7 @@ def test_sacct_works_with_accounting(accounting: Cluster) -> None:
     job = accounting.sbatch("exit 3", "--job-name=told", "-o/dev/null")
     accounting.wait_state(job, "FAILED")
     options = ("--allocations", f"--jobs={job}", "--format=jobname,state,exitcode")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while (
         line := accounting.sacct(*options).strip()
     ) != "told|FAILED|3:0" and time.monotonic() < end:
@@ -101,7 +101,7 @@ def test_a_constraint_chooses_the_node_that_has_the_feature(cluster: Cluster) ->
 
 def test_states_name_each_task_of_an_array(cluster: Cluster) -> None:
     job = cluster.sbatch("sleep 60", "--array=0-5%2", "-o/dev/null")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 40
     while list(cluster.states(job).values()).count("RUNNING") < 2 and time.monotonic() < end:
         time.sleep(0.1)
     states = cluster.states(job)
