@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from quantexp.analysis.compare.arguments import MEASURES
 from quantexp.analysis.draw.arguments import FORMATS as FIGURE_FORMATS
 from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
 from quantexp.cli.kinds import KINDS, SHELLS
@@ -28,6 +29,7 @@ from quantexp.cli.verbs import VERBS
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.folders import user_path
 from quantexp.formats.lookup import known_names
+from quantexp.quant.transformer_engine.hardware import CAPABILITIES
 from quantexp.runs.find import FOLDERS
 from quantexp.schema import Aspect, Composition, PathsConfig
 from quantexp.schema.keys import section_of
@@ -47,10 +49,13 @@ _BESIDE_RUNS = {
     "resume": _OF_A_START,
     "retry": _OF_A_START,
     "cancel": ("paths.root=",),
-    "compare": ("measure=", "window=", "against=", "out=", "paths.root="),
+    "compare": (
+        *(f"measure={measure}" for measure in MEASURES),
+        *("window=", "against=", "out=", "paths.root="),
+    ),
     "report": ("out=", "paths.root="),
     "bisect": ("out=", "paths.root=", "launcher.", "memory=ignore"),
-    "export": ("format=hf", "iteration=", "out=", "paths.root="),
+    "export": ("format=hf", "format=megatron_lm", "iteration=", "out=", "paths.root="),
     "captures": (*_FILTERS, "phase=", "paths.root="),
     "draw": (*_FILTERS, "type=", "out=", "paths.root="),
     "requantise": (*_FILTERS, "paths.root="),
@@ -122,7 +127,8 @@ def _words(before: Sequence[str], prefix: str) -> Candidates:
         return {word: VERBS[word].about if verb == "help" else "" for word in _WORDS[verb]}
     none_yet = verb is None and not any("=" in word for word in before)
     verbs = {name: described.about for name, described in VERBS.items()} if none_yet else {}
-    return {**verbs, **_overrides(prefix, _config_dir(rest))}
+    devices = [f"device={name}" for name in CAPABILITIES] if verb == "plan" else []
+    return {**verbs, **dict.fromkeys(devices, ""), **_overrides(prefix, _config_dir(rest))}
 
 
 def _flags(verb: str) -> Candidates:

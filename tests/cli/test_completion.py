@@ -93,8 +93,10 @@ def words(line: str) -> list[str]:
         ("retry launcher.time", ["launcher.time_min=", "launcher.timeout_min="]),
         ("resume parallel.ten", ["parallel.tensor="]),
         ("resume code=c", ["code=current"]),
-        ("compare RUN mea", ["measure="]),
-        ("export RUN for", ["format=hf"]),
+        ("compare RUN measure=p", ["measure=perplexity"]),
+        ("export RUN for", ["format=hf", "format=megatron_lm"]),
+        ("plan device=h1", ["device=h100"]),
+        ("device=h1", []),
     ],
 )
 def test_words_at_the_cursor_are_completed(line: str, expected: list[str]) -> None:
