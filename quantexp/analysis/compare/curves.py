@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -97,7 +98,9 @@ def draw_band(
     x, (low, mean, high) = band.iterations, (band.low, band.mean, band.high)
     if (window := window_of(len(x))) > 1:
         ax.plot(x, mean, color=style.colour, linewidth=0.5, alpha=0.25, zorder=1.5)
-        low, mean, high = (tuple(running_mean(y, window)) for y in (low, mean, high))
+        low, mean, high = (
+            tuple(running_mean(np.array(y), window).tolist()) for y in (low, mean, high)
+        )
     if low != high:
         ax.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
     ax.plot(

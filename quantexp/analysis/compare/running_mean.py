@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+import numpy as np
+from numpy.typing import NDArray
 
+Values = NDArray[np.float64]
 #: The minimum number of losses for a mean, and the fraction of them in its window.
 _MANY, _SHARE = 200, 0.02
 
@@ -14,9 +15,10 @@ def window_of(count: int) -> int:
     return max(1, round(_SHARE * count)) if count >= _MANY else 1
 
 
-def running_mean(y: Sequence[float], window: int) -> list[float]:
+def running_mean(y: Values, window: int) -> Values:
     """The centred running mean over window // 2 values on each side, truncated at the ends."""
-    sums = list(accumulate(y, initial=0.0))
-    half = window // 2
-    ends = ((max(0, i - half), min(len(y), i + half + 1)) for i in range(len(y)))
-    return [(sums[end] - sums[start]) / (end - start) for start, end in ends]
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    places, half = np.arange(len(y)), window // 2
+    starts, ends = np.maximum(0, places - half), np.minimum(len(y), places + half + 1)
+    means: Values = (sums[ends] - sums[starts]) / (ends - starts)
+    return means

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quantexp.analysis.compare.lines import Band, Line
-from quantexp.analysis.compare.running_mean import running_mean, window_of
+import numpy as np
+from numpy.typing import NDArray
 
+from quantexp.analysis.compare.lines import Band, Line
+from quantexp.analysis.compare.running_mean import Values, running_mean, window_of
+
+#: Iterations and values, as many of each.
+XY = tuple[NDArray[np.int64], Values]
 #: Maximum points of a line, about the resolution of a screen.
 MAX_POINTS = 800
 
@@ -28,7 +33,7 @@ def series(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _band(band: Band) -> dict[str, Any]:
-    line = _line(band.iterations, band.mean)
+    line = drawn((np.array(band.iterations), np.array(band.mean)))
     if band.low == band.high:
         return {**line, "band": None}
     step = max(1, len(band.iterations) // (MAX_POINTS // 2))
@@ -39,26 +44,39 @@ def _band(band: Band) -> dict[str, Any]:
     }
 
 
-def _line(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
-    """Points and, if there are many, their running mean with its window; a window of 1 means no mean."""
-    window = window_of(len(y))
-    mean = running_mean(y, window) if window > 1 else []
-    step = max(1, len(mean) // (MAX_POINTS // 2))
-    kept = [i for i in range(len(mean)) if i % step == 0 or i == len(mean) - 1]
+def drawn(line: XY, digits: int | None = None) -> dict[str, Any]:
+    """Points and, if there are many, their running mean with its window; a window of 1 means no mean.
+
+    `digits` are those of the values; None: all.
+    """
+    x, y = line
+    window, mean = window_of(len(y)), (x[:0], y[:0])
+    if window > 1:
+        step = max(1, len(y) // (MAX_POINTS // 2))
+        places = np.append(np.arange(0, len(y) - 1, step), len(y) - 1)
+        mean = x[places], running_mean(y, window)[places]
     return {
-        "points": thinned(x, y),
-        "mean": [[x[i] for i in kept], [mean[i] for i in kept]],
+        "points": _listed(_thinned(line), digits),
+        "mean": _listed(mean, digits),
         "window": window,
     }
 
 
-def thinned(x: Sequence[int], y: Sequence[float], limit: int = MAX_POINTS) -> list[list[float]]:
-    """All points, or the minimum and maximum of each of `limit`/2 segments, in order, and both ends."""
-    if len(x) <= limit:
-        return [list(x), list(y)]
+def _listed(line: XY, digits: int | None) -> list[list[Any]]:
+    x, y = line[0].tolist(), line[1].tolist()
+    return [x, y if digits is None else [float(f"{value:.{digits}g}") for value in y]]
+
+
+def _thinned(line: XY) -> XY:
+    """All points, or the minimum and maximum of each of `MAX_POINTS`/2 segments, in order, and both ends."""
+    x, y = line
+    if len(x) <= MAX_POINTS:
+        return line
+    num_segments = MAX_POINTS // 2 - 1
+    starts = np.arange(num_segments + 1) * len(x) // num_segments
     kept = {0, len(x) - 1}
-    num_stretches = limit // 2 - 1
-    for i in range(num_stretches):
-        stretch = range(i * len(x) // num_stretches, (i + 1) * len(x) // num_stretches)
-        kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
-    return [[x[i] for i in sorted(kept)], [y[i] for i in sorted(kept)]]
+    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        segment = y[start:end]
+        kept |= {start + int(segment.argmin()), start + int(segment.argmax())}
+    places = sorted(kept)
+    return x[places], y[places]

@@ -1,28 +1,23 @@
-"""All losses of a run, 16 bytes an iteration, and what a page draws of them.
+"""All losses of a run, 16 bytes an iteration, and their gap to those of another run.
 
-The losses are those of `quantexp.runs.metrics.loss_curve`, the gap is `quantexp.analysis.compare.gap`'s, and lines are
-thinned as in the report; here with arrays, because a page of ten long runs is made anew every few seconds.
+The losses are those of `quantexp.runs.metrics.loss_curve`, the gap is `quantexp.analysis.compare.gap`'s; here with
+arrays, because a page of ten long runs is made anew every few seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantexp.analysis.compare.gap import LATE_SHARE
-from quantexp.analysis.compare.running_mean import window_of
-from quantexp.analysis.report.series import MAX_POINTS
+from quantexp.analysis.compare.running_mean import Values
+from quantexp.analysis.report.series import XY
 
 Iterations = NDArray[np.int64]
-Values = NDArray[np.float64]
-#: Iterations and values, as many of each.
-XY = tuple[Iterations, Values]
 #: The room that a curve begins with.
 _ROOM = 256
-_DIGITS = 6
 
 
 class Curve:
@@ -90,42 +85,3 @@ def gap(here: XY, baseline: XY) -> XY:
 def late_mean(values: Values) -> float:
     """The mean of the last tenth, of at least one value."""
     return float(values[-max(1, round(LATE_SHARE * len(values))) :].mean())
-
-
-def thinned(line: XY, limit: int = MAX_POINTS) -> XY:
-    """All points, or the least and the largest of each of `limit`/2 segments, in order, and both ends."""
-    x, y = line
-    if len(x) <= limit:
-        return line
-    num_segments = limit // 2 - 1
-    starts = np.arange(num_segments + 1) * len(x) // num_segments
-    kept = {0, len(x) - 1}
-    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        segment = y[start:end]
-        kept |= {start + int(segment.argmin()), start + int(segment.argmax())}
-    places = sorted(kept)
-    return x[places], y[places]
-
-
-def running_mean(y: Values, window: int) -> Values:
-    """The centred mean over window // 2 values on each side, cut at the ends."""
-    sums = np.concatenate([[0.0], np.cumsum(y)])
-    places, half = np.arange(len(y)), window // 2
-    starts, ends = np.maximum(0, places - half), np.minimum(len(y), places + half + 1)
-    means: Values = (sums[ends] - sums[starts]) / (ends - starts)
-    return means
-
-
-def drawn(line: XY) -> dict[str, Any]:
-    """A line as the page's charts take it: points, their running mean if there are many, and its window."""
-    x, y = line
-    window, mean = window_of(len(y)), (x[:0], y[:0])
-    if window > 1:
-        step = max(1, len(y) // (MAX_POINTS // 2))
-        places = np.append(np.arange(0, len(y) - 1, step), len(y) - 1)
-        mean = x[places], running_mean(y, window)[places]
-    return {"points": _listed(thinned(line)), "mean": _listed(mean), "window": window, "band": None}
-
-
-def _listed(line: XY) -> list[list[Any]]:
-    return [line[0].tolist(), [float(f"{value:.{_DIGITS}g}") for value in line[1].tolist()]]

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from quantexp.analysis.watch.curve import XY, Curve
+from quantexp.analysis.report.series import XY
+from quantexp.analysis.watch.curve import Curve
 from quantexp.analysis.watch.tail import PIECE, Piece, Tail
 from quantexp.errors import UnreadableError
 from quantexp.reading.files import open_file

@@ -8,12 +8,15 @@ from typing import Any
 
 from quantexp.analysis.compare.labels import labels_of
 from quantexp.analysis.compare.side import Side
+from quantexp.analysis.report.series import XY, drawn
 from quantexp.analysis.scheme_style import BASELINE, SchemeStyle, scheme_styles
-from quantexp.analysis.watch.curve import drawn, gap, late_mean
+from quantexp.analysis.watch.curve import gap, late_mean
 from quantexp.analysis.watch.followed import FollowedRun, Pairs
 from quantexp.analysis.watch.rows import GapWords, LedgerRow, run_row
 
 _NOTHING: dict[str, Any] = {"points": [[], []], "mean": [[], []], "window": 1, "band": None}
+#: Digits of the values in a page that is sent every few seconds.
+_DIGITS = 6
 
 
 class View:
@@ -35,7 +38,7 @@ class View:
         changed = {one.run.root for one in runs if one.is_to_draw()}
         for one in runs:
             if one.run.root in changed:
-                self._losses[one.run.root] = drawn(one.metrics.line)
+                self._losses[one.run.root] = _drawn(one.metrics.line)
         lines = {}
         for i, one in enumerate(runs):
             root, baseline = one.run.root, self._pairs.baseline(i)
@@ -77,10 +80,14 @@ def _is(one: Side, other: Side) -> bool:
     return one is other
 
 
+def _drawn(line: XY) -> dict[str, Any]:
+    return drawn(line, _DIGITS) | {"band": None}
+
+
 def _gap(one: FollowedRun, baseline: FollowedRun | None) -> tuple[dict[str, Any], GapWords | None]:
     if baseline is None or one.metrics.sketch or baseline.metrics.sketch:
         return _NOTHING, None
     line = gap(one.metrics.line, baseline.metrics.line)
     if not len(line[0]):
         return _NOTHING, None
-    return drawn(line), GapWords(f"{line[1][-1]:+.4f}", f"{late_mean(line[1]):+.4f}")
+    return _drawn(line), GapWords(f"{line[1][-1]:+.4f}", f"{late_mean(line[1]):+.4f}")

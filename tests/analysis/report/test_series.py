@@ -1,28 +1,31 @@
 from __future__ import annotations
 
+import numpy as np
+
 from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.lines import lines_of
 from quantexp.analysis.compare.side import read_side
-from quantexp.analysis.report.series import series, thinned
+from quantexp.analysis.report.series import drawn, series
 from quantexp.folders import conf_dir
 from tests.analysis.compare.runs import Runs
 
 
 def test_short_lines_stay_as_they_are() -> None:
-    assert thinned([1, 2], [0.5, 0.25]) == [[1, 2], [0.5, 0.25]]
+    assert drawn((np.array([1, 2]), np.array([0.5, 0.25])))["points"] == [[1, 2], [0.5, 0.25]]
 
 
 def test_losses_are_not_rounded_before_they_are_shown() -> None:
     """3.35135 would be 3.3514 with four decimals, and the table beside it has 3.3513."""
-    assert thinned([8], [3.3513495922088623]) == [[8], [3.3513495922088623]]
+    line = np.array([8]), np.array([3.3513495922088623])
+    assert drawn(line)["points"] == [[8], [3.3513495922088623]]
+    assert drawn(line, 6)["points"] == [[8], [3.35135]]
 
 
 def test_spikes_first_and_last_survive_thinning() -> None:
     y = [1.0] * 100_000
     y[31_415] = 9.0
     y[27_182] = -9.0
-    x = list(range(1, len(y) + 1))
-    thin_x, thin_y = thinned(x, y)
+    thin_x, thin_y = drawn((np.arange(1, len(y) + 1), np.array(y)))["points"]
     assert len(thin_x) == len(thin_y) <= 800
     assert {9.0, -9.0} <= set(thin_y)
     assert thin_x[thin_y.index(9.0)] == 31_416

@@ -1,4 +1,4 @@
-"""Losses with arrays are those of the comparison and the report, which are their oracles."""
+"""Losses with arrays are those of the comparison, which is their oracle."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantexp.analysis.compare import running_mean as of_compare
 from quantexp.analysis.compare.gap import Gap, gap_to
-from quantexp.analysis.report import series as of_report
-from quantexp.analysis.watch.curve import XY, Curve, drawn, gap, late_mean, running_mean, thinned
+from quantexp.analysis.report.series import XY
+from quantexp.analysis.watch.curve import Curve, gap, late_mean
 from quantexp.runs.metrics import LossCurve, loss_curve
 
 
@@ -62,36 +61,6 @@ def test_a_curve_grows_past_its_room() -> None:
         curve.add(range(start, start + 100), [float(i) for i in range(start, start + 100)])
     x, y = curve.finite
     assert x.tolist() == y.tolist() == list(range(5000))
-
-
-@pytest.mark.parametrize("count", [0, 1, 799, 800, 801, 12_345])
-def test_lines_are_thinned_as_in_the_report(count: int) -> None:
-    x, y = line(count)
-    expected = of_report.thinned(x.tolist(), y.tolist())
-    assert [one.tolist() for one in thinned((x, y))] == expected
-
-
-def test_no_spike_is_lost() -> None:
-    x, y = line(100_000)
-    y[77_777] = 99.0
-    assert 99.0 in drawn((x, y))["points"][1]
-
-
-@pytest.mark.parametrize("window", [1, 4, 5, 100])
-def test_the_mean_is_that_of_the_comparison(window: int) -> None:
-    _, y = line(300)
-    assert running_mean(y, window) == pytest.approx(of_compare.running_mean(y.tolist(), window))
-
-
-def test_a_drawn_line_has_the_form_of_the_reports() -> None:
-    x, y = line(5000)
-    shown = drawn((x, y))
-    assert (shown["window"], shown["band"]) == (of_compare.window_of(5000), None)
-    assert len(shown["points"][0]) == len(shown["points"][1]) <= of_report.MAX_POINTS
-    assert shown["mean"][0][-1] == 5000
-    assert shown["points"][1][0] == float(f"{y[0]:.6g}")
-    assert drawn((x[:5], y[:5]))["mean"] == [[], []]
-    assert drawn((x[:0], y[:0]))["points"] == [[], []]
 
 
 def test_the_gap_is_that_of_the_comparison() -> None:
