@@ -50,20 +50,11 @@ def is_native(module: ModulePrecision) -> bool:
     return module.is_linear and name not in (OUTPUT, EMBEDDING) and not is_routed(name)
 
 
-def recipe_of(module: ModulePrecision, quant: QuantConfig) -> Recipe | None:
-    """The recipe of a module under the scheme's backend; None multiplies in the working precision.
-
-    Raises:
-        ConfigError: names the slot that no recipe holds together with the others.
-    """
-    return _required(module, quant).recipe
-
-
 def assignments(experiment: Experiment, declared: PrecisionMap) -> list[Assignment]:
     """The recipes of a map, each once, in the order of the modules.
 
     Raises:
-        ConfigError: as `recipe_of`.
+        ConfigError: names the slot of a module that no recipe holds together with the others.
     """
     found: dict[tuple[Recipe | None, Nearness, tuple[str, ...]], list[ModuleId]] = {}
     known: dict[int, Representation] = {}
