@@ -53,17 +53,14 @@ def power_of_two_scales(rule: str) -> str:
 #: NVFP4's two levels, and float32 block scales.
 NV_SCALES = f"ue4m3 under {_TENSOR_SCALES[Scaling.EXACT]}"
 FP32_SCALES = "float32"
+#: The transform of NVFP4's recipe.
+RANDOM_HADAMARD = "random Hadamard in blocks of 16"
 TENSOR_EXACT, TENSOR_POWER_OF_TWO = _TENSOR_SCALES[Scaling.EXACT], _TENSOR_SCALES[Scaling.CURRENT]
 
 
 def delayed_scale(window: int | None) -> str:
     """A scale from earlier amaxes."""
     return f"delayed over {window}"
-
-
-def random_hadamard(block: int) -> str:
-    """The transform of NVFP4's recipe."""
-    return f"random Hadamard in blocks of {block}"
 
 
 def held(spec: QuantSpec) -> Held:

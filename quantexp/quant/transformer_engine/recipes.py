@@ -25,13 +25,13 @@ from quantexp.quant.sites import Operand, Product, Site, Slot, slots_of
 from quantexp.quant.transformer_engine.operands import (
     FP32_SCALES,
     NV_SCALES,
+    RANDOM_HADAMARD,
     TENSOR_EXACT,
     TENSOR_POWER_OF_TWO,
     Held,
     block_of,
     delayed_scale,
     power_of_two_scales,
-    random_hadamard,
 )
 
 
@@ -116,7 +116,7 @@ class Recipe:
                     "e2m1",
                     block_of(rows, 16),
                     NV_SCALES,
-                    random_hadamard(16) if is_transformed else "none",
+                    RANDOM_HADAMARD if is_transformed else "none",
                     (Rounding.STOCHASTIC if is_random else Rounding.EVEN).value,
                 )
             case Kind.CUSTOM:

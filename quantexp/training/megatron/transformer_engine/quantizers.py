@@ -15,13 +15,13 @@ from quantexp.quant.sites import Operand, Product, Site, Slot, slots_of
 from quantexp.quant.transformer_engine.operands import (
     FP32_SCALES,
     NV_SCALES,
+    RANDOM_HADAMARD,
     TENSOR_EXACT,
     TENSOR_POWER_OF_TWO,
     Held,
     block_of,
     delayed_scale,
     power_of_two_scales,
-    random_hadamard,
 )
 from quantexp.quant.transformer_engine.recipes import Recipe
 
@@ -80,7 +80,7 @@ def held_by_module(module: Any, slot: Slot) -> Held:
                 element,
                 block_of(16 if quantizer.with_2d_quantization else 1, 16),
                 NV_SCALES,
-                random_hadamard(16) if is_transformed else "none",
+                RANDOM_HADAMARD if is_transformed else "none",
                 rounding.value,
             )
         case other:
