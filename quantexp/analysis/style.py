@@ -127,9 +127,7 @@ def say_instead(ax: Axes, words: str) -> None:
     )
 
 
-def name_lines(
-    ax: Axes, ends: Sequence[tuple[float, float, str, SchemeStyle]], size_pt: float = TICK_PT
-) -> None:
+def name_lines(ax: Axes, ends: Sequence[tuple[float, float, str, SchemeStyle]]) -> None:
     """Write each line's name at its right end (x, y, name, style), beside a piece of the line; names move apart.
 
     Limits of the axes and the places of the subplots must be final.
@@ -141,7 +139,7 @@ def name_lines(
     height_pt = 72 * figure.get_figheight() * ax.get_position().height
     low, high = ax.get_ylim()
     wanted = [(y - low) / (high - low) * height_pt for _, y, _, _ in ends]
-    places = _moved_apart(wanted, 1.3 * size_pt, height_pt)
+    places = _moved_apart(wanted, 1.3 * TICK_PT, height_pt)
     for (_, _, name, style), wish, place in zip(ends, wanted, places, strict=True):
         y, is_at = place / height_pt, wish / height_pt
         beside: dict[str, Any] = {
@@ -155,7 +153,7 @@ def name_lines(
             [1.015, 1.055], [y, y], color=style.colour, linestyle=style.linestyle, lw=1.6, **beside
         )
         ax.text(
-            1.065, y, name, transform=ax.transAxes, fontsize=size_pt, color=INK, va="center"
+            1.065, y, name, transform=ax.transAxes, fontsize=TICK_PT, color=INK, va="center"
         ).set_parse_math(False)
 
 

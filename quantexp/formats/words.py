@@ -69,11 +69,11 @@ def num_values(fmt: Format) -> int:
     return 2 * magnitudes - 1 + (element.lowest is not None)
 
 
-def code_words(fmt: Format, block: int | None = None) -> str:
+def code_words(fmt: Format) -> str:
     """Which code quantises on a CPU: compiled, that of torch, or a class of the user."""
     if fmt.family is Family.PYTHON:
         return "your class"
-    return "compiled code" if is_compiled(fmt, block) else "torch code"
+    return "compiled code" if is_compiled(fmt) else "torch code"
 
 
 def is_compiled(fmt: Format, block: int | None = None) -> bool:

@@ -16,7 +16,7 @@ import importlib
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -106,7 +106,7 @@ def read_weights(folder: Path) -> LmWeights:
     names = {each.name: each.shape for each in mapping(model)}
     stored: Mapping[str, Tensor | None]
     if is_dist:
-        stored = _whole_tensors(folder, names, model)
+        stored = _whole_tensors(folder, names)
     else:
         stored = joined(
             names, model, args, lambda n: content if folder / n == file else _load(folder / n)
@@ -132,9 +132,7 @@ def _model(args: Any, file: Path) -> ModelConfig:
         raise ConfigError(f"{file}: {error}") from error
 
 
-def _whole_tensors(
-    folder: Path, names: Mapping[str, tuple[int, ...]], model: ModelConfig
-) -> dict[str, Tensor]:
+def _whole_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """The parameters of a torch_dist checkpoint, by their own names."""
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load

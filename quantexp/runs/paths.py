@@ -66,9 +66,9 @@ class Submission:
         """The script of the last job, which joins the partial results of the tasks."""
         return self.root / "join.sh"
 
-    def printed(self, job_id: str, rank: int = 0) -> Path:
-        """The output of a rank before it opened its own log; rank 0's file also has the output of the job's script."""
-        return self.root / f"{job_id}_{rank}_log.err"
+    def printed(self, job_id: str) -> Path:
+        """The output of a job's script, and of rank 0 before it opened its own log."""
+        return self.root / f"{job_id}_0_log.err"
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def draw_distribution(counted_tensor: CountedTensor, grids: Sequence[Grid], sour
     )
     colour = quant_colour(str(counted_tensor.entry.metadata.get("quant_type")))
     _draw_magnitudes(
-        figure, [figure.add_subplot(left[row]) for row in range(3)], counted_tensor, grids, colour
+        [figure.add_subplot(left[row]) for row in range(3)], counted_tensor, grids, colour
     )
     _draw_box(figure.add_subplot(right[0]), counted_tensor, colour)
     _draw_normal(figure.add_subplot(right[1]), counted_tensor, colour)
@@ -76,7 +76,6 @@ def draw_distribution(counted_tensor: CountedTensor, grids: Sequence[Grid], sour
 
 
 def _draw_magnitudes(
-    figure: Figure,
     axes: Sequence[Axes],
     counted_tensor: CountedTensor,
     grids: Sequence[Grid],
