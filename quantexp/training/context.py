@@ -60,6 +60,15 @@ class RunContext:
         self.is_training = False
         self._written = 0.0
 
+    def require_going(self) -> None:
+        """Stop here if a signal or a request ends the run.
+
+        Raises:
+            KeyboardInterrupt: it is to end.
+        """
+        if self.interrupted or self.requests.ends:
+            raise KeyboardInterrupt
+
     def set_phase(self, phase: Phase) -> None:
         """Record the current activity of the run."""
         if phase is not self.status.phase:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantexp.analysis.evaluate.summary import summary_of
@@ -42,8 +41,8 @@ def evaluate_run(context: RunContext) -> None:
             if experiment.evaluate.tasks:
                 from quantexp.training.tasks.harness import TaskRun
 
-                going = partial(_require_going, context)
-                tasks = TaskRun(evaluator, experiment, data_of(experiment)[1], going)
+                tokenizer = data_of(experiment)[1]
+                tasks = TaskRun(evaluator, experiment, tokenizer, context.require_going)
             context.set_phase(Phase.EVALUATING)
             so_far = 0.0, 0
             for index, group in enumerate(evaluator.groups(batches.held_out()), 1):
@@ -67,7 +66,7 @@ def _record(
     """
     from quantexp.training.megatron.device import memory_gb
 
-    _require_going(context)
+    context.require_going()
     run, status = context.run, context.status
     if context.rank.leads:
         require_ours(run)
@@ -95,11 +94,6 @@ def _record(
     status.iteration = index
     status.current_iteration = min(index + 1, status.iterations)
     context.set_phase(Phase.EVALUATING)
-
-
-def _require_going(context: RunContext) -> None:
-    if context.interrupted or context.requests.ends:
-        raise KeyboardInterrupt
 
 
 def _write(context: RunContext, evaluator: Evaluator, tasks: TaskResults | None) -> None:

@@ -64,7 +64,7 @@ def record_comparison(context: RunContext, comparison: GradientComparison, itera
     units = units_compared(experiment, iteration)
     passes: list[dict[str, Any]] = []
     for kind, unit, parts in _maps(experiment, declared, units, iteration):
-        _require_going(context)
+        context.require_going()
         compared = comparison.compare(parts)
         passes.append(_record(kind, unit, compared))
         if context.rank.leads:
@@ -92,11 +92,6 @@ def _maps(
     for unit in units:
         yield ALONE, str(unit), without([other for other in units if other is not unit])
         yield WITHOUT, str(unit), without([unit])
-
-
-def _require_going(context: RunContext) -> None:
-    if context.interrupted or context.requests.ends:
-        raise KeyboardInterrupt
 
 
 def _write_scheme(context: RunContext, iteration: int, compared: Compared) -> None:
