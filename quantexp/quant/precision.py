@@ -33,7 +33,7 @@ from quantexp.quant.slots import (
     site_configs,
     working_spec,
 )
-from quantexp.schema import ModelConfig, QuantConfig, Rule
+from quantexp.schema import CaptureRule, ModelConfig, QuantConfig, Rule
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ class ModuleId:
         if self.name == OUTPUT:
             return "output layer"
         return EMBEDDING if self.name == EMBEDDING else f"layer {self.layer} {self.name}"
+
+    def is_named(self, rule: Rule | CaptureRule, num_layers: int) -> bool:
+        """Whether a rule names the module by its layer and a shell pattern; an empty list names all."""
+        layers = [layer % num_layers for layer in rule.layers]
+        return (not layers or self.layer in layers) and (
+            not rule.modules or any(fnmatchcase(self.name, p) for p in rule.modules)
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,7 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
     resolved: dict[tuple[tuple[Site, ...], tuple[int, ...]], Slots] = {}
     modules: PrecisionMap = {}
     for module, sites in decoder_modules(model):
-        applying = tuple(i for i, rule in rules if _applies(rule, module, model.num_layers))
+        applying = tuple(i for i, rule in rules if module.is_named(rule, model.num_layers))
         if (sites, applying) not in resolved:
             resolved[sites, applying] = {
                 slot: spec for site in sites for slot, spec in _resolved(site, quant, applying)
@@ -173,7 +180,7 @@ def _beside_decoder(
         ConfigError: an invalid site or rule, or rows of a tied weight that are no rows of an embedding.
     """
     output = ModuleId(model.num_layers, OUTPUT)
-    applying = [i for i, rule in rules if _applies(rule, output, model.num_layers)]
+    applying = [i for i, rule in rules if output.is_named(rule, model.num_layers)]
     declared = _with_streams(output, dict(_resolved(Site.OUTPUT, quant, applying)))
     modules = {output: _mapped(declared, lambda slot: slot._replace(site=Site.LINEAR))}
     if model.tie_embeddings:
@@ -305,10 +312,3 @@ def _with_stream(module: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
         return spec
     source = slot._replace(product=Product.FPROP) if spec.reuse else slot
     return replace(spec, stream=f"{module} {source}")
-
-
-def _applies(rule: Rule, module: ModuleId, num_layers: int) -> bool:
-    layers = [layer % num_layers for layer in rule.layers]
-    return (not layers or module.layer in layers) and (
-        not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules)
-    )

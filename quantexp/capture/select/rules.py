@@ -79,7 +79,7 @@ def take(
 
 def rules_on(capture: CaptureConfig, num_layers: int, module: ModuleId) -> list[int]:
     """The indices of the rules that match a module."""
-    return [i for i, rule in enumerate(capture.rules) if _is_on(rule, num_layers, module)]
+    return [i for i, rule in enumerate(capture.rules) if module.is_named(rule, num_layers)]
 
 
 def take_by(capture: CaptureConfig, rules: Sequence[int], operation: str, tensor: str) -> Take:
@@ -116,13 +116,6 @@ def keeps_operands(capture: CaptureConfig) -> bool:
     """Whether any option captures quantised operands."""
     values = [capture.values, *(r.values for r in capture.rules if r.values is not None)]
     return any(v is not CaptureValues.before for v in values)
-
-
-def _is_on(rule: CaptureRule, num_layers: int, module: ModuleId) -> bool:
-    layers = [layer % num_layers for layer in rule.layers]
-    return (not layers or module.layer in layers) and (
-        not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules)
-    )
 
 
 def _means(rule: CaptureRule, operation: str, tensor: str) -> bool:
