@@ -5,7 +5,7 @@ for training, validation and test, and the report. The card is written last: a p
 card exists. A pair without a card is Megatron's own and is used unchanged. Imports neither numpy nor torch.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +132,6 @@ def _sizes(key: str, numbers: Any, number: int) -> tuple[int, ...]:
     if len(sizes) != number or not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError(f"{key} must be {number} sizes, got {sizes!s:.80}")
     return sizes
-
-
-def card_json(card: Card) -> dict[str, Any]:
-    """Returns the card in its JSON form."""
-    return asdict(card)
 
 
 def read_whole(prefix: Path, tokenizer: Tokenizer) -> Card | None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from quantexp.capture.lines import lists_of
@@ -124,13 +125,9 @@ def series_of(lines: Iterable[Mapping[str, Any]]) -> Iterable[Series]:
     for (layer, module, operation, tensor, statistic), by_iteration in found.items():
         if len(by_iteration) < len(ordered):
             continue
-        together = max if statistic.is_largest else _mean
+        together = max if statistic.is_largest else fmean
         values = [together(by_iteration[i]) for i in ordered]
         yield _judged((layer, module, operation, tensor), statistic, ordered, values)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _judged(

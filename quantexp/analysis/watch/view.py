@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class View:
         return lines
 
     def _refresh_sides(self, sides: list[Side]) -> bool:
-        if len(sides) == len(self._sides) and all(map(_is, sides, self._sides)):
+        if len(sides) == len(self._sides) and all(map(is_, sides, self._sides)):
             return False
         self._sides, self._labels = sides, labels_of(sides)
         self._styles = scheme_styles([BASELINE if s.quantises_nothing else s.scheme for s in sides])
@@ -74,10 +75,6 @@ class View:
             )
             for i, one in enumerate(runs)
         ]
-
-
-def _is(one: Side, other: Side) -> bool:
-    return one is other
 
 
 def _drawn(line: XY) -> dict[str, Any]:

@@ -6,6 +6,7 @@ card last.
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from quantexp.data.prepare.job import Job
 from quantexp.data.prepare.outputs import Outputs, read_arrays, write_rejected, writing
 from quantexp.data.prepare.partial import PartialFolder
 from quantexp.data.prepare.work import HASH_BYTES, PARTS, Tally
-from quantexp.data.prepared import CARD_VERSION, Card, card_json, card_path, tokenizer_folder
+from quantexp.data.prepared import CARD_VERSION, Card, card_path, tokenizer_folder
 from quantexp.errors import DataError
 from quantexp.runs.status import write_json
 
@@ -71,7 +72,7 @@ def finish(job: Job, folder: PartialFolder, outputs: Outputs) -> None:
             report=_report(job, outputs, sum(num_documents), lengths_path),
             hashes=(digest.hexdigest(), hash_of(idx_path)),
         )
-        write_json(card_path(folder.result), card_json(card))
+        write_json(card_path(folder.result), asdict(card))
 
 
 def publish(folder: PartialFolder, prefix: Path) -> None:
