@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from quantexp.analysis.watch.files import Kept
-from quantexp.errors import UnreadableError
 from quantexp.runs.dossiers import Dossier, dossier_files, read_dossier
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import instant
@@ -19,7 +18,7 @@ class Dossiers:
     """The dossiers of some runs."""
 
     def __init__(self) -> None:
-        self._read = Kept(_readable)
+        self._read = Kept(read_dossier)
 
     def of(self, runs: Iterable[RunDir]) -> list[dict[str, object]]:
         """The dossiers of the runs, newest first; one that is being written appears when it is whole."""
@@ -31,13 +30,6 @@ class Dossiers:
         ]
         rows.sort(key=lambda one: one[0], reverse=True)
         return [row for _, row in rows[:MOST]]
-
-
-def _readable(file: Path) -> Dossier | None:
-    try:
-        return read_dossier(file)
-    except UnreadableError:
-        return None
 
 
 def _seconds(dossier: Dossier) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from quantexp.errors import UnreadableError
+
 _Content = TypeVar("_Content")
 Signature = tuple[int, int, int] | None
 
@@ -24,12 +26,18 @@ class Kept(Generic[_Content]):
 
     def __init__(self, read: Callable[[Path], _Content]) -> None:
         self._read = read
-        self._kept: dict[Path, tuple[Signature, _Content]] = {}
+        self._kept: dict[Path, tuple[Signature, _Content | None]] = {}
 
-    def __call__(self, file: Path) -> _Content:
-        """The content; what `read` raises is raised, and the file is read again the next time."""
+    def __call__(self, file: Path) -> _Content | None:
+        """The content; None if `read` finds that the file cannot be read."""
         now = signature(file)
         kept = self._kept.get(file)
         if kept is None or now is None or kept[0] != now:
-            kept = self._kept[file] = now, self._read(file)
+            kept = self._kept[file] = now, self._readable(file)
         return kept[1]
+
+    def _readable(self, file: Path) -> _Content | None:
+        try:
+            return self._read(file)
+        except UnreadableError:
+            return None

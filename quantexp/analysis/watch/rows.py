@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.analysis.watch.files import Kept
 from quantexp.analysis.watch.followed import FollowedRun
-from quantexp.errors import UnreadableError
 from quantexp.runs.metrics import speed_of
 from quantexp.runs.paths import RunsRoot
 from quantexp.runs.status import MISSING, State
@@ -101,20 +100,13 @@ class Sweeps:
     """The sweeps of a folder of runs."""
 
     def __init__(self) -> None:
-        self._read = Kept(_readable)
+        self._read = Kept(read_sweep)
 
     def rows(self, root: Path, states: Mapping[str, str]) -> list[dict[str, Any]]:
         """The newest sweeps, with how many of their runs are in each state; `states` has those of run folders."""
         files = sorted(RunsRoot(root).sweeps.glob("*.json"), reverse=True)[:MOST_SWEEPS]
         read = [(file, self._read(file)) for file in files]
         return [_sweep_row(file, sweep, states) for file, sweep in read if sweep is not None]
-
-
-def _readable(file: Path) -> SweepList | None:
-    try:
-        return read_sweep(file)
-    except UnreadableError:
-        return None
 
 
 def _sweep_row(file: Path, sweep: SweepList, states: Mapping[str, str]) -> dict[str, Any]:
