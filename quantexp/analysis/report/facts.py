@@ -10,6 +10,7 @@ from quantexp.analysis.compare.side import Side
 from quantexp.analysis.evaluate.table import evaluated_words, task_words
 from quantexp.analysis.report.origin import Origin
 from quantexp.analysis.report.proof import Proof
+from quantexp.analysis.tensors.run_record import section
 from quantexp.errors import UnreadableError
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_scheme
@@ -24,7 +25,7 @@ _PACKAGES = ("torch", "megatron-core", "transformer-engine")
 def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
     """Heading -> text, most important first, without headings for missing information."""
     status, speed = side.status, side.speed
-    training, identity = _section(side.config, "training"), side.identity or {}
+    training, identity = section(side.config, "training"), side.identity or {}
     trains = not is_evaluation(side.run)
     rows = {
         "state": side.state + (f": {status.reason}" if status and status.reason else ""),
@@ -74,11 +75,6 @@ def shared(of_each: Sequence[Facts]) -> Facts:
     return tuple(
         (key, words) for key, words in of_each[0] if all(one.get(key) == words for one in others)
     )
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, dict) else {}
 
 
 def _training(side: Side, training: Mapping[str, Any]) -> str | None:
@@ -133,7 +129,7 @@ def _learning_rate(training: Mapping[str, Any]) -> str | None:
 
 
 def _data(side: Side) -> str | None:
-    name, dataset = side.names.dataset, _section(side.config, "dataset")
+    name, dataset = side.names.dataset, section(side.config, "dataset")
     tokenizer = dataset.get("tokenizer")
     words = [name, None if tokenizer is None else f"{tokenizer} tokenizer"]
     if side.names.mask_documents:

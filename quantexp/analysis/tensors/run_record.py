@@ -54,16 +54,17 @@ def names_of(run: RunDir, config: Mapping[str, Any]) -> RunNames:
         _text(config, "quant", "name"),
         _text(config, "capture", "dir"),
         _text(config, "dataset", "mask_documents") == "True",
-        describe_model(_section(config, "model")) or None,
+        describe_model(section(config, "model")) or None,
         _text(config, "training", "precision"),
     )
 
 
-def _section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
-    section = config.get(group)
-    return section if isinstance(section, dict) else {}
+def section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    """A group of a configuration; empty if it does not have it."""
+    content = config.get(group)
+    return content if isinstance(content, dict) else {}
 
 
 def _text(config: Mapping[str, Any], group: str, key: str) -> str | None:
-    value = _section(config, group).get(key)
+    value = section(config, group).get(key)
     return None if value is None else str(value)
