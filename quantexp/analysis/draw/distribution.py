@@ -44,9 +44,9 @@ from quantexp.analysis.style import (
 WIDTH_INCH, HEIGHT_INCH = 10.5, 4.6
 _NUM_POINTS = 161
 _BOX = torch.tensor([0, 0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999, 1], dtype=torch.float64)
-BOX_WORDS = "box: quartiles; whiskers: 1, 99 %; ticks: 0.1, 99.9 %; dots: extremes"
+_BOX_WORDS = "box: quartiles; whiskers: 1, 99 %; ticks: 0.1, 99.9 %; dots: extremes"
 #: The number of standard deviations above which the Q-Q plot's data axis is logarithmic beyond 3.
-LONG_TAIL = 12.0
+_LONG_TAIL = 12.0
 
 
 def draw_distribution(counted_tensor: CountedTensor, grids: Sequence[Grid], source: str) -> Figure:
@@ -70,7 +70,8 @@ def draw_distribution(counted_tensor: CountedTensor, grids: Sequence[Grid], sour
     _draw_magnitudes(
         [figure.add_subplot(left[row]) for row in range(3)], counted_tensor, grids, colour
     )
-    _draw_box(figure.add_subplot(right[0]), counted_tensor, colour)
+    marks = quantiles(counted_tensor.counted, _BOX).tolist()
+    draw_values(figure.add_subplot(right[0]), marks, counted_tensor.finding, colour)
     _draw_normal(figure.add_subplot(right[1]), counted_tensor, colour)
     return figure
 
@@ -211,7 +212,7 @@ def draw_grids(ax: Axes, grids: Sequence[Grid], without: str) -> None:
 
 def _draw_magnitude_box(ax: Axes, counted_tensor: CountedTensor, colour: str) -> None:
     _bare(ax)
-    draw_box(ax, quantiles(counted_tensor.counted, _BOX, magnitudes=True).tolist(), colour)
+    _draw_box(ax, quantiles(counted_tensor.counted, _BOX, magnitudes=True).tolist(), colour)
 
 
 def _bare(ax: Axes) -> None:
@@ -223,7 +224,7 @@ def _bare(ax: Axes) -> None:
         ax.spines[side].set_visible(False)
 
 
-def draw_box(ax: Axes, marks: Sequence[float], colour: str) -> None:
+def _draw_box(ax: Axes, marks: Sequence[float], colour: str) -> None:
     """Draw a horizontal box at height 0, from the nine quantiles of `_BOX`."""
     low, p001, p01, q1, middle, q3, p99, p999, high = marks
     ax.hlines([0, 0], [p01, q3], [q1, p99], color=INK, lw=1)
@@ -235,16 +236,16 @@ def draw_box(ax: Axes, marks: Sequence[float], colour: str) -> None:
     ax.set_ylim(-0.6, 0.6)
 
 
-def _draw_box(ax: Axes, counted_tensor: CountedTensor, colour: str) -> None:
+def draw_values(ax: Axes, marks: Sequence[float], finding: str | None, colour: str) -> None:
+    """Draw a box of the values from the nine quantiles of `_BOX`; without them, say the finding."""
     dress(ax, "b  Values", "x", "", grid="x")
-    ax.set_xlabel(f"x   ({BOX_WORDS})", fontsize=6, color=INK)
-    marks = quantiles(counted_tensor.counted, _BOX).tolist()
+    ax.set_xlabel(f"x   ({_BOX_WORDS})", fontsize=6, color=INK)
     if not marks:
-        say_instead(ax, counted_tensor.finding or "no element to draw")
+        say_instead(ax, finding or "no element to draw")
         return
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    draw_box(ax, marks, colour)
+    _draw_box(ax, marks, colour)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
 
@@ -263,7 +264,12 @@ def _draw_normal(ax: Axes, counted_tensor: CountedTensor, colour: str) -> None:
     ax.plot(ends, ends, color=BLACK, lw=0.9, ls="--", label="normal")
     ax.plot(z.tolist(), standard.tolist(), ".", ms=3.5, mew=0, color=colour)
     ax.xaxis.set_major_locator(MaxNLocator(6))
-    if float(standard.abs().max()) > LONG_TAIL:
+    finish_normal(ax, record, float(standard.abs().max()))
+
+
+def finish_normal(ax: Axes, record: Mapping[str, Any], largest: float) -> None:
+    """Scale the axis of the standardised values by the largest magnitude, and write their moments."""
+    if largest > _LONG_TAIL:
         ax.set_yscale("symlog", linthresh=3, linscale=1)
         ax.set_ylabel("(x - mean) / std, log beyond 3", fontsize=9, color=INK)
     if record["skew"] is not None and record["kurtosis"] is not None:

@@ -14,14 +14,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from quantexp.analysis.draw.distribution import (
-    BOX_WORDS,
     HEIGHT_INCH,
-    LONG_TAIL,
     WIDTH_INCH,
-    draw_box,
+    draw_values,
+    finish_normal,
     log2_axis,
     note_what_has_no_place,
 )
@@ -71,7 +70,8 @@ def draw_statistics_only(content: StatisticsOnly, source: str) -> Figure:
     colour = quant_colour(str(content.entry.metadata.get("quant_type")))
     bars, strip = (figure.add_subplot(left[row]) for row in range(2))
     _draw_octaves(bars, strip, content, ranges, colour)
-    _draw_box(figure.add_subplot(right[0]), content, colour)
+    marks = _box_of(content.record)
+    draw_values(figure.add_subplot(right[0]), marks, content.finding, colour)
     _draw_normal(figure.add_subplot(right[1]), content, colour)
     figure.text(0.02, 0.012, "from captured statistics, no values", fontsize=NOTE_PT, color=INK)
     return figure
@@ -141,23 +141,11 @@ def _draw_octaves(
     note_what_has_no_place(bars, statistics.record)
 
 
-def _draw_box(ax: Axes, statistics: StatisticsOnly, colour: str) -> None:
-    dress(ax, "b  Values", "x", "", grid="x")
-    ax.set_xlabel(f"x   ({BOX_WORDS})", fontsize=6, color=INK)
-    quantiles = statistics.record.get("quantiles")
+def _box_of(record: Mapping[str, Any]) -> list[float]:
+    quantiles = record.get("quantiles")
     if not quantiles:
-        say_instead(ax, statistics.finding or "no element to draw")
-        return
-    ax.set_yticks([])
-    ax.spines["left"].set_visible(False)
-    marks = [
-        statistics.record["min"],
-        *(quantiles[share] for share in _BOX),
-        statistics.record["max"],
-    ]
-    draw_box(ax, marks, colour)
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+        return []
+    return [record["min"], *(quantiles[share] for share in _BOX), record["max"]]
 
 
 def _draw_normal(ax: Axes, statistics: StatisticsOnly, colour: str) -> None:
@@ -170,9 +158,4 @@ def _draw_normal(ax: Axes, statistics: StatisticsOnly, colour: str) -> None:
     values = [(value - record["mean"]) / record["std"] for value in record["quantiles"].values()]
     ax.plot([zs[0], zs[-1]], [zs[0], zs[-1]], color=BLACK, lw=0.9, ls="--")
     ax.plot(zs, values, "o-", ms=4, mew=0, lw=0.8, color=colour)
-    if max(map(abs, values)) > LONG_TAIL:
-        ax.set_yscale("symlog", linthresh=3, linscale=1)
-        ax.set_ylabel("(x - mean) / std, log beyond 3", fontsize=9, color=INK)
-    if record["skew"] is not None and record["kurtosis"] is not None:
-        words = f"skew {record['skew']:.3g}\nkurtosis {record['kurtosis']:.4g} (normal: 3)"
-        ax.text(0.03, 0.96, words, transform=ax.transAxes, va="top", fontsize=NOTE_PT, color=INK)
+    finish_normal(ax, record, max(map(abs, values)))
