@@ -134,13 +134,15 @@ def place_of(entry: CapturedTensor) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(words: str, total: int, console: Console) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal; yields the function that advances it by one tensor."""
+def progress_bar(
+    words: str, total: int, console: Console, unit: str = "tensors"
+) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal; yields the function that advances it by one."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("tensors"),
+        TextColumn(unit),
         TimeRemainingColumn(),
     )
     with Progress(

@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from quantexp.analysis.chapter import progress_bar
 from quantexp.analysis.requantise.arguments import Request
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.exponent import study_points
@@ -178,29 +178,13 @@ def _score(
 ) -> None:
     with (
         ScoresFile(folder / "requantise.csv", tally.work.candidates) as rows,
-        _progress(len(files), progress) as advance,
+        progress_bar("requantising", len(files), progress, "files") as advance,
         contextlib.closing(passed(files, tally.work, jobs, score)) as every,
     ):
         for scores in every:
             tally.add(scores)
             rows.add(scores)
             advance()
-
-
-@contextlib.contextmanager
-def _progress(total: int, console: Console) -> Iterator[Callable[[], None]]:
-    columns = (
-        TextColumn("requantising"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("files"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
 
 
 def _write(tally: Tally, choices: list[Choice], content: dict[str, Any], folder: Path) -> None:
