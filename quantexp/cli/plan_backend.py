@@ -112,9 +112,8 @@ def backend_lines(plan: BackendPlan | None) -> Iterator[tuple[str, str]]:
     for each in plan.recipes:
         recipe = each.recipe or "the working precision"
         modules = ", ".join(each.modules)
-        words = "; ".join(
-            [f"{recipe} in {modules} of {_layers(each.layers)}: {each.nearness}", *each.notes]
-        )
+        layers = f"layer{'s' * (len(each.layers) > 1)} {layer_ranges(each.layers)}"
+        words = "; ".join([f"{recipe} in {modules} of {layers}: {each.nearness}", *each.notes])
         yield "recipe", words
     if plan.obstacle is not None:
         yield "", f"cannot run: {plan.obstacle}"
@@ -122,14 +121,11 @@ def backend_lines(plan: BackendPlan | None) -> Iterator[tuple[str, str]]:
         yield "", "plan device=NAME says whether that GPU can run it"
 
 
-def _layers(layers: list[int]) -> str:
-    """`layer 3`, `layers 0-15`, or the list."""
-    if len(layers) == 1:
-        return f"layer {layers[0]}"
-    is_range = layers == list(range(layers[0], layers[-1] + 1))
-    return (
-        f"layers {layers[0]}-{layers[-1]}" if is_range else f"layers {','.join(map(str, layers))}"
-    )
+def layer_ranges(layers: list[int]) -> str:
+    """`0-15` for consecutive numbers, otherwise the list."""
+    if len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"{layers[0]}-{layers[-1]}"
+    return ",".join(map(str, layers))
 
 
 def _recipes(experiment: Experiment) -> list[RecipePlan]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantexp.capture.select.curves import curves_in_words
-from quantexp.cli.plan_backend import backend_lines
+from quantexp.cli.plan_backend import backend_lines, layer_ranges
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
 from quantexp.formats.definitions.python import defines_contains, python_name, source_file
@@ -191,7 +191,7 @@ def precision_table(plan: Plan, width: int) -> Table:
     for (slot, held_as), modules in by_slot.items():
         by_layers: dict[str, list[str]] = {}
         for module, layers in modules.items():
-            by_layers.setdefault(_ranges(layers) or "all", []).append(module)
+            by_layers.setdefault(layer_ranges(layers) or "all", []).append(module)
         for ranges, names in by_layers.items():
             shown = escape(" ".join(_experts_together(names)))
             rows.append([layer_words(ranges, names[0]), shown, slot, held_as])
@@ -209,7 +209,7 @@ def _experts_together(names: list[str]) -> list[str]:
         if is_routed(name):
             together.setdefault(part, []).append(int(expert.removeprefix("expert")))
     others = [name for name in names if not is_routed(name)]
-    return [*others, *(f"expert[{_ranges(n)}]-{part}" for part, n in together.items())]
+    return [*others, *(f"expert[{layer_ranges(n)}]-{part}" for part, n in together.items())]
 
 
 def _held_as(entry: dict[str, object], precision: str) -> str:
@@ -282,10 +282,3 @@ def _scaling_words(entry: dict[str, object]) -> list[str]:
         how += f" over {entry['window']} {unit}"
     words = [f"one scale a tensor ({how})"]
     return [*words, f"amax to {entry['amax_target']:g}"] if entry["amax_target"] else words
-
-
-def _ranges(layers: list[int]) -> str:
-    """`0-15` for consecutive numbers, otherwise the list."""
-    if len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
-        return f"{layers[0]}-{layers[-1]}"
-    return ",".join(map(str, layers))
