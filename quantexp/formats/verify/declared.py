@@ -17,7 +17,7 @@ from quantexp.formats.verify import cases
 from quantexp.formats.verify.asking import to_numpy, to_torch
 from quantexp.formats.verify.declared_gold import Gold, gold_of, quantised, scale_values
 from quantexp.formats.verify.draws import random_integers
-from quantexp.formats.verify.exact import to_bf16
+from quantexp.formats.verify.exact import to_dtype
 from quantexp.formats.verify.gold_check import GOLD
 from quantexp.formats.verify.kernels import Placed
 from quantexp.formats.verify.tally import Tally
@@ -86,16 +86,7 @@ def _expected(gold: Gold, case: _Case) -> Array:
         str(case.options["rounding"]),
         None if draws is None else draws.reshape(-1, rows.shape[-1]),
     ).reshape(rows.shape)
-    return _in_dtype(np.ascontiguousarray(np.moveaxis(y, -1, case.axis)), case.dtype)
-
-
-def _in_dtype(y: Array, dtype: str) -> Array:
-    if dtype == "bfloat16":
-        return to_bf16(y)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return y.astype(np.float16).astype(np.float32)
-    return y
+    return to_dtype(np.ascontiguousarray(np.moveaxis(y, -1, case.axis)), case.dtype)
 
 
 def _quantised(target: Placed, fmt: Format, case: _Case) -> Array:
