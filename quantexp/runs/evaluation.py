@@ -11,11 +11,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, Required, TypedDict
 
-from quantexp.errors import UnreadableError
 from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import Count
 from quantexp.runs.paths import RunDir
-from quantexp.runs.recorded_config import read_config
+from quantexp.runs.recorded_config import does_only
 from quantexp.runs.status import write_json, write_whole
 
 #: The sums of a line of documents.jsonl, in the order of `quantexp.training.megatron.token_measures.TokenMeasure`.
@@ -87,13 +86,7 @@ SUFFIX = "_evaluated"
 
 def is_evaluation(run: RunDir) -> bool:
     """Whether a run evaluates instead of training; a run whose config.yaml cannot be read trains."""
-    if f"{SUFFIX}-" not in run.root.name:
-        return False
-    try:
-        section = read_config(run).get("evaluate")
-    except UnreadableError:
-        return False
-    return isinstance(section, dict) and bool(section.get("only"))
+    return f"{SUFFIX}-" in run.root.name and does_only(run, "evaluate")
 
 
 def write_evaluation(

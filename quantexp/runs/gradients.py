@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from quantexp.errors import UnreadableError
 from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import Count
 from quantexp.runs.paths import RunDir
-from quantexp.runs.recorded_config import read_config
+from quantexp.runs.recorded_config import does_only
 from quantexp.runs.status import write_json
 
 #: In the folder's name, after the scheme.
@@ -61,13 +60,8 @@ class Gradients(TypedDict):
 
 def is_gradient(run: RunDir) -> bool:
     """Whether a run computes gradients instead of training; a run whose config.yaml cannot be read trains."""
-    if f"{SUFFIX}-" not in run.root.name and not run.gradients.exists():
-        return False
-    try:
-        section = read_config(run).get("gradient")
-    except UnreadableError:
-        return False
-    return isinstance(section, dict) and bool(section.get("only"))
+    is_named = f"{SUFFIX}-" in run.root.name
+    return (is_named or run.gradients.exists()) and does_only(run, "gradient")
 
 
 def write_gradients(run: RunDir, content: Mapping[str, Any]) -> None:

@@ -27,3 +27,12 @@ def read_config(run: RunDir) -> dict[str, Any]:
     except WrongTypeError as error:
         raise UnreadableError(f"{run.config}: {error}") from error
     return config
+
+
+def does_only(run: RunDir, group: str) -> bool:
+    """Whether `GROUP.only` replaces training; a run whose config.yaml cannot be read trains."""
+    try:
+        section = read_config(run).get(group)
+    except UnreadableError:
+        return False
+    return isinstance(section, dict) and bool(section.get("only"))
