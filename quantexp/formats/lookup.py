@@ -55,7 +55,7 @@ def known_names(declared: Mapping[str, Format] | None = None) -> set[str]:
 
 
 def format_of_record(record: Mapping[str, Any]) -> Format:
-    """The format of a recorded operand (`quantexp.quant.precision.spec_record`): its own definition, if it has one.
+    """The format of a recorded operand (`quantexp.quant.records.spec_record`): its own definition, if it has one.
 
     Raises:
         ValueError: no format has that name, or the definition is none of this version.
