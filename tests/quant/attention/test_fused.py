@@ -21,11 +21,23 @@ from quantexp.quant.attention.call import AttentionCall, no_tensor_wanted
 from quantexp.quant.attention.fusable import obstacles, require_fused
 from quantexp.quant.attention.plain import context, scores
 from quantexp.quant.hooks import hook_operands, no_hook
-from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
+from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.step_state import StepState, use_step_state
 
+from .kernels.tiled_cases import (
+    Result,
+    declared,
+    documents,
+    far,
+    fresh,
+    operands,
+    softmax,
+    with_gradients,
+)
+
 FUSABLE = ["bf16", "FA_mxfp8", "FA_mxfp4", "FA_hifp8", "linear_mxfp8", "FA_linear_mxfp4"]
-Result = tuple[Tensor, Tensor, Tensor, Tensor]
+#: Tokens: the last block along keys is short.
+T = 40
 
 
 @pytest.fixture(autouse=True)
@@ -33,24 +45,6 @@ def _moment() -> Iterator[None]:
     with use_step_state(StepState(1)) as state:
         state.begin(1, 0)
         yield
-
-
-def declared(*words: str) -> ModulePrecision:
-    experiment = compose(["training=fast", *words], None, {})
-    return precision_map(experiment.model, experiment.quant)[ModuleId(0, "attention")]
-
-
-def operands(dtype: torch.dtype, *, E: int = 32) -> list[Tensor]:
-    """T 40, B 2, H 6, G 2, D 32: the last block along keys is short."""
-    generator = torch.Generator().manual_seed(3)
-    shapes = [(40, 2, 6, 32), (40, 2, 2, 32), (40, 2, 2, E)]
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-
-
-def documents() -> Tensor:
-    """Causal, and tokens from 17 on do not see earlier ones; [1, 1, T, T], True where a key is hidden."""
-    T = torch.arange(40)
-    return ((T[None] > T[:, None]) | ((T[:, None] >= 17) & (T[None] < 17)))[None, None]
 
 
 class Looks:
@@ -70,12 +64,11 @@ def plain(
     precision: ModulePrecision, qkv: list[Tensor], mask: Tensor | None, hook: Any = no_hook
 ) -> Result:
     """The plain path with Megatron's softmax, in float32 internally."""
-    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    q, k, v = fresh(qkv)
     T, B, H, _ = q.shape
     call = AttentionCall(precision, 0.2, hook)
     S = scores(call, q, k).view(B, H, T, T)
-    hidden = torch.ones(T, T, dtype=torch.bool).triu(1) if mask is None else mask
-    P = torch.softmax(S.float().masked_fill(hidden, -10000.0), dim=-1).to(S.dtype)
+    P = softmax(S, mask)
     hook("forward", "post", "attn_weights", P)
     o = context(call, P.reshape(B * H, T, T), v)
     return with_gradients(o.view(B, H, T, -1).permute(2, 0, 1, 3), q, k, v)
@@ -84,23 +77,9 @@ def plain(
 def by_kernel(
     precision: ModulePrecision, qkv: list[Tensor], mask: Tensor | None, hook: Any = no_hook
 ) -> Result:
-    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    q, k, v = fresh(qkv)
     call = AttentionCall(precision, 0.2, hook, getattr(hook, "asks", no_tensor_wanted), mask)
     return with_gradients(fused.attention(call, q, k, v), q, k, v)
-
-
-def with_gradients(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Result:
-    generator = torch.Generator().manual_seed(4)
-    o.backward(torch.randn(o.shape, generator=generator).to(o.dtype))
-    assert q.grad is not None
-    assert k.grad is not None
-    assert v.grad is not None
-    return o.detach(), q.grad, k.grad, v.grad
-
-
-def far(a: Tensor, b: Tensor) -> float:
-    a, b = a.detach().double(), b.detach().double()
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize("scheme", FUSABLE)
@@ -109,11 +88,11 @@ def far(a: Tensor, b: Tensor) -> float:
 def test_agrees_with_the_plain_path(
     scheme: str, dtype: torch.dtype, most: float, by_documents: bool
 ) -> None:
-    mask = documents() if by_documents else None
+    mask = documents(T) if by_documents else None
     precision = declared(f"quant={scheme}")
     for one, other in zip(
-        by_kernel(precision, operands(dtype), mask),
-        plain(precision, operands(dtype), mask),
+        by_kernel(precision, operands(dtype, T), mask),
+        plain(precision, operands(dtype, T), mask),
         strict=True,
     ):
         assert one.shape == other.shape
@@ -123,7 +102,7 @@ def test_agrees_with_the_plain_path(
 
 def test_quantisation_changes_more_than_the_path() -> None:
     of_scheme, of_bf16 = declared("quant=FA_mxfp4"), declared("quant=bf16")
-    qkv = operands(torch.float32)
+    qkv = operands(torch.float32, T)
     for one, other in zip(
         by_kernel(of_scheme, qkv, None), by_kernel(of_bf16, qkv, None), strict=True
     ):
@@ -131,7 +110,7 @@ def test_quantisation_changes_more_than_the_path() -> None:
 
 
 def test_value_heads_may_be_narrower_than_key_heads() -> None:
-    precision, qkv = declared("quant=FA_mxfp8"), operands(torch.float32, E=16)
+    precision, qkv = declared("quant=FA_mxfp8"), operands(torch.float32, T, E=16)
     ours = by_kernel(precision, qkv, None)
     assert ours[0].shape == (40, 2, 6, 16)
     for one, other in zip(ours, plain(precision, qkv, None), strict=True):
@@ -140,7 +119,7 @@ def test_value_heads_may_be_narrower_than_key_heads() -> None:
 
 def test_quantised_values_are_multiplied_both_ways() -> None:
     precision = declared("quant=FA_mxfp8", "quant/pv=mxfp8", *V_ALONE)
-    qkv = operands(torch.float32)
+    qkv = operands(torch.float32, T)
     for one, other in zip(
         by_kernel(precision, qkv, None), plain(precision, qkv, None), strict=True
     ):
@@ -157,8 +136,8 @@ V_ALONE = [
 def test_tensors_inside_the_kernel_are_captured_too(scheme: str) -> None:
     precision = declared(f"quant={scheme}")
     ours, theirs = Looks(), Looks()
-    by_kernel(precision, operands(torch.float32), documents(), ours)
-    plain(precision, operands(torch.float32), documents(), theirs)
+    by_kernel(precision, operands(torch.float32, T), documents(T), ours)
+    plain(precision, operands(torch.float32, T), documents(T), theirs)
     assert (
         ours.tensors.keys()
         == theirs.tensors.keys()
@@ -179,7 +158,7 @@ def test_unrequested_tensors_are_not_computed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fused, "_probabilities", None)
     looks = Looks()
     monkeypatch.setattr(looks, "asks", no_tensor_wanted)
-    by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None, looks)
+    by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16, T), None, looks)
     assert {name for _, _, name in looks.tensors} == {
         "grad_output",
         "grad_query",
@@ -195,7 +174,7 @@ def test_operands_reach_hooks_as_they_are_multiplied() -> None:
         calls.append((slot.product.value, slot.operand))
 
     with hook_operands(hook):
-        by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None)
+        by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16, T), None)
     assert calls == [("fprop", "q"), ("fprop", "k"), ("fprop", "v")]
 
 
