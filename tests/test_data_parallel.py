@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from quantexp.launch.outcome import Outcome
 from quantexp.runs.dossiers import Trigger, folder_of, read_dossiers
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
+from tests.recorded import json_lines
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +54,6 @@ def outcomes(experiments: list[Experiment]) -> list[Outcome]:
     return [execute(experiment, QUIET) for experiment in experiments]
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
     """The results are bit-identical, which holds for two micro-batches in total.
 
@@ -67,7 +63,7 @@ def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
     The same goes for the mean of the two losses. Of more micro-batches the sums would differ in their last bits.
     """
     assert [outcome.state for outcome in outcomes] == [State.COMPLETED] * 2
-    one, two = (lines(outcome.run.metrics) for outcome in outcomes)
+    one, two = (json_lines(outcome.run.metrics) for outcome in outcomes)
     assert len(one) == len(two) == 3
     for name in ("iteration", "loss", "grad_norm", "lr", "tokens"):
         assert [line[name] for line in one] == [line[name] for line in two]
@@ -75,7 +71,7 @@ def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
 
 def test_two_processes_send_the_statistics_of_one(outcomes: list[Outcome]) -> None:
     """Each process has one of the two micro-batches; a weight gradient of one is half of it there."""
-    one, two = (lines(outcome.run.curves) for outcome in outcomes)
+    one, two = (json_lines(outcome.run.curves) for outcome in outcomes)
     assert [line["iteration"] for line in one] == [line["iteration"] for line in two] == [1]
     for key in ("scalars", "histograms"):
         assert one[0][key].keys() == two[0][key].keys()
@@ -105,7 +101,7 @@ def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
         words += [f"paths.root={tmp_path / 'runs'}", f"launcher.num_processes={processes}"]
         outcome = execute(compose(words), QUIET)
         assert outcome.state is State.COMPLETED
-        metrics.append([(m["loss"], m["grad_norm"]) for m in lines(outcome.run.metrics)])
+        metrics.append([(m["loss"], m["grad_norm"]) for m in json_lines(outcome.run.metrics)])
     assert metrics[0] == metrics[1]
 
 
@@ -121,7 +117,7 @@ def test_experts_train_as_in_one_process_too(
         assert outcome.state is State.COMPLETED
         assert outcome.precision is not None
         assert outcome.precision["router_calls"] == {"layer 1 router": 6}
-        metrics.append(lines(outcome.run.metrics))
+        metrics.append(json_lines(outcome.run.metrics))
     for one, two in zip(*metrics, strict=True):
         assert (one["loss"], one["grad_norm"]) == (two["loss"], two["grad_norm"])
         assert one["aux_loss"] == pytest.approx(two["aux_loss"], rel=2.0**-22)
@@ -131,7 +127,7 @@ def test_reduced_gradients_are_those_of_one_process(outcomes: list[Outcome]) -> 
     one, two = (
         {
             (line["layer"], line["module"]): line["hash"]
-            for line in lines(outcome.run.tensors / "manifest.jsonl")
+            for line in json_lines(outcome.run.tensors / "manifest.jsonl")
             if line["tensor"] == "main_grad"
         }
         for outcome in outcomes
@@ -152,7 +148,7 @@ def test_every_rank_is_proved(outcomes: list[Outcome]) -> None:
 def test_captures_of_all_ranks_are_one_capture(
     outcomes: list[Outcome], experiments: list[Experiment]
 ) -> None:
-    one, two = (lines(outcome.run.tensors / "manifest.jsonl") for outcome in outcomes)
+    one, two = (json_lines(outcome.run.tensors / "manifest.jsonl") for outcome in outcomes)
     assert {line["rank"] for line in two} == {0, 1}
 
     def what(line: dict[str, Any]) -> tuple[object, ...]:
@@ -165,8 +161,8 @@ def test_captures_of_all_ranks_are_one_capture(
     )
     assert price(experiments[1]).num_bytes == outcomes[1].num_bytes
     assert not list(outcomes[1].run.tensors.glob("*.rank*"))
-    assert len(lines(outcomes[1].run.tensors / "statistics.jsonl")) == len(
-        lines(outcomes[0].run.tensors / "statistics.jsonl")
+    assert len(json_lines(outcomes[1].run.tensors / "statistics.jsonl")) == len(
+        json_lines(outcomes[0].run.tensors / "statistics.jsonl")
     )
 
 
@@ -180,11 +176,11 @@ def test_weights_are_rank_0s_alone(outcomes: list[Outcome]) -> None:
     folder = outcomes[1].run.tensors
     alike = [
         line
-        for line in lines(folder / "manifest.jsonl")
+        for line in json_lines(folder / "manifest.jsonl")
         if line["tensor"] in ("weight", "main_grad")
     ]
     assert {line["rank"] for line in alike} == {0}
-    for line in lines(folder / "manifest.jsonl"):
+    for line in json_lines(folder / "manifest.jsonl"):
         content = torch.load(folder / line["file"], weights_only=True)
         assert content["metadata"]["rank"] == line["rank"]
 
@@ -209,7 +205,8 @@ def test_shards_of_two_processes_contain_the_same_tensors(
             "hash",
         )
         return sorted(
-            tuple(map(str, (line[k] for k in keys))) for line in lines(folder / "manifest.jsonl")
+            tuple(map(str, (line[k] for k in keys)))
+            for line in json_lines(folder / "manifest.jsonl")
         )
 
     assert tensors_of(outcome.run.tensors) == tensors_of(outcomes[1].run.tensors)
@@ -351,14 +348,14 @@ def test_ranks_leave_one_dossier(tiny_words: list[str], parts: list[str], tmp_pa
     assert dossier.ring == [5, 12]
     folder = folder_of(outcome.run, dossier.iteration)
     assert not list(folder.glob("*.rank1.jsonl"))
-    held = lines(folder / "statistics.jsonl")
+    held = json_lines(folder / "statistics.jsonl")
     by_rank = Counter((line["iteration"], line["rank"]) for line in held)
     # Rank 1 holds what its own micro-batch has: no weights, which rank 0 stores.
     assert {rank for _, rank in by_rank} == {0, 1}
     assert {i for i, _ in by_rank} == {*range(5, 14)}
     assert check(folder, {}).problems == []
-    assert len(lines(folder / "manifest.jsonl")) >= dossier.tensors > 56
-    tokens = lines(folder / "tokens.jsonl")
+    assert len(json_lines(folder / "manifest.jsonl")) >= dossier.tensors > 56
+    tokens = json_lines(folder / "tokens.jsonl")
     batch = [
         n for line in tokens if line["iteration"] == dossier.iteration for n in line["samples"]
     ]

@@ -6,7 +6,6 @@ rounded by itself.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from quantexp.runs.status import State
 from tests.recompute.bounds import share_outside
 from tests.recompute.captured import read_capture
 from tests.recompute.oracle import ATTENTION, LINEAR
+from tests.recorded import json_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -84,13 +84,9 @@ def pair(
     return run(words, 1, root / "one"), run([*words, *layout], number, root / "layout")
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_metrics_are_those_of_one_process(pair: tuple[Outcome, Outcome]) -> None:
     """To 1e-5: after the first step a weight's update is in the order of the learning rate whatever its gradient."""
-    one, other = (lines(outcome.run.metrics) for outcome in pair)
+    one, other = (json_lines(outcome.run.metrics) for outcome in pair)
     for name in ("loss", "grad_norm", "validation_loss", "tokens", "lr"):
         assert [m[name] for m in other] == pytest.approx([m[name] for m in one], rel=1e-5), name
     for a, b in zip(one, other, strict=True):
@@ -145,7 +141,8 @@ def test_results_follow_from_the_reassembled_operands(pair: tuple[Outcome, Outco
 def test_predicted_bytes_are_those_stored(pair: tuple[Outcome, Outcome]) -> None:
     for outcome in pair:
         stored = {
-            line["file"]: line["bytes"] for line in lines(outcome.run.tensors / "manifest.jsonl")
+            line["file"]: line["bytes"]
+            for line in json_lines(outcome.run.tensors / "manifest.jsonl")
         }
         assert outcome.num_bytes == sum(stored.values())
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,19 +17,16 @@ from quantexp.model.checkpoints import first_iteration, folder_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import read_status
 from quantexp.schema import Experiment
+from tests.recorded import json_lines
 
 Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
 FOUR = ["training.iterations=4", "capture=off"]
 
 
-def lines_of(run: RunDir) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
-
-
 def numbers_of(run: RunDir) -> list[tuple[object, ...]]:
     keys = ("iteration", "loss", "grad_norm", "lr", "loss_scale")
-    return [tuple(line[key] for key in keys) for line in lines_of(run)]
+    return [tuple(line[key] for key in keys) for line in json_lines(run.metrics)]
 
 
 @pytest.mark.slow
@@ -61,7 +57,7 @@ def test_without_the_optimizer_weights_schedule_and_position_are_restored(
     words = [*FOUR, "training.precision=fp32", "training.lr=1e-2"]
     whole = run_tiny(*words, "checkpoint.every=2")
     again = run_tiny(*words, f"training.start_from={whole.root.name}@2")
-    ours, theirs = lines_of(again), lines_of(whole)
+    ours, theirs = json_lines(again.metrics), json_lines(whole.metrics)
     assert [line["iteration"] for line in ours] == [3, 4]
     assert [line["lr"] for line in ours] == [line["lr"] for line in theirs[2:]]
     assert ours[0]["loss"] == theirs[2]["loss"]

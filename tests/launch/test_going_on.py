@@ -20,9 +20,10 @@ from quantexp.model.checkpoints import (
 )
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
-from quantexp.runs.status import State, Status, read_status, requeues, write_status
+from quantexp.runs.status import State, read_status, requeues, write_status
 from quantexp.schema import Code, Experiment
 from tests.launch.fake_checkpoint import save
+from tests.recorded import status_of
 
 SAVES = ("training.iterations=9", "checkpoint.every=2", "checkpoint.optimizer=true")
 Tiny = Callable[..., Experiment]
@@ -61,12 +62,6 @@ Left = Callable[..., tuple[Experiment, RunDir]]
 def opened(experiment: Experiment) -> tuple[RunDir, str | None]:
     with open_run(experiment, "cpu", ["quantexp", "again"]) as (folder, _):
         return folder.run, folder.notice
-
-
-def status_of(run: RunDir) -> Status:
-    status = read_status(run.status)
-    assert status is not None
-    return status
 
 
 def iterations(run: RunDir) -> list[int]:

@@ -15,6 +15,7 @@ from quantexp.launch.replays import declared_of, gradient_of, origin_of, replay
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Rule
 from tests.conftest import run_here
+from tests.recorded import json_lines
 
 #: Draws, histories of amaxes, a random transform, a schedule, perturbed weights: all that a replay must take up.
 SCHEME = (
@@ -23,10 +24,6 @@ SCHEME = (
     "scaling: delayed, window: 2, hadamard: none}, {layers: [1], products: [fprop], operands: [w], hadamard: none}]",
 )
 WORDS = ("capture=off", "training.iterations=4", "training.chaos=1", "checkpoint.optimizer=true")
-
-
-def lines(run: RunDir) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
 
 
 def numbers(all_lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -42,7 +39,7 @@ def trained(run_tiny_once: Callable[..., RunDir]) -> RunDir:
 def test_nothing_changed_gives_the_same_bits(trained: RunDir, start: int) -> None:
     again = run_here(replay(origin_of(trained, start, None), 3))
     assert again.root.parent == trained.root.parent / "bisect" / trained.root.name
-    assert numbers(lines(again)) == numbers(lines(trained)[start:3])
+    assert numbers(json_lines(again.metrics)) == numbers(json_lines(trained.metrics)[start:3])
     assert json.loads(again.status.read_text())["iterations"] == 3
 
 
@@ -50,10 +47,12 @@ def test_nothing_changed_gives_the_same_bits(trained: RunDir, start: int) -> Non
 def test_moved_weights_give_other_losses_on_the_same_data(trained: RunDir, start: int) -> None:
     """In the first iteration by little: 1% of the weights move by one unit in the last place, 2^-8 of them in bf16."""
     one, two = (
-        lines(run_here(replay(origin_of(trained, start, None), start + 1, chaos=chaos)))[0]
+        json_lines(
+            run_here(replay(origin_of(trained, start, None), start + 1, chaos=chaos)).metrics
+        )[0]
         for chaos in (1, 2)
     )
-    own = lines(trained)[start]
+    own = json_lines(trained.metrics)[start]
     losses = {own["loss"], one["loss"], two["loss"]}
     assert len(losses) == 3
     assert max(losses) - min(losses) < 0.01 * own["loss"]

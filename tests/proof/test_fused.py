@@ -16,6 +16,7 @@ from quantexp.quant import multiply
 from quantexp.quant.attention import fused
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
+from tests.recorded import failure
 
 RunTiny = Callable[..., RunDir]
 FUSED = (
@@ -35,13 +36,6 @@ def entries(run: RunDir) -> dict[tuple[int, str], dict[str, Any]]:
         for e in content["entries"]
         if e["site"] != "linear"
     }
-
-
-def failure(run: RunDir) -> str:
-    status = read_status(run.status)
-    assert status is not None
-    assert status.state is State.FAILED
-    return status.reason
 
 
 def test_every_operand_that_enters_the_kernel_is_judged(run_tiny: RunTiny) -> None:

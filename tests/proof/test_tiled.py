@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,8 @@ from quantexp.quant.sites import FPROP_P, dim_of
 from quantexp.quant.whole_amax import own_amax
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
+from tests.proof.test_fused import entries
+from tests.recorded import failure
 
 pytestmark = pytest.mark.slow
 
@@ -41,23 +42,6 @@ FULL_HIFP8 = tuple(word.replace("mxfp8", "hifp8") for word in FULL_MXFP8)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them for the tiny experiment's 64 tokens."""
     monkeypatch.setattr(tiles, "ROWS", 32)
-
-
-def entries(run: RunDir) -> dict[tuple[int, str], dict[str, Any]]:
-    """The attention's entries by layer and slot."""
-    content = json.loads(run.precision.read_text())
-    return {
-        (e["layer"], f"{e['site']}.{e['product']}.{e['operand']}"): e
-        for e in content["entries"]
-        if e["site"] != "linear"
-    }
-
-
-def failure(run: RunDir) -> str:
-    status = read_status(run.status)
-    assert status is not None
-    assert status.state is State.FAILED
-    return status.reason
 
 
 def completed(run: RunDir) -> RunDir:

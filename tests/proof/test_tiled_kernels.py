@@ -18,6 +18,7 @@ from quantexp.quant.attention.kernels.gpu import Amaxes, Quantised
 from quantexp.quant.sites import Slot
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
+from tests.recorded import failure
 
 RunTiny = Callable[..., RunDir]
 WORDS = (
@@ -95,13 +96,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
 def entries(run: RunDir) -> list[dict[str, Any]]:
     content = json.loads(run.precision.read_text())
     return [e for e in content["entries"] if e["site"] != "linear"]
-
-
-def failure(run: RunDir) -> str:
-    status = read_status(run.status)
-    assert status is not None
-    assert status.state is State.FAILED
-    return status.reason
 
 
 def test_the_tiles_beside_the_kernels_are_proved_and_run_only_in_that_iteration(

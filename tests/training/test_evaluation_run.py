@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
 from tests.conftest import run_here
+from tests.recorded import json_lines
 
 Tiny = Callable[..., Experiment]
 HELD_OUT = ("evaluation.samples=4", "dataset.split='50,50,0'")
@@ -44,17 +43,13 @@ def results(run: RunDir) -> Evaluation:
     return evaluation
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_loss_is_that_of_the_evaluation_in_training(
     trained: RunDir, evaluate: Callable[..., RunDir]
 ) -> None:
     run = evaluate("quant=FA_linear_mxfp4")
     one = results(run)["scheme"]
     # Megatron's losses are float32, ours float64: a relative error of some 2^-24 in a token's.
-    expected = lines(trained.metrics)[-1]["validation_loss"]
+    expected = json_lines(trained.metrics)[-1]["validation_loss"]
     assert one["loss"] == pytest.approx(expected, rel=1e-6)
     assert one["tokens"] == 4 * 64
     assert one["difference"] == pytest.approx(
@@ -68,13 +63,13 @@ def test_loss_is_that_of_the_evaluation_in_training(
     status = read_status(run.status)
     assert status is not None
     assert (status.state, status.iteration, status.iterations) == (State.COMPLETED, 2, 2)
-    last = lines(run.metrics)[-1]
+    last = json_lines(run.metrics)[-1]
     assert last["loss"] == pytest.approx(one["loss"], rel=1e-12)
 
 
 def test_documents_add_up_to_the_whole(evaluate: Callable[..., RunDir]) -> None:
     run = evaluate("quant=FA_linear_mxfp4")
-    one, documents = results(run)["scheme"], lines(run.documents)
+    one, documents = results(run)["scheme"], json_lines(run.documents)
     assert len(documents) == one["documents"]
     total = {name: sum(line[name] for line in documents) for name in DOCUMENT_COLUMNS}
     assert total["tokens"] == one["tokens"]

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
 from tests.conftest import run_here
+from tests.recorded import json_lines
 
 Tiny = Callable[..., Experiment]
 GRADIENT = ("gradient.only=true", "training.stop_after=1", "capture=off")
@@ -35,16 +35,12 @@ def results(run: RunDir) -> Gradients:
     return content
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_the_schemes_gradient_is_that_of_training(tiny: Tiny) -> None:
     trained = run_here(tiny("quant=linear_mxfp4", "capture=off", "training.stop_after=1"))
     run = run_here(tiny("quant=linear_mxfp4", *GRADIENT))
     assert is_gradient(run)
     assert not is_gradient(trained)
-    (expected,), (line,) = lines(trained.metrics), lines(run.metrics)
+    (expected,), (line,) = json_lines(trained.metrics), json_lines(run.metrics)
     assert line["loss"] == expected["loss"]
     # Training rounds the norm to float32.
     assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=2.0**-23)

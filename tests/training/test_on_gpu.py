@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from quantexp.model.checkpoints import folder_of
 from quantexp.runs.paths import RunDir
+from tests.recorded import json_lines
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 RunTiny = Callable[..., RunDir]
-
-
-def metrics_of(run: RunDir) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
@@ -35,7 +31,7 @@ def test_every_slot_engages(
     statuses = {entry["status"] for entry in json.loads(run.precision.read_text())["entries"]}
     assert "mismatch" not in statuses
     assert "engaged" in statuses
-    assert metrics_of(run)[-1]["memory_gb"] > 0
+    assert json_lines(run.metrics)[-1]["memory_gb"] > 0
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
@@ -47,7 +43,7 @@ def test_a_deterministic_run_repeats_its_numbers(
     words += ["checkpoint.at_end=true", "checkpoint.optimizer=true"]
     runs = [run_tiny(*words, f"paths.root={tmp_path / str(turn)}") for turn in range(2)]
     names = ("loss", "grad_norm", "lr", "loss_scale")
-    numbers = [[[line[name] for name in names] for line in metrics_of(run)] for run in runs]
+    numbers = [[[line[name] for name in names] for line in json_lines(run.metrics)] for run in runs]
     assert numbers[0] == numbers[1]
     hashes = [(folder_of(run, 4) / "hashes.json").read_bytes() for run in runs]
     assert hashes[0] == hashes[1]

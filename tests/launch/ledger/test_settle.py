@@ -10,14 +10,9 @@ from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standing
 from quantexp.runs.lock import is_locked, take_lock
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import Phase, State, Status, read_status, write_status
+from quantexp.runs.status import Phase, State, Status, write_status
 from tests.launchers.slurm.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
-
-
-def status_of(run: RunDir) -> Status:
-    status = read_status(run.status)
-    assert status is not None
-    return status
+from tests.recorded import status_of
 
 
 def ended(slurm: FakeSlurm, make_run: MakeRun, **fields: object) -> RunDir:

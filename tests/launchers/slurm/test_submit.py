@@ -25,8 +25,9 @@ from quantexp.config.load import read
 from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status, read_status, write_status
+from quantexp.runs.status import State, Status, write_status
 from quantexp.schema import CaptureLevel, Experiment, LauncherConfig
+from tests.recorded import status_of
 
 QUIET = Console(quiet=True)
 
@@ -86,12 +87,6 @@ def point(composed: Experiment, tmp_path: Path) -> Point:
         return experiment, stage
 
     return make
-
-
-def status_of(run: RunDir) -> Status:
-    status = read_status(run.status)
-    assert status is not None
-    return status
 
 
 def test_all_runs_are_checked_and_prepared_before_any_is_sent(
