@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from quantexp.launch.attempt import Opened
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, now, read_status, write_status
+from quantexp.runs.status import INTERRUPTED, State, now, read_status, write_status
 from quantexp.schema import Experiment
 
 
@@ -30,6 +32,20 @@ def output_of(console: Console) -> str:
     """The output of a console that writes into a string."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def until_interrupted(run: RunDir, on_poll: Callable[[], None]) -> None:
+    try:
+        while True:
+            on_poll()
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        put_status(run, State.CANCELLED, INTERRUPTED)
+
+
+def is_interrupted(run: RunDir, on_poll: Callable[[], None]) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    until_interrupted(run, on_poll)
 
 
 class Workers:

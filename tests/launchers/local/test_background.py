@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +12,10 @@ from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Sheet
 from rich.console import Console
 
-from quantexp.runs.paths import RunDir
-from quantexp.runs.status import INTERRUPTED, State, read_json
+from quantexp.runs.status import State, read_json
 from quantexp.schema import Experiment
 
-from .stand_in import Workers, put_status
+from .stand_in import Workers, is_interrupted, put_status
 
 
 @pytest.fixture
@@ -60,16 +56,7 @@ def test_command_and_source_are_those_of_the_submission(
 def test_interruption_is_130(
     sheet: Sheet, workers: Workers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def is_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        try:
-            while True:
-                on_poll()
-                time.sleep(0.01)
-        except KeyboardInterrupt:
-            put_status(run, State.CANCELLED, INTERRUPTED)
-
-    workers.does[1] = is_ended
+    workers.does[1] = is_interrupted
     assert main([str(sheet.files.listing)]) == 130
     assert capsys.readouterr().err == "quantexp: interrupted\n"
 

@@ -23,7 +23,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, read_json, read_status
 from quantexp.schema import Experiment
 
-from .stand_in import Workers, output_of, put_status
+from .stand_in import Workers, output_of, put_status, until_interrupted
 
 Work = Callable[..., Sheet]
 
@@ -295,12 +295,7 @@ def test_stop_ends_the_running_runs_and_leaves_the_rest_pending_with_a_reason(
     def runs_until_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
         if len(workers.started) == 2:
             stop.request()
-        try:
-            while True:
-                on_poll()
-                time.sleep(0.01)
-        except KeyboardInterrupt:
-            put_status(run, State.CANCELLED, INTERRUPTED)
+        until_interrupted(run, on_poll)
 
     workers.does = dict.fromkeys((1, 2), runs_until_ended)
     sheet = work([(make(seed), 0) for seed in (1, 2, 3)], num_slots=2, stop=stop)
@@ -338,13 +333,8 @@ def test_bug_of_the_queue_itself_leaves_no_run_behind(
     ended: list[int] = []
 
     def runs_until_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
-        try:
-            while True:
-                on_poll()
-                time.sleep(0.01)
-        except KeyboardInterrupt:
-            put_status(run, State.CANCELLED, INTERRUPTED)
-            ended.append(1)
+        until_interrupted(run, on_poll)
+        ended.append(1)
 
     def stumbles(*_: object) -> None:
         raise ZeroDivisionError

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ from rich.console import Console
 from quantexp.errors import ConfigError, DataError, RunError, RunInUseError
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import INTERRUPTED, State, read_json
+from quantexp.runs.status import State, read_json
 from quantexp.schema import Experiment
 
-from .stand_in import Workers, output_of, put_status
+from .stand_in import Workers, is_interrupted, output_of, put_status
 
 
 def ledger(root: Path) -> list[dict[str, Any]]:
@@ -98,16 +96,7 @@ def test_list_that_cannot_be_written_is_a_clean_error(
 def test_signal_ends_the_running_run_and_the_table_is_still_printed(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
-    def is_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        try:
-            while True:
-                on_poll()
-                time.sleep(0.01)
-        except KeyboardInterrupt:
-            put_status(run, State.CANCELLED, INTERRUPTED)
-
-    workers.does[1] = is_ended
+    workers.does[1] = is_interrupted
     with pytest.raises(KeyboardInterrupt):
         run_points([(make(seed), 0) for seed in (1, 2, 3)], console)
     assert [row["state"] for row in ledger(tmp_path / "runs")] == [
@@ -131,16 +120,7 @@ def test_failed_run_of_an_interrupted_sweep_is_left_to_retry(
     def fails(run: RunDir, on_poll: Callable[[], None]) -> None:
         put_status(run, State.FAILED, "loss nan")
 
-    def is_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        try:
-            while True:
-                on_poll()
-                time.sleep(0.01)
-        except KeyboardInterrupt:
-            put_status(run, State.CANCELLED, INTERRUPTED)
-
-    workers.does |= {1: fails, 2: is_ended}
+    workers.does |= {1: fails, 2: is_interrupted}
     with pytest.raises(KeyboardInterrupt):
         run_points([(make(seed), 0) for seed in (1, 2, 3)], console)
     (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -124,3 +125,10 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         time.tzset()
         yield
     time.tzset()
+
+
+def options(text: str) -> dict[str, str]:
+    """The #SBATCH lines of a script."""
+    lines = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    words = [shlex.split(line)[0].removeprefix("--").partition("=") for line in lines]
+    return {name: value for name, _, value in words}

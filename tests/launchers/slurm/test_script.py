@@ -20,6 +20,8 @@ from quantexp_launchers.slurm.script import run_script
 
 from quantexp.schema import ContainerRuntime, LauncherConfig
 
+from .conftest import options
+
 #: Everything that a shell, sbatch or Python's search path could misread; but see `check_root`.
 NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; & | > # é *'
 
@@ -33,13 +35,6 @@ def batch(of: LauncherConfig, root: Path = Path("/w/runs"), runs: int = 1, **key
     return Batch(
         root / "submissions" / "q-1", "q-1", folders, of, root / "snapshots" / "0a", **keys
     )
-
-
-def options(text: str) -> dict[str, str]:
-    """The #SBATCH lines, as a shell would split them."""
-    lines = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
-    words = [shlex.split(line)[0].removeprefix("--").partition("=") for line in lines]
-    return {name: value for name, _, value in words}
 
 
 def srun(text: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -142,10 +141,3 @@ def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]
             os.chdir(folder.parents[2])
 
     return run
-
-
-def options(text: str) -> dict[str, str]:
-    """The #SBATCH lines of a script."""
-    lines = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
-    words = [shlex.split(line)[0].removeprefix("--").partition("=") for line in lines]
-    return {name: value for name, _, value in words}

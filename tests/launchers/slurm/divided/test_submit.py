@@ -14,9 +14,9 @@ from quantexp_launchers.slurm.divided import job as on_node
 
 from quantexp.cli.main import main
 from quantexp.data.prepared import read_card
-from tests.launchers.slurm.conftest import queue_line
+from tests.launchers.slurm.conftest import options, queue_line
 
-from .conftest import Cluster, options
+from .conftest import Cluster
 
 Submit = Callable[..., list[str]]
 Captured = pytest.CaptureFixture[str]
