@@ -73,3 +73,18 @@ def written_beside(path: Path) -> Iterator[Path]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def writing_into(folder: Path, error: type[Exception], elsewhere: str) -> Iterator[None]:
+    """A context whose failed writes raise `error`; `elsewhere` is what gives another folder.
+
+    Raises:
+        Exception: of the class `error`; a file cannot be written.
+    """
+    try:
+        yield
+    except OSError as failure:
+        raise error(
+            f"{folder} cannot be written: {failure.strerror or failure}; give another with {elsewhere}"
+        ) from failure

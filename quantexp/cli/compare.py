@@ -16,8 +16,9 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.table import print_comparison
 from quantexp.analysis.compare.verdicts import Verdicts, judge
 from quantexp.cli.arguments import parser_of, root_and_rest
-from quantexp.cli.output import print_json, print_line, require_folder, writing_figures
+from quantexp.cli.output import print_json, print_line, require_folder
 from quantexp.errors import RunError
+from quantexp.folders import writing_into
 from quantexp.runs.evaluation import is_evaluation
 from quantexp.terminal.console import output_console
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None:
         from quantexp.analysis.compare.curves import draw_curves
 
-        with writing_figures(folder):
+        with writing_into(folder, RunError, "out=FOLDER"):
             files = draw_curves(compared, verdicts, folder)
         if not arguments.json:
             print_line(f"figure  {' '.join(map(str, files))}")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.cli.arguments import require_overrides
-from quantexp.cli.output import complain, print_json, print_line, require_folder, writing_figures
+from quantexp.cli.output import complain, print_json, print_line, require_folder
 from quantexp.cli.train import points_of, submit
 from quantexp.config.tasks import check_task_names, tasks_of
-from quantexp.errors import ConfigError
+from quantexp.errors import ConfigError, RunError
+from quantexp.folders import writing_into
 from quantexp.schema import Experiment
 from quantexp.terminal.console import error_console, output_console
 
@@ -107,7 +108,7 @@ def _show_rest(
             "have ended"
         )
     results = [Result(one["scheme"], one["differs"], "", one["evaluation"]) for one in records]
-    with writing_figures(folder):
+    with writing_into(folder, RunError, "out=FOLDER"):
         files = draw_results(results, folder)
     if files:
         print_line(f"figure  {' '.join(map(str, files))}")

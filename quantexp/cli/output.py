@@ -1,4 +1,4 @@
-"""The command's output: results on standard output, messages on standard error, figures in the folder of `out=`."""
+"""The command's output: results on standard output, messages on standard error; and the folder of `out=`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from quantexp.errors import RunError
+from quantexp.folders import writing_into
 from quantexp.terminal.messages import complain as complain
 
 
@@ -34,23 +33,8 @@ def require_folder(folder: Path) -> None:
     """
     path = folder.absolute()
     existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
-    with writing_figures(folder):
+    with writing_into(folder, RunError, "out=FOLDER"):
         if not existing.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(existing, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-@contextmanager
-def writing_figures(folder: Path) -> Iterator[None]:
-    """A context that writes figures into a folder.
-
-    Raises:
-        RunError: a file cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{folder} cannot be written: {error.strerror or error}; give another with out=FOLDER"
-        ) from error

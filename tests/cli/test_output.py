@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from quantexp.cli.main import main
-from quantexp.cli.output import require_folder, writing_figures
+from quantexp.cli.output import require_folder
 from quantexp.errors import RunError
 from tests.analysis.compare.runs import Runs
 
@@ -41,9 +40,3 @@ def test_a_folder_without_permission_is_refused_and_a_new_one_is_not_made(
     with pytest.raises(RunError) as refused:
         require_folder(new)
     assert str(refused.value) == f"{new} cannot be written: Permission denied; {REMEDY}"
-
-
-def test_a_failure_while_figures_are_written_is_reported_with_their_folder() -> None:
-    with pytest.raises(RunError) as failed, writing_figures(Path("figures")):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert str(failed.value) == f"figures cannot be written: No space left on device; {REMEDY}"

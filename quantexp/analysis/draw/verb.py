@@ -16,7 +16,7 @@ that cannot be used is named and counted, and the others are drawn.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from quantexp.analysis.tree import CHAPTER_FOLDERS, FIGURES, FILTERED, PARTS, QU
 from quantexp.capture.lines import lists_of
 from quantexp.capture.store import manifest
 from quantexp.errors import CaptureError, ConfigError
-from quantexp.folders import short_path
+from quantexp.folders import short_path, writing_into
 from quantexp.processes.cores import allowed_cores
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.console import error_console
@@ -100,7 +100,7 @@ def draw(
         _say_what_is_missing(source, console)
     jobs = request.jobs or len(allowed_cores())
     pool = Pool(jobs) if kept is None else kept.pool(jobs)
-    with contextlib.closing(pool), _writing(out):
+    with contextlib.closing(pool), writing_into(out, CaptureError, "out=FOLDER"):
         return _drawn(request, wanted, sources, out, pool, problems, console, kept)
 
 
@@ -259,13 +259,3 @@ def _size_and_time(file: Path) -> list[int] | None:
         return None
     stat = file.stat()
     return [stat.st_size, stat.st_mtime_ns]
-
-
-@contextlib.contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CaptureError(
-            f"{out} cannot be written: {error.strerror or error}; give another with out=FOLDER"
-        ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from quantexp.analysis.scheme_yaml import scheme_path
 from quantexp.capture.inspect import selected
 from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
-from quantexp.folders import for_shell
+from quantexp.folders import for_shell, writing_into
 from quantexp.formats import Format
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.processes.cores import allowed_cores
@@ -110,7 +110,7 @@ def requantise(
     files = _operands(capture, request)
     folder = request.output
     tally = Tally(work_on(request))
-    with _writing(folder):
+    with writing_into(folder, CaptureError, "--out"):
         folder.mkdir(parents=True, exist_ok=True)
         _score(files, tally, folder, request.jobs or len(allowed_cores()), progress, score)
     tally.problems += foreign_files(request.folder, capture.folder)
@@ -122,7 +122,7 @@ def requantise(
         raise CaptureError(f"{capture.folder}: none of {len(files)} files could be scored: {why}")
     choices = recommend(tally, request.sqnr_db)
     content = outcome_json(tally, choices, capture.folder, request.sqnr_db)
-    with _writing(folder):
+    with writing_into(folder, CaptureError, "--out"):
         _write(tally, choices, content, folder)
     return Outcome(tally, choices, formats, folder, request.sqnr_db, content)
 
@@ -192,16 +192,6 @@ def _write(tally: Tally, choices: list[Choice], content: dict[str, Any], folder:
     write_text(folder / "scale_exponent.csv", study_text(tally))
     write_text(scheme_path(folder, NAME), scheme_text(choices, content["sqnr_db"]))
     write_study(draw_study(tally), folder)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CaptureError(
-            f"{folder} cannot be written: {error.strerror or error}; give another with --out"
-        ) from error
 
 
 def _extent(num_elements: int) -> str:
