@@ -37,11 +37,7 @@ def check_evaluation(experiment: Experiment) -> None:
 
 def _check_evaluate(experiment: Experiment) -> None:
     """Refuse keys without an effect, and an evaluation without weights."""
-    evaluate, training, checkpoint = (
-        experiment.evaluate,
-        experiment.training,
-        experiment.checkpoint,
-    )
+    evaluate, training = experiment.evaluate, experiment.training
     check_limits("evaluate", evaluate)
     check_tasks(experiment)
     if not evaluate.only:
@@ -55,20 +51,25 @@ def _check_evaluate(experiment: Experiment) -> None:
         raise ConfigError(
             "quantexp evaluate needs weights: training.start_from=RUN@ITERATION or model.init_from=FOLDER"
         )
-    without_effect = {
-        "capture": experiment.capture.level is not CaptureLevel.off and experiment.capture.name,
-        "capture.ring": experiment.capture.ring,
+    optimizer = ["training.start_optimizer=true"] if training.start_optimizer else []
+    for setting in (*settings_of_training(experiment), *optimizer):
+        raise ConfigError(
+            f"{setting} has no effect on quantexp evaluate, which trains nothing: drop it"
+        )
+
+
+def settings_of_training(experiment: Experiment) -> list[str]:
+    """The settings, as `key=value`, that have no effect on a run that trains nothing."""
+    capture, checkpoint = experiment.capture, experiment.checkpoint
+    values = {
+        "capture": capture.level is not CaptureLevel.off and capture.name,
+        "capture.ring": capture.ring,
         "evaluation.every": experiment.evaluation.every,
         "checkpoint.every": checkpoint.every,
         "checkpoint.every_min": checkpoint.every_min,
         "checkpoint.at_end": checkpoint.at_end and "true",
-        "training.start_optimizer": training.start_optimizer and "true",
     }
-    for key, value in without_effect.items():
-        if value:
-            raise ConfigError(
-                f"{key}={value} has no effect on quantexp evaluate, which trains nothing: drop it"
-            )
+    return [f"{key}={value}" for key, value in values.items() if value]
 
 
 def evaluated_only(experiment: Experiment) -> Experiment:

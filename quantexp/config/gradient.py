@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quantexp.config.evaluation import settings_of_training
 from quantexp.errors import ConfigError
 from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.precision import precision_map
 from quantexp.quant.units import Unit, aspects_of, units_of
-from quantexp.schema import CaptureLevel, Experiment
+from quantexp.schema import Experiment
 
 
 def check_gradient(experiment: Experiment) -> None:
@@ -17,11 +18,7 @@ def check_gradient(experiment: Experiment) -> None:
     Raises:
         ConfigError: names key and value.
     """
-    gradient, training, checkpoint = (
-        experiment.gradient,
-        experiment.training,
-        experiment.checkpoint,
-    )
+    gradient, training = experiment.gradient, experiment.training
     aspects_of(gradient.by)
     if not gradient.only:
         if gradient.by:
@@ -37,17 +34,8 @@ def check_gradient(experiment: Experiment) -> None:
             f"training.stop_after must be {first} with gradient.only=true, which is about one iteration, got "
             f"{training.stop_after}"
         )
-    without_effect = {
-        "capture": experiment.capture.level is not CaptureLevel.off and experiment.capture.name,
-        "capture.ring": experiment.capture.ring,
-        "evaluation.every": experiment.evaluation.every,
-        "checkpoint.every": checkpoint.every,
-        "checkpoint.every_min": checkpoint.every_min,
-        "checkpoint.at_end": checkpoint.at_end and "true",
-    }
-    for key, value in without_effect.items():
-        if value:
-            raise ConfigError(f"{key}={value} has no effect on gradient.only, which trains nothing")
+    for setting in settings_of_training(experiment):
+        raise ConfigError(f"{setting} has no effect on gradient.only, which trains nothing")
 
 
 def units_compared(experiment: Experiment, iteration: int | None = None) -> list[Unit]:
