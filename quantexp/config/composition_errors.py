@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from quantexp.config.choices import choice_files, groups
 from quantexp.config.load import located, unknown_key, wrong_type
 from quantexp.config.overrides import unreadable
+from quantexp.config.shapes import LIST, MAPPING, wrong_shape
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.quant.scheme import SCHEMES
@@ -30,6 +31,8 @@ from quantexp.terminal.close_matches import did_you_mean, near, one_of
 _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
 #: OmegaConf's message for a deleted group whose choice `config.yaml` uses to name another one.
 _NO_CHOICE = re.compile(r"Interpolation key '(\w+)' not found")
+#: OmegaConf's message for a mapping in place of a list, or the other way round.
+_OTHER_SHAPE = "Cannot merge DictConfig with ListConfig"
 NULL_SECTION = (
     "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
     "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
@@ -146,14 +149,25 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
         key = ""
     if append := _APPEND.search(str(inner)):
         reason = f"{append[2]}: there is no choice to replace; to add one, write {append[1]}"
-    if key and ("not in" in reason):
+    file = _file_of(str(error), config_dir)
+    if key.endswith(".") and _OTHER_SHAPE in reason:
+        reason = f"{key[:-1]}: its lists must be in brackets, not in braces"
+    elif key and _OTHER_SHAPE in reason:
+        reason = f"{key} {LIST if owner is list else MAPPING}"
+    elif not key and file and (wrong := wrong_shape(Path(file), _group_of(str(error)))):
+        reason = wrong
+    elif key and ("not in" in reason):
         reason = unknown_key(key, owner)
     elif key and (wrong := wrong_type(key, reason)):
         reason = wrong
     elif key and key not in reason:
         reason = f"{key}: {reason}"
-    file = _file_of(str(error), config_dir)
     return f"{file}: {reason}" if file else reason
+
+
+def _group_of(message: str) -> str:
+    """The group of the file that a message of the form `In 'quant/mine': ...` names."""
+    return message.split("'")[1].rpartition("/")[0]
 
 
 def _file_of(message: str, config_dir: Path | None) -> str | None:
