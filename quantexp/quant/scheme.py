@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from omegaconf import OmegaConf
@@ -101,9 +101,16 @@ def _name_of_slots(quant: QuantConfig) -> str:
         for site, choice in choices.items()
         if choice != "none"
     ]
-    name = "+".join([*parts, *outside]) or "bf16"
+    name = "+".join([*parts, *outside]) or _name_of_rules(quant.rules, declared)
     exact = not quant.rules and None not in choices.values() and _is_plain(quant)
     return name if exact else f"{name}~{content_hash(quant)[:6]}"
+
+
+def _name_of_rules(rules: Sequence[Rule], declared: Mapping[str, Format]) -> str:
+    """The name of a scheme whose sites quantise nothing: `bf16`, unless a rule brings a format."""
+    formats = {str(rule.format) for rule in rules if rule.format not in (None, WORKING, REUSE)}
+    labels = {get_format(name, declared).label for name in formats}
+    return "_".join(["rules", *(labels if len(labels) == 1 else ())]) if labels else "bf16"
 
 
 def content_hash(quant: QuantConfig) -> str:

@@ -236,9 +236,26 @@ def test_site_no_choice_describes_is_custom() -> None:
 
 
 def test_rules_keep_the_sites_names_and_add_a_hash() -> None:
+    quant = shipped("linear_mxfp8")
+    quant.rules = [Rule(layers=[0], format="mxfp4")]
+    assert derived_name(quant) == f"linear_mxfp8~{content_hash(quant)[:6]}"
+
+
+@pytest.mark.parametrize(
+    ("formats", "name"),
+    [
+        (["bf16"], "bf16"),
+        (["mxfp8", None], "rules_mxfp8_e4m3"),
+        (["mxfp4", "bf16", "mxfp4"], "rules_mxfp4_e2m1"),
+        (["mxfp4", "hifp8"], "rules"),
+    ],
+)
+def test_bf16_with_rules_that_quantise_is_not_named_bf16(
+    formats: list[str | None], name: str
+) -> None:
     quant = shipped("bf16")
-    quant.rules = [Rule(layers=[0], format="mxfp8")]
-    assert derived_name(quant) == f"bf16~{content_hash(quant)[:6]}"
+    quant.rules = [Rule(layers=[0], format=each) for each in formats]
+    assert derived_name(quant) == f"{name}~{content_hash(quant)[:6]}"
 
 
 def test_hashes_from_before_later_options_are_unchanged() -> None:
