@@ -8,7 +8,7 @@ from typing import Any
 
 from quantexp.errors import RunError, RunInUseError
 from quantexp.launch.progress import dossier_words, left_out_words
-from quantexp.runs.metrics import Speed, recent_metrics, speed_of
+from quantexp.runs.metrics import Speed, recent_metrics, speed_of, without_a_step
 from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import Precision, read_precision
 from quantexp.runs.provenance import read_provenance
@@ -83,7 +83,7 @@ def outcome(
         read_precision(run.precision) if run.precision.exists() else None,
         status.tracking,
         _verified(run),
-        left_out_words(status),
+        left_out_words(status) or without_a_step(metrics),
         dossier_words(status),
     )
 

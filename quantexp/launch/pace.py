@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from quantexp.launch.progress import time_left_s
-from quantexp.runs.metrics import early_end, recent_metrics, speed_of
+from quantexp.runs.metrics import early_end, recent_metrics, speed_of, without_a_step
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Status
 
@@ -21,6 +21,8 @@ class Pace:
     time_left_s: float | None = None
     #: The words for metrics.jsonl without the last iterations; empty if it has them.
     early_end: str = ""
+    #: The words for latest steps that were all left out in fp16; empty if one was taken.
+    without_a_step: str = ""
 
 
 def pace(run: RunDir, status: Status) -> Pace:
@@ -34,6 +36,7 @@ def pace(run: RunDir, status: Status) -> Pace:
         speed.tokens_per_s,
         time_left_s(status, speed),
         early_end(last["iteration"], status),
+        without_a_step(latest),
     )
 
 

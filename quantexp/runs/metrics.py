@@ -213,6 +213,15 @@ def lowers_scale(scale: float | None, loss: float) -> bool:
     return scale is not None and scale > MIN_LOSS_SCALE and math.isfinite(loss)
 
 
+def without_a_step(latest: Sequence[Mapping[str, Any]]) -> str:
+    """What to say if each of the latest steps was left out in that search, so that no weight changed; else ""."""
+    if not latest or not all(line.get("skipped") and not is_fault(line) for line in latest):
+        return ""
+    which = "the only step" if len(latest) == 1 else f"all of the last {len(latest)} steps"
+    scale = latest[-1]["loss_scale"]
+    return f"{which} left out: gradients overflow fp16 at a loss scale of {scale:.4g} (training.initial_loss_scale)"
+
+
 def is_fault(line: Mapping[str, Any]) -> bool:
     """Whether the step of a line of metrics.jsonl was left out, and not in that search."""
     loss = line.get("loss")

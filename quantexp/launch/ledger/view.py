@@ -150,7 +150,8 @@ def about(standing: Standing, where: str | None = None) -> str:
     again = "" if first is None else f"goes on at iteration {first}"
     running = standing.state is State.RUNNING
     now = (activity(standing.status), captured_words(standing.status.capture)) if running else ()
-    wrong = left_out_words(standing.status), dossier_words(standing.status), standing.pace.early_end
+    left_out = left_out_words(standing.status) or standing.pace.without_a_step
+    wrong = left_out, dossier_words(standing.status), standing.pace.early_end
     return "; ".join(part for part in (where or standing.where, *now, again, why, *wrong) if part)
 
 

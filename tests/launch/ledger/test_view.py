@@ -83,10 +83,12 @@ def test_narrow_table_omits_the_common_prefix_and_lists_reasons_below_once() -> 
     assert sum("the time limit" in line for line in lines) == 1
 
 
-def test_lost_metrics_are_in_the_row() -> None:
-    cut = Pace(early_end="metrics.jsonl ends at iteration 2 of 3")
-    lines = lines_of([replace(standing_of("bf16", State.COMPLETED), pace=cut), MIXED[0]], 160)
-    assert any(line.rstrip().endswith(cut.early_end) for line in lines)
+@pytest.mark.parametrize(
+    "pace", [Pace(early_end="what is wrong"), Pace(without_a_step="what is wrong")]
+)
+def test_lost_metrics_and_missing_steps_are_in_the_row(pace: Pace) -> None:
+    lines = lines_of([replace(standing_of("bf16", State.COMPLETED), pace=pace), MIXED[0]], 160)
+    assert any(line.rstrip().endswith("what is wrong") for line in lines)
 
 
 def test_names_never_lose_a_part_of_their_scheme() -> None:
