@@ -260,8 +260,11 @@ def rank_batches(
         mask_eod_loss=dataset.mask_eod_loss,
         names_documents=is_evaluated_only,
     )
-    if is_evaluated_only:
-        _require_once(datasets.valid, num_samples(experiment))
+    if repeated := _repeated(datasets.valid, num_samples(experiment)):
+        if is_evaluated_only:  # intervals would be too narrow
+            raise DataError(repeated)
+        if rank.leads:
+            LOG.warning(f"some held-out samples count more than once: {repeated}")
     share: dict[str, int] = {
         "micro_batch_size": training.micro_batch_size,
         "data_parallel_rank": layout.place(rank.rank).data,
@@ -278,19 +281,16 @@ def rank_batches(
     return RankBatches(train, held_out, tokenizer.text_of)
 
 
-def _require_once(held_out: Any, number: int) -> None:
-    """Refuse to evaluate a token twice: intervals would be too narrow.
-
-    Raises:
-        DataError: names the most samples there are.
-    """
-    for part in getattr(held_out, "datasets", [held_out]):
+def _repeated(held_out: Any, number: int) -> str:
+    """What to say of held-out samples that are evaluated more than once: the most there are; empty if none is."""
+    for part in [] if held_out is None else getattr(held_out, "datasets", [held_out]):
         most = part.samples_in_all
         if len(part) > most and part.num_samples > most:
-            raise DataError(
+            return (
                 f"evaluation.samples={number} needs {part.num_samples} held-out samples of {part.dataset_path}, which "
                 f"has {most}: evaluate fewer, shorter ones (training.seq_length), or more of it (dataset.split)"
             )
+    return ""
 
 
 def warn_without_hashes(prefixes: Iterable[Path]) -> None:

@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.config.compose import compose
 from quantexp.data.binary import pair_paths
 from quantexp.data.prepared import card_path, read_card
 from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
+from quantexp.runs.ranks import Rank
 from quantexp.training.log import LOG
 from quantexp.training.megatron import data_loader
-from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets
+from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets, rank_batches
 from quantexp.training.megatron.pairs import open_pair
 from tests.data.pairs import text_of, write_binary
 from tests.data.side_by_side import side_by_side
@@ -483,3 +485,24 @@ def test_two_ranks_of_one_run_see_the_same_samples(prefix: Path, tmp_path: Path)
     alone = [[prefix, tmp_path / f"alone{i}"] for i in range(2)]
     (first, second), (own, _) = side_by_side(BUILD, [together, alone])
     assert first == second == own
+
+
+@pytest.mark.parametrize("number", [4, 4000])
+def test_held_out_samples_that_count_more_than_once_are_logged(
+    prefix: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    experiment = compose(
+        [
+            "training=fast",
+            "evaluation.every=1",
+            f"evaluation.samples={number}",
+            f"paths.cache={tmp_path}",
+        ],
+        None,
+        {},
+    )
+    with caplog.at_level("WARNING", LOG.name):
+        given = rank_batches(experiment, Rank(), {prefix: 1.0}, ByteTokenizer())
+    assert sum(len(batch["tokens"]) for batch in given.held_out()) == number
+    words = f"more than once: evaluation.samples={number} needs {number} held-out samples of {prefix}, which has "
+    assert (words in caplog.text) == (number > 4)
