@@ -54,6 +54,16 @@ def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
 
 
 @exact_in_pool
+def zero_blocks(x: Tensor, spec: QuantSpec, *, axis: int) -> Tensor:
+    """Whether each block has only zeros: bool, of the shape of the scales. NaN and Inf are none."""
+    x = x if x.ndim else x.reshape(1)
+    if spec.fmt.across > 1:
+        amax_T = to_tiles(x, spec.fmt, axis).abs().amax(-1)
+        return (amax_T == 0).reshape(num_tiles(tuple(x.shape), spec.fmt, axis))
+    return _block_amax(x, axis % x.ndim, spec.block) == 0
+
+
+@exact_in_pool
 def _scales(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Scales:
     if spec.fmt.family is Family.PYTHON:
         return or_one(None, x)

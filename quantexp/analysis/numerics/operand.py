@@ -121,12 +121,14 @@ def _scale_exponents(part: OperandSample, declared: DeclaredOperand) -> tuple[Co
     """The exponents, and the numbers of zero blocks and of blocks with NaN or Inf."""
     if declared.format.family is Family.BF16 or part.x.numel() == 0:
         return Counts(), 0, 0
-    scales = scales_of(part.x, declared.spec, axis=part.dim, amax=part.amax)
-    if isinstance(scales, Tensor) and declared.format.block is None:
+    if declared.format.block is None:
+        scales = scales_of(part.x, declared.spec, axis=part.dim, amax=part.amax)
+        assert isinstance(scales, Tensor)
         _, exponent = math.frexp(value := float(1 / scales.double()))
         return Counts(exponent - 1, (1,)) if math.isfinite(value) else Counts(), 0, 0
     empty = 0
-    if part.padding is not None and declared.format.block is not None:
+    if part.padding is not None:
         empty = num_blocks_of_padding(part.padding, part.dim, declared.spec.block)
-    zero, *blocks, nan = blocks_by_exponent(scales, declared.format).tolist()
+    blocks_E = blocks_by_exponent(part.x, declared.spec, part.dim, part.amax)
+    zero, *blocks, nan = blocks_E.tolist()
     return of_exponents(blocks, 1 - E8M0_BIAS), zero - empty, nan

@@ -5,7 +5,7 @@
 Where each element is quantised by itself (HiF8, whose one scale follows from the histogram's amax) everything is that
 of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. Blocks need the tensor itself. A
 block with NaN or Inf is NaN as a whole and left out. The scale of an NVFP4 block is the product of its own and the
-tensor's, of which the exponent is counted (floor of log2).
+tensor's, of which the exponent is counted (floor of log2). A block of zeros counts as 2^-127 in every format.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch import Tensor
 from quantexp.capture.statistics.counts import of_exponents
 from quantexp.capture.statistics.errors import cosine, decibel, error_sums, share
 from quantexp.capture.statistics.histogram import Histogram
-from quantexp.formats import Format, QuantSpec, Scales, TwoLevelScales, saturated, scales_of
+from quantexp.formats import Format, QuantSpec, TwoLevelScales, saturated, scales_of
 from quantexp.formats.decoding import scale_values
+from quantexp.formats.scaling import zero_blocks
 from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.records import spec_record
 from quantexp.quant.scoring import scored_spec
@@ -88,18 +89,21 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
     sums = error_sums(x, q, saturated(x, spec, axis=axis))
     signal, noise, cross = sums[:3]
     sums[2] = signal + 2 * cross + noise
-    blocks = blocks_by_exponent(scales_of(x, spec, axis=axis), spec.fmt)
+    blocks = blocks_by_exponent(x, spec, axis)
     return torch.cat([sums[:NUM_FIDELITY_SUMS], blocks.to(torch.float64)])
 
 
-def blocks_by_exponent(scales: Scales, fmt: Format) -> Tensor:
+def blocks_by_exponent(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None) -> Tensor:
     """The number of blocks for each exponent as in E8M0: biased, 0 for a zero block, 255 for NaN."""
+    scales = scales_of(x, spec, axis=axis, amax=amax)
     if isinstance(scales, TwoLevelScales):
-        scales = scale_values(scales.block, scales.tensor, fmt)
+        scales = scale_values(scales.block, scales.tensor, spec.fmt)
     if scales.is_floating_point():
         _, exponents = torch.frexp(scales.to(torch.float64))
-        biased = (exponents - 1 + E8M0_BIAS).clamp_(0, E8M0_NAN - 1)
-        scales = biased.masked_fill_(scales == 0, 0).masked_fill_(scales.isnan(), E8M0_NAN)
+        biased = (exponents - 1 + E8M0_BIAS).clamp_(0, E8M0_NAN - 1).masked_fill_(scales == 0, 0)
+        # The scale of a zero block is the smallest of the format, or 1.
+        biased.masked_fill_(zero_blocks(x, spec, axis=axis), 0)
+        scales = biased.masked_fill_(scales.isnan(), E8M0_NAN)
     scales = scales.reshape(-1).to(torch.int64)
     # Not `bincount`, which waits for a GPU.
     return scales.new_zeros(E8M0_NAN + 1).scatter_add_(0, scales, torch.ones_like(scales))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.nn.functional import pad
 
 from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
@@ -95,6 +96,29 @@ def test_scale_exponents_are_those_of_the_blocks_amax(capture: Capture) -> None:
     expected = {int(e): int((exponents == e).sum()) for e in np.unique(exponents)}
     assert {e: n for e, n in operand.scale_exponents.items() if n} == expected
     assert (operand.zero_blocks, operand.nan_blocks) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["nvfp4", "fp8_1x128", "fp8_128x128", "nvfp4_16x16", "fp4_ue5m3", "mxint8"]
+)
+@pytest.mark.parametrize("columns", [128, 200])
+def test_zero_blocks_have_no_exponent_in_any_format(
+    capture: Capture, name: str, columns: int
+) -> None:
+    x = normal(256, 1, columns)
+    x[:128] = 0
+    x[:, :, 128:] = 0
+    capture.add(x, "input", quant_type="bf16")
+    operand = only(capture, Request((name,))).operands[0]
+    rows, extent = get_format(name).across, get_format(name).block or 0
+    blocks = pad(x.float()[:, 0], (0, -columns % extent)).unflatten(1, (-1, extent))
+    used = int(blocks.unflatten(0, (-1, rows)).abs().amax((1, 3)).count_nonzero())
+    assert operand.scale_exponents.total == used
+    assert operand.zero_blocks == blocks.shape[0] // rows * blocks.shape[1] - used
+    line = {"statistics": statistics(x, chosen_for(name, "input")), "layer_type": "linear"}
+    (judged,) = of_statistics(line).operands
+    assert judged.scale_exponents == operand.scale_exponents
+    assert judged.zero_blocks == operand.zero_blocks
 
 
 def test_a_tensor_scale_has_the_exponent_of_its_power_of_two(
