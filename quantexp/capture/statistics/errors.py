@@ -136,6 +136,8 @@ def _chunk_sums(x_N: Tensor, q_N: Tensor, beyond_N: Tensor) -> Tensor:
     nonzero, kept = torch.count_nonzero(x_N), torch.count_nonzero(q_N)
     signal, cross = torch.dot(wide_N, wide_N), torch.dot(wide_N, error_N)
     if not can_skip or nonzero < x_N.numel():
+        # A format without a zero moves zeros, too.
+        kept = torch.count_nonzero((x_N != 0).logical_and_(q_N != 0))
         wide_N = wide_N.masked_fill(wide_N == 0, math.inf)
     relative = error_N.div_(wide_N).abs_().sum()
     sums = [signal, noise, cross, judged, nonzero, nonzero - kept, beyond_N.sum(), relative]

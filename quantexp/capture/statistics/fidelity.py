@@ -74,7 +74,7 @@ def _of_values(x: Tensor, counted: Histogram, spec: QuantSpec) -> Tensor:
         torch.cat([present, present.new_tensor([torch.inf])]).to(x.dtype), spec, -1
     )
     beyond = (weight * (present.abs() > limit[-1].to(torch.float64))).sum()
-    kept = (weight * (q != 0)).sum()
+    kept = (weight * ((present != 0) & (q != 0))).sum()
     sums = [present**2, (present - q) ** 2, q**2]
     totals = [(weight * s).sum() for s in sums]
     return torch.stack([*totals, weight.sum(), nonzero, nonzero - kept, beyond])

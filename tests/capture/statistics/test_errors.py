@@ -15,7 +15,10 @@ from quantexp.capture.statistics.errors import (
     error_sums,
     quantisation_error,
 )
+from quantexp.capture.statistics.fidelity import chosen_for
+from quantexp.capture.statistics.summary import statistics
 from quantexp.formats import resolve
+from quantexp.formats.definitions.definition import declared_format
 from tests.fake_gpu import on_fake_gpu
 
 NAN, INF = float("nan"), float("inf")
@@ -56,6 +59,18 @@ def test_underflow_is_the_share_of_non_zero_values_that_become_zero() -> None:
     x = torch.zeros(1, 32)
     x[0, :4] = torch.tensor([6.0, 0.2, -0.2, 1.0])  # below 0.25, half of the smallest step
     assert quantisation_error(x, "mxfp4").underflow_share == 0.5
+
+
+@pytest.mark.parametrize("block", [32, "tensor"])
+@pytest.mark.parametrize("can_skip", [True, False])
+def test_zeros_of_a_format_without_a_zero_are_no_underflow(
+    block: object, can_skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_can_skip", lambda x: can_skip)
+    binary = declared_format("binary", {"element": {"values": [-1, 1]}, "block": block})
+    x = torch.tensor([[0.0, 1.0, -1.0, 0.5] * 16])
+    assert quantisation_error(x, binary).underflow_share == 0
+    assert statistics(x, chosen_for(binary, "input"))["fidelity"]["underflow_share"] == 0
 
 
 def test_saturation_is_judged_at_each_blocks_own_scale() -> None:
