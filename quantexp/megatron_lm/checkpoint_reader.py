@@ -11,12 +11,14 @@ every other class that they name is replaced by one that does nothing, so that a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import pickle
 import re
+import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -146,8 +148,17 @@ def _whole_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     wanted = {
         key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys
     }
-    load(wanted, storage_reader=reader, no_dist=True)
+    with no_word_of_one_process():
+        load(wanted, storage_reader=reader, no_dist=True)
     return {name: wanted[place[0]][place[1]] for name, place in places.items() if place is not None}
+
+
+@contextlib.contextmanager
+def no_word_of_one_process() -> Iterator[None]:
+    """Keep torch's load and save from warning of `no_dist=True`, which asks for one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _reader(folder: Path) -> Any:

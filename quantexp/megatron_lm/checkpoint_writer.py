@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantexp.megatron_lm.arguments import arguments_of
-from quantexp.megatron_lm.checkpoint_reader import COMMON, EXPERT, FUSED, LATEST, split_name
+from quantexp.megatron_lm.checkpoint_reader import (
+    COMMON,
+    EXPERT,
+    FUSED,
+    LATEST,
+    no_word_of_one_process,
+    split_name,
+)
 from quantexp.model.decoder import moe_of
 from quantexp.model.huggingface.blocks import blocks_of
 from quantexp.model.huggingface.mapping import mapping
@@ -55,7 +62,8 @@ def write_checkpoint(
     inner = folder / f"iter_{iteration:07d}"
     inner.mkdir(parents=True)
     content = _content(model, weights, padding)
-    save(content, storage_writer=FileSystemWriter(inner), no_dist=True)
+    with no_word_of_one_process():
+        save(content, storage_writer=FileSystemWriter(inner), no_dist=True)
     common = {"args": arguments_of(model), "checkpoint_version": 3.0, "iteration": iteration}
     torch.save(common, inner / COMMON)
     (inner / "metadata.json").write_text(json.dumps(_METADATA))

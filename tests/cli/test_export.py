@@ -138,7 +138,6 @@ def test_shards_are_exported_to_the_bytes_of_the_published_form(
         export([str(shards.root), "format=hf", "iteration=1"], shards.root.parent)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_run_goes_to_megatron_lm_and_back_bit_for_bit(llama: RunDir, tmp_path: Path) -> None:
     root = llama.root.parent
     here = tmp_path / "here"

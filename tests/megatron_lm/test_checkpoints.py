@@ -28,7 +28,6 @@ from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.sizes import padded_vocab_size
 from tests.model.huggingface.published import FAMILIES, of_folder, published_model, write
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 #: Numbers that Megatron-LM has no argument for: they change no weight.
 _NOT_THEIRS: dict[str, Any] = {"name": "", "init_from": None, "sliding_window": None}
 

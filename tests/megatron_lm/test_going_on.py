@@ -23,11 +23,7 @@ from tests.megatron_lm.checkout import run_script
 from tests.megatron_lm.runs import lines, proof, quantised
 from tests.model.huggingface.runs import data_words, model_words
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 #: Everything that repeats or interrupts forward passes.
 _WORDS = [
     *("--recompute-granularity", "full", "--recompute-method", "uniform"),
