@@ -191,7 +191,11 @@ def _write(tally: Tally, choices: list[Choice], content: dict[str, Any], folder:
     write_text(folder / "requantise.json", json.dumps(content, indent=1) + "\n")
     write_text(folder / "scale_exponent.csv", study_text(tally))
     write_text(scheme_path(folder, NAME), scheme_text(choices, content["sqnr_db"]))
-    write_study(draw_study(tally), folder)
+    if tally.work.points:
+        write_study(draw_study(tally), folder)
+    else:
+        for suffix in (".png", ".svg"):  # of an earlier call
+            (folder / f"scale_exponent{suffix}").unlink(missing_ok=True)
 
 
 def _extent(num_elements: int) -> str:

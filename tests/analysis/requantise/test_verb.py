@@ -151,6 +151,16 @@ def test_the_study_has_the_medians_of_every_operand(write: Write) -> None:
     assert math.isclose(float(row["sqnr_db"]), sum(middle) / 2, rel_tol=1e-12)
 
 
+def test_formats_whose_scales_cannot_be_moved_have_no_study(write: Write) -> None:
+    run = write(linear(0)).parent
+    assert main(["requantise", str(run), "--formats", "fp8_1x128,mxfp4"]) == 0
+    assert (run / "requantise" / "scale_exponent.png").is_file()
+    assert main(["requantise", str(run), "--formats", "fp8_1x128"]) == 0
+    assert not list((run / "requantise").glob("scale_exponent.??g"))
+    assert len((run / "requantise" / "scale_exponent.csv").read_text().splitlines()) == 1
+    assert {row["format"] for row in rows(run / "requantise")} == {"fp8_1x128"}
+
+
 def test_files_that_cannot_be_read_are_named_and_the_rest_is_scored(
     write: Write, capsys: Captured
 ) -> None:
