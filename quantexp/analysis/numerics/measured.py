@@ -248,7 +248,7 @@ def _reuses(metadata: Mapping[str, Any], slot: Slot) -> bool:
 def as_schemes_hold(slot: Slot, format_name: str) -> DeclaredOperand:
     """An operand in a format with the schemes' default options."""
     fmt = get_format(format_name)
-    dim = -1 if fmt.block is None else slot.dim
+    dim = slot.dim if fmt.block is not None or fmt.depends_on_axis else -1
     spec = scheme_spec(fmt, slot.operand)
     return DeclaredOperand(slot.product.value, slot.operand, spec, dim)
 

@@ -6,7 +6,8 @@ A value is its code times a scale; the exponent of the scale is
     nvfp4         floor(log2 b t), b the block's scale, t the tensor's        one a block
     fp8, hifp8    -log2 m, rounded down, m what the tensor is multiplied by   one a tensor
 
-Blocks of zeros have no exponent and are counted apart, as are blocks with NaN or Inf, of which nothing is judged.
+A scale of a format in Python is not known. Blocks of zeros have no exponent and are counted apart, as are blocks with
+NaN or Inf, of which nothing is judged.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def largest_scale_exponent(declared: DeclaredOperand, abs_max: float) -> int:
 
 def _scale_exponents(part: OperandSample, declared: DeclaredOperand) -> tuple[Counts, int, int]:
     """The exponents, and the numbers of zero blocks and of blocks with NaN or Inf."""
-    if declared.format.family is Family.BF16 or part.x.numel() == 0:
+    if declared.format.family in (Family.BF16, Family.PYTHON) or part.x.numel() == 0:
         return Counts(), 0, 0
     if declared.format.block is None:
         scales = scales_of(part.x, declared.spec, axis=part.dim, amax=part.amax)

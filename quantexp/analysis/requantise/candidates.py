@@ -84,7 +84,7 @@ class Candidate:
             "block": self.format.block if "block" in self.format.options else None,
             "scale_rule": self.scale_rule,
             "scaling": self.scaling,
-            "rounding": self.rounding,
+            "rounding": self.rounding if "rounding" in self.format.options else None,
             "pre_scale": self.pre_scale or None,
             "hadamard": None if self.hadamard is Hadamard.NONE else self.hadamard,
             "hadamard_block": self.hadamard_block,
@@ -143,6 +143,8 @@ def _of_format(fmt: Format) -> list[Candidate]:
     if fmt.definition:  # says what its scales are
         rules, scalings = rules[:1], scalings[:1]
     roundings = _first(Rounding, usual.rounding)
+    if fmt.family is Family.PYTHON:  # its class decides
+        roundings = roundings[:1]
     candidates = []
     for hadamard in Hadamard:
         for rule in rules:

@@ -55,7 +55,7 @@ def study_points(formats: list[Format]) -> list[Point]:
     """All points of these formats."""
     points = []
     for fmt in formats:
-        if fmt.family is Family.GRID:
+        if fmt.family in (Family.GRID, Family.PYTHON):
             continue  # its scales are no powers of two that one could move
         reach: range = OFFSETS
         if fmt.family is not Family.MX:

@@ -24,6 +24,7 @@ from quantexp.analysis.tensors.rows import padding_of_transform
 from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import Fidelity, beyond_largest, fidelity
 from quantexp.formats import (
+    Family,
     Hadamard,
     QuantSpec,
     Rounding,
@@ -59,7 +60,7 @@ class _Shared:
     def __init__(self, sample: OperandSample, slot: Slot) -> None:
         self._sample, self._slot = sample, slot
         self._transforms: dict[Transform, tuple[Tensor, Tensor | None]] = {}
-        self._saturated: dict[Candidate, Tensor] = {}
+        self._saturated: dict[Candidate, Tensor | None] = {}
         self._random: Tensor | None = None
 
     def fidelity(self, candidate: Candidate) -> Fidelity:
@@ -98,6 +99,8 @@ class _Shared:
         return self._transforms[key]
 
     def _rounded(self, v: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor:
+        if spec.fmt.family is Family.PYTHON:
+            return quantise(v, spec, axis=self._sample.dim, seed=_SEED)
         draws = spec.rounding is Rounding.STOCHASTIC
         if draws and self._random is None:
             self._random = random_numbers(v, spec, _SEED)
@@ -112,7 +115,7 @@ class _Shared:
 
     def _beyond_largest(
         self, v: Tensor, candidate: Candidate, spec: QuantSpec, amax: Tensor | None
-    ) -> Tensor:
+    ) -> Tensor | None:
         usual = replace(candidate, rounding=candidate.format.rounding)
         if usual not in self._saturated:
             self._saturated[usual] = beyond_largest(v, spec, self._sample.dim, amax)

@@ -82,6 +82,8 @@ def _cell(candidate: Candidate, worst: Worst) -> str:
 def _percent(share: float) -> str:
     """Two significant digits, so that a non-zero value never looks like zero."""
     value = 100 * share
-    if value == 0 or math.isnan(value):
+    if math.isnan(value):
+        return "-"
+    if value == 0:
         return "0"
     return "<.01" if value < 0.01 else f"{value:.2g}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from quantexp.analysis.tensors.operands import DeclaredOperand
 from quantexp.analysis.tensors.rows import laid_out, padding_of_transform
 from quantexp.analysis.tensors.sample import SAMPLE_ELEMENTS, OperandSample, sample_blocks
-from quantexp.formats import finite_amax, hadamard
+from quantexp.formats import Family, finite_amax, hadamard
 
 _MX_BLOCK = 32
 
@@ -24,15 +24,15 @@ def rounded_part(
 ) -> OperandSample:
     """About `limit` elements of a tensor at most, in complete blocks; `amax` is the whole tensor's.
 
-    Without a limit (0) it is the whole tensor, as where blocks have several rows. Where blocks are along tokens, an
-    expert's rows lie by sequence.
+    Without a limit (0) it is the whole tensor, as where blocks have several rows, and for a class in Python. Where
+    blocks are along tokens, an expert's rows lie by sequence.
 
     Raises:
         CaptureError: an expert's tensor of other rows than the manifest says.
     """
     spec = declared.spec
     whole = lcm(_MX_BLOCK if spec.fmt.block is None else spec.block, spec.hadamard_block)
-    limit = 0 if spec.fmt.across > 1 else limit
+    limit = 0 if spec.fmt.across > 1 or spec.fmt.family is Family.PYTHON else limit
     padding = None
     if declared.rows is not None and declared.dim == 0:
         laid = laid_out(tensor, declared.rows)

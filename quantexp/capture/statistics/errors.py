@@ -22,8 +22,8 @@ from quantexp.quant.step_state import Draw
 #: Elements of a chunk: on a CPU, whose cache holds their three float64 copies, and elsewhere, where a small chunk would
 #: take longer to launch than to compute.
 _CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 22
-#: The numbers of `error_sums`.
-_NUM_SUMS = 8
+#: The numbers of `error_sums`, and the place of the saturated elements.
+_NUM_SUMS, _SATURATED = 8, 6
 
 
 class Fidelity(NamedTuple):
@@ -71,12 +71,18 @@ def quantisation_error(
     return fidelity(x, q, beyond_largest(x, spec, axis, amax), padding)
 
 
-def beyond_largest(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None) -> Tensor:
+def beyond_largest(
+    x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None
+) -> Tensor | None:
     """Whether each element lies beyond the largest value at its scale, bool of x's shape.
+
+    None for a format in Python, whose largest value is not known.
 
     For blocks that is `saturated`. A tensor's scale s need not be a power of two: x is compared with the rounded
     max / s, where `saturated` compares the rounded x s, so that the two may differ for the element that decides s.
     """
+    if spec.fmt.family is Family.PYTHON:
+        return None
     if spec.fmt.family not in (Family.HIF8, Family.FP8):
         return saturated(x, spec, axis=axis, amax=amax)
     if spec.is_scaled and amax is None:
@@ -86,11 +92,13 @@ def beyond_largest(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = 
     return x.abs() > quantise(infinity, saturating, amax=amax)
 
 
-def fidelity(x: Tensor, q: Tensor, beyond: Tensor, padding: Tensor | None = None) -> Fidelity:
+def fidelity(
+    x: Tensor, q: Tensor, beyond: Tensor | None, padding: Tensor | None = None
+) -> Fidelity:
     """The fidelity of `q` for `x`, over elements in which q is not NaN and that are no padding.
 
-    `beyond` marks the saturated elements. x and q are of any floating dtype, `beyond` and `padding` bool; all of one
-    shape.
+    `beyond` marks the saturated elements; without it their share is NaN. x and q are of any floating dtype, `beyond`
+    and `padding` bool; all of one shape.
     """
     q = q if padding is None else q.masked_fill(padding, torch.nan)
     sums = error_sums(x, q, beyond).tolist()
@@ -105,16 +113,19 @@ def fidelity(x: Tensor, q: Tensor, beyond: Tensor, padding: Tensor | None = None
     )
 
 
-def error_sums(x: Tensor, q: Tensor, beyond: Tensor) -> Tensor:
+def error_sums(x: Tensor, q: Tensor, beyond: Tensor | None) -> Tensor:
     """Sums over the elements in which x is finite and q not NaN, e being q - x; float64, on x's device.
 
-    [x^2, e^2, x e, elements, non-zero elements, underflowed, saturated, |e / x|]
+    [x^2, e^2, x e, elements, non-zero elements, underflowed, saturated (NaN without `beyond`), |e / x|]
     """
+    is_known, beyond = beyond is not None, q.isnan() if beyond is None else beyond
     chunk = _CHUNK if x.device.type == "cpu" else _DEVICE_CHUNK
     parts = [torch.split(t.reshape(-1), chunk) for t in (x, q, beyond)]
     sums = torch.zeros(_NUM_SUMS, dtype=torch.float64, device=x.device)
     for part in zip(*parts, strict=True):
         sums += _chunk_sums(*part)
+    if not is_known:
+        sums[_SATURATED] = math.nan
     return sums
 
 

@@ -3,9 +3,10 @@
     signal = sum x^2      noise = sum (x - q)^2      energy = sum q^2      sum x q = (signal + energy - noise) / 2
 
 Where each element is quantised by itself (HiF8, whose one scale follows from the histogram's amax) everything is that
-of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. Blocks need the tensor itself. A
-block with NaN or Inf is NaN as a whole and left out. The scale of an NVFP4 block is the product of its own and the
-tensor's, of which the exponent is counted (floor of log2). A block of zeros counts as 2^-127 in every format.
+of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. Blocks and formats in Python need
+the tensor itself. A block with NaN or Inf is NaN as a whole and left out. The scale of an NVFP4 block is the product of
+its own and the tensor's, of which the exponent is counted (floor of log2). A block of zeros counts as 2^-127 in every
+format.
 """
 
 from __future__ import annotations
@@ -20,16 +21,22 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.statistics.counts import of_exponents
-from quantexp.capture.statistics.errors import cosine, decibel, error_sums, share
+from quantexp.capture.statistics.errors import (
+    beyond_largest,
+    cosine,
+    decibel,
+    error_sums,
+    share,
+)
 from quantexp.capture.statistics.histogram import Histogram
-from quantexp.formats import Format, QuantSpec, TwoLevelScales, saturated, scales_of
+from quantexp.formats import Family, Format, QuantSpec, TwoLevelScales, quantise, scales_of
 from quantexp.formats.decoding import scale_values
 from quantexp.formats.scaling import zero_blocks
 from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.records import spec_record
 from quantexp.quant.scoring import scored_spec
 
-#: signal, noise, energy, elements judged, non-zero, underflowed, saturated.
+#: signal, noise, energy, elements judged, non-zero, underflowed, saturated (NaN for a format in Python).
 NUM_FIDELITY_SUMS = 7
 #: The E8M0 bytes: the bias of their exponents, and NaN.
 E8M0_BIAS, E8M0_NAN = 127, 255
@@ -52,9 +59,9 @@ def chosen_for(fmt: str | Format, tensor_name: str) -> Chosen:
 
 def fidelity(x: Tensor, counted: Histogram, chosen: Chosen) -> Tensor:
     """The sums, then for MX and NVFP4 the number of blocks by biased scale exponent; float64, on x's device."""
-    if chosen.spec.fmt.block is None:
+    if chosen.spec.fmt.block is None and chosen.spec.fmt.family is not Family.PYTHON:
         return _of_values(x, counted, chosen.spec)
-    return _of_blocks(x, chosen)
+    return _of_tensor(x, chosen)
 
 
 def _of_values(x: Tensor, counted: Histogram, spec: QuantSpec) -> Tensor:
@@ -80,15 +87,19 @@ def _of_values(x: Tensor, counted: Histogram, spec: QuantSpec) -> Tensor:
     return torch.stack([*totals, weight.sum(), nonzero, nonzero - kept, beyond])
 
 
-def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
+def _of_tensor(x: Tensor, chosen: Chosen) -> Tensor:
     x = x if x.ndim else x.reshape(1)
     spec, axis = chosen.spec, chosen.axis
+    num_exponents = 0 if spec.fmt.block is None else E8M0_NAN + 1
     if x.numel() == 0:
-        return torch.zeros(NUM_FIDELITY_SUMS + E8M0_NAN + 1, dtype=torch.float64, device=x.device)
-    q = quantise_operand(x, spec, axis)
-    sums = error_sums(x, q, saturated(x, spec, axis=axis))
+        return torch.zeros(NUM_FIDELITY_SUMS + num_exponents, dtype=torch.float64, device=x.device)
+    # A random number of the run's would depend on the iteration.
+    q = quantise(x, spec, axis=axis, seed=0) if spec.draws else quantise_operand(x, spec, axis)
+    sums = error_sums(x, q, beyond_largest(x, spec, axis))
     signal, noise, cross = sums[:3]
     sums[2] = signal + 2 * cross + noise
+    if not num_exponents:
+        return sums[:NUM_FIDELITY_SUMS]
     blocks = blocks_by_exponent(x, spec, axis)
     return torch.cat([sums[:NUM_FIDELITY_SUMS], blocks.to(torch.float64)])
 
@@ -112,7 +123,7 @@ def blocks_by_exponent(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | Non
 def shares_of(numbers: Sequence[float]) -> tuple[float, float]:
     """The shares of saturated values, and of non-zero ones that become zero; 0 where there are none."""
     _, _, _, judged, nonzero, underflowed, beyond = numbers[:NUM_FIDELITY_SUMS]
-    return (beyond / judged if judged else 0.0), (underflowed / nonzero if nonzero else 0.0)
+    return (beyond / judged if beyond > 0 else 0.0), (underflowed / nonzero if nonzero else 0.0)
 
 
 def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
