@@ -79,7 +79,9 @@ def test_requantise_scores_it_beside_others(
     run = write_capture(tmp_path / "run" / "tensors", {("fc1", "weight", 0): x}).parent
     words = ["requantise", str(run), "--formats", f"{name},mxfp4", "--sqnr", "3"]
     assert main(words) == 0
-    assert "/-" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "/-" in out
+    assert "scored       1 file, all elements\n" in out
     with (run / "requantise" / "requantise.csv").open(newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["format"] == name]
     scored = {row["product"]: float(row["sqnr_db"]) for row in rows if not row["hadamard"]}

@@ -25,7 +25,7 @@ from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.errors import CaptureError
-from quantexp.formats import Family, finite_amax
+from quantexp.formats import finite_amax
 from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.quant.sites import Operand, Slot
 
@@ -49,15 +49,14 @@ class Work:
         transforms = [candidate.hadamard_block or 1 for candidate in self.candidates]
         return lcm(_BLOCK, *blocks, *transforms)
 
-    def num_sampled(self, slot: Slot) -> int:
-        """The number of sampled elements of a slot's operand; all of them for a class in Python.
+    @property
+    def has_rows(self) -> bool:
+        """Whether a candidate has blocks of several rows."""
+        return any(candidate.format.across > 1 for candidate in self.candidates)
 
-        All of a weight, where blocks have several rows.
-        """
-        formats = {candidate.format for candidate in self.candidates}
-        has_rows = any(fmt.across > 1 for fmt in formats) and slot.operand is Operand.W
-        is_python = any(fmt.family is Family.PYTHON for fmt in formats)
-        return 0 if has_rows or is_python else self.num_elements
+    def num_sampled(self, slot: Slot) -> int:
+        """The number of sampled elements of a slot's operand: all of a weight, where blocks have several rows."""
+        return 0 if self.has_rows and slot.operand is Operand.W else self.num_elements
 
 
 @dataclass(frozen=True)

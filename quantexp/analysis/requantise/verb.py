@@ -38,7 +38,7 @@ from quantexp.capture.inspect import selected
 from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
 from quantexp.folders import for_shell, writing_into
-from quantexp.formats import Format
+from quantexp.formats import Family, Format
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.processes.cores import allowed_cores
 from quantexp.terminal.facts import Facts
@@ -66,7 +66,7 @@ class Outcome:
         quantised = sum(one.candidate is not None for one in self.choices)
         mean = sum(one.bits for one in self.choices) / len(self.choices)
         more = len(self.tally.notes) - _NOTES
-        extent = _extent(self.tally.work.num_elements)
+        extent = _extent(self.tally.work)
         facts = Facts(console)
         for note in self.tally.notes[:_NOTES]:
             facts.add_row("note", escape(note))
@@ -143,7 +143,9 @@ def work_on(request: Request) -> Work:
         ConfigError: an unknown format.
     """
     formats = _formats(request)
-    return Work(candidates(formats), study_points(formats), request.num_elements)
+    is_whole = any(fmt.family is Family.PYTHON for fmt in formats)  # such a class gets the tensor
+    num_elements = 0 if is_whole else request.num_elements
+    return Work(candidates(formats), study_points(formats), num_elements)
 
 
 def _formats(request: Request) -> list[Format]:
@@ -198,5 +200,8 @@ def _write(tally: Tally, choices: list[Choice], content: dict[str, Any], folder:
             (folder / f"scale_exponent{suffix}").unlink(missing_ok=True)
 
 
-def _extent(num_elements: int) -> str:
-    return f"{num_elements} elements of each operand at most" if num_elements else "all elements"
+def _extent(work: Work) -> str:
+    if not work.num_elements:
+        return "all elements"
+    extent = f"{work.num_elements} elements of each operand at most"
+    return f"{extent}, weights whole" if work.has_rows else extent

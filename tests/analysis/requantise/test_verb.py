@@ -151,6 +151,14 @@ def test_the_study_has_the_medians_of_every_operand(write: Write) -> None:
     assert math.isclose(float(row["sqnr_db"]), sum(middle) / 2, rel_tol=1e-12)
 
 
+def test_weights_are_read_whole_where_blocks_have_several_rows(
+    write: Write, capsys: Captured
+) -> None:
+    run = write(linear(0)).parent
+    assert main(["requantise", str(run), "--formats", "fp8_128x128"]) == 0
+    assert "65536 elements of each operand at most, weights whole\n" in capsys.readouterr().out
+
+
 def test_formats_whose_scales_cannot_be_moved_have_no_study(write: Write) -> None:
     run = write(linear(0)).parent
     assert main(["requantise", str(run), "--formats", "fp8_1x128,mxfp4"]) == 0
