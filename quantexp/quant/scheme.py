@@ -110,7 +110,9 @@ def _name_of_rules(rules: Sequence[Rule], declared: Mapping[str, Format]) -> str
     """The name of a scheme whose sites quantise nothing: `bf16`, unless a rule brings a format."""
     formats = {str(rule.format) for rule in rules if rule.format not in (None, WORKING, REUSE)}
     labels = {get_format(name, declared).label for name in formats}
-    return "_".join(["rules", *(labels if len(labels) == 1 else ())]) if labels else "bf16"
+    if not labels:
+        return "bf16"
+    return f"rules_{labels.pop()}" if len(labels) == 1 else "rules"
 
 
 def content_hash(quant: QuantConfig) -> str:

@@ -68,15 +68,18 @@ def curves_in_words(
     num_curves: int, num_left_out: int, layers: Sequence[int], missing: Sequence[str] = ()
 ) -> str:
     """The number of curves, what the limit leaves of them, and the statistics that have none."""
-    words = f"{num_curves:,} curves of captured statistics"
+    parts = []
     if num_left_out:
         word = "layer" if len(layers) == 1 else "layers"
-        words = (
+        parts.append(
             f"{num_curves:,} of {num_curves + num_left_out:,} curves of captured statistics, of {word} "
             f"{', '.join(map(str, layers))}: tracking.most_curves allows no more layers"
         )
-    without = f"no curves of {', '.join(missing)}: nothing is quantised"
-    return "; ".join([words] * (num_curves > 0) + [without] * bool(missing))
+    elif num_curves:
+        parts.append(f"{num_curves:,} curves of captured statistics")
+    if missing:
+        parts.append(f"no curves of {', '.join(missing)}: nothing is quantised")
+    return "; ".join(parts)
 
 
 def scores_scheme(experiment: Experiment) -> bool:

@@ -93,7 +93,7 @@ def _of_tensor(x: Tensor, chosen: Chosen) -> Tensor:
     num_exponents = 0 if spec.fmt.block is None else E8M0_NAN + 1
     if x.numel() == 0:
         return torch.zeros(NUM_FIDELITY_SUMS + num_exponents, dtype=torch.float64, device=x.device)
-    # A random number of the run's would depend on the iteration.
+    # The run's random numbers would depend on the iteration.
     q = quantise(x, spec, axis=axis, seed=0) if spec.draws else quantise_operand(x, spec, axis)
     sums = error_sums(x, q, beyond_largest(x, spec, axis))
     signal, noise, cross = sums[:3]
