@@ -138,7 +138,8 @@ def _saved_in_the_hooks() -> _Swap:
 
     from quantexp.capture.record import recorder
     from quantexp.capture.statistics.summary import Summary
-    from quantexp.capture.store.folder import CaptureStore, Stored
+    from quantexp.capture.store.files import Stored
+    from quantexp.capture.store.folder import CaptureStore
 
     def add(self: Any, name: str, tensor: Any, about: Any) -> None:
         path = self.folder / name

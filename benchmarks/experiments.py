@@ -12,14 +12,16 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from quantexp.analysis.compare.comparison import compare
+from quantexp.analysis.compare.floors import Floors
+from quantexp.analysis.compare.noise import seed_floor
 from quantexp.analysis.compare.side import Side, read_side
-from quantexp.analysis.compare.verdicts import Floors, Verdict, conclude, judge, verdict_on
+from quantexp.analysis.compare.verdicts import Verdict, conclude, judge, verdict_on
 from quantexp.folders import conf_dir
 from quantexp.runs.evaluation import is_evaluation, read_evaluation
 from quantexp.runs.paths import RunDir
@@ -203,7 +205,10 @@ def evaluated(sides: Sequence[Side], shipped: Shipped) -> list[Answer]:
         own, others = losses[question.scheme], losses[question.against]
         gaps = {i: own[model] - others[model] for i, model in enumerate(models)}
         drafts.append(verdict_on(question.scheme, question.against, gaps, level, (1, 1)))
-    verdicts = conclude(drafts, [None] * len(drafts))
+    floors = Floors(BF16, None, 0, seed_floor(list(models.values())), len(models))
+    verdicts = conclude(drafts, [floors] * len(drafts))
+    # An evaluation has no perturbed runs, which the words may ask for.
+    verdicts = tuple(replace(v, words=v.words.replace(" or sweep.chaos=1", "")) for v in verdicts)
     return [Answer(*pair) for pair in zip(shipped.questions, verdicts, strict=True)]
 
 

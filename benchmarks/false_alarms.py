@@ -2,12 +2,17 @@
 
     python benchmarks/false_alarms.py [--seeds 100] [--chaos 1] [--iterations 300] [--trials 20000] [--figure FILE]
         [key=value ...]
+    python benchmarks/false_alarms.py --shapes [--trials 2000]
 
 A tiny model is trained at every seed, and again with `training.chaos` 1 to `--chaos`. A trial chooses three, four or
-six of the seeds, and for each one of its perturbed runs, and asks `quantexp compare`'s verdict on their gaps. There is
-no difference to find, so `above` or `below` is a false alarm, of which there should be 5%. Trials share runs: the
+six of the seeds, and for each one of its perturbed runs, and asks for Student's p-value of their gaps. There is no
+difference to find, so a p-value below 5% is a false alarm, of which there should be 5%. Trials share runs: the
 standard error beside the share says how far other seeds would give another one. The figure has the share of trials
 whose p-value is at most each level, which should be that level.
+
+`--shapes` trains nothing. It draws gaps of mean zero from noise of several shapes, and prints how often Student's
+p-value is below 5%, and how often the verdict of `quantexp compare` is `above` or `below`: without perturbed runs, with
+three pairs of them that have the same noise, and with three whose noise is a third, a fifth and a tenth of it.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,20 @@ TINY = [
 ]
 #: Seeds of one comparison.
 SIZES = (3, 4, 6)
+#: Of `--shapes`: noise of mean zero, of shape [seeds].
+SHAPES: dict[str, Callable[[np.random.Generator, int], Any]] = {
+    "normal": lambda rng, n: rng.normal(size=n),
+    "Student's t of 3": lambda rng, n: rng.standard_t(3, size=n),
+    "exponential": lambda rng, n: rng.exponential(size=n) - 1,
+    "log-normal": lambda rng, n: np.exp(rng.normal(size=n)) - math.exp(0.5),
+    "1 or -1": lambda rng, n: rng.choice([-1, 1], n) + 1e-4 * rng.normal(size=n),
+    "0.9 once in ten": lambda rng, n: (
+        np.where(rng.random(n) < 0.1, 0.9, -0.1) + 1e-4 * rng.normal(size=n)
+    ),
+}
+SHAPE_SIZES = (3, 4, 5, 6, 8, 12)
+#: Pairs of perturbed runs, and how much larger than theirs the noise of the scheme is.
+REFERENCES = ((0, 1), (3, 1), (3, 3), (3, 5), (3, 10))
 
 
 def losses(words: Sequence[str]) -> list[float]:
@@ -64,8 +83,8 @@ def ends(arguments: argparse.Namespace) -> Any:
 
 
 def trials(table: Any, size: int, number: int) -> tuple[list[Any], Any]:
-    """The verdicts of comparisons of so many seeds, and the seeds of each, [trials, size]."""
-    from quantexp.analysis.compare.verdicts import conclude, verdict_on
+    """The verdicts, not concluded, on so many seeds, and the seeds of each, [trials, size]."""
+    from quantexp.analysis.compare.verdicts import verdict_on
 
     rng = np.random.default_rng(size)
     verdicts: list[Any] = []
@@ -74,8 +93,32 @@ def trials(table: Any, size: int, number: int) -> tuple[list[Any], Any]:
         chosen = rng.integers(1, table.shape[1], size)
         gaps = table[seeds, chosen] - table[seeds, 0]
         by_seed = dict(enumerate(map(float, gaps)))
-        verdicts += conclude([verdict_on("perturbed", "bf16", by_seed, 1.0, (1, 1))], [None])
+        verdicts.append(verdict_on("perturbed", "bf16", by_seed, 1.0, (1, 1)))
     return verdicts, all_seeds
+
+
+def shapes(number: int) -> None:
+    """Print the false alarms of noise of each shape."""
+    from quantexp.analysis.compare.floors import Floors
+    from quantexp.analysis.compare.noise import LEVEL, floor_of
+    from quantexp.analysis.compare.verdicts import conclude, verdict_on
+
+    heads = [f"{pairs} pairs, x{ratio}" if pairs else "no pairs" for pairs, ratio in REFERENCES]
+    sys.stdout.write(f"{'noise':18}seeds  p < 5%  {'  '.join(heads)}\n")
+    for name, draw_noise in SHAPES.items():
+        for size in SHAPE_SIZES:
+            rng = np.random.default_rng(size)
+            by_p, alarms = 0, [0] * len(REFERENCES)
+            for _ in range(number):
+                gaps = draw_noise(rng, size)
+                draft = verdict_on("A", "bf16", dict(enumerate(map(float, gaps))), 1.0, (1, 1))
+                by_p += draft.p_value is not None and draft.p_value < LEVEL
+                for i, (pairs, ratio) in enumerate(REFERENCES):
+                    floor = floor_of([float(x) / ratio for x in draw_noise(rng, pairs)])
+                    (verdict,) = conclude([draft], [Floors("bf16", floor, pairs, None, 1)])
+                    alarms[i] += verdict.words in ("above bf16", "below bf16")
+            shares = (f"{n / number:{len(head)}.1%}" for n, head in zip(alarms, heads, strict=True))
+            sys.stdout.write(f"{name:18}{size:5}  {by_p / number:6.1%}  {'  '.join(shares)}\n")
 
 
 def standard_error(alarms: Any, seeds: Any, num_seeds: int) -> float:
@@ -118,7 +161,9 @@ def draw(p_values: dict[int, list[float]], file: Path) -> None:
 
 
 def main() -> None:
-    """Train, compare, and print the share of false alarms."""
+    """Print the shares of false alarms."""
+    from quantexp.analysis.compare.noise import LEVEL
+
     parser = argparse.ArgumentParser(description="False alarms of compare.")
     parser.add_argument("words", nargs="*", metavar="key=value", help="of the trainings")
     parser.add_argument("--seeds", type=int, default=100)
@@ -126,7 +171,11 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--trials", type=int, default=20000)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--shapes", action="store_true", help="of noise that is drawn")
     arguments = parser.parse_args()
+    if arguments.shapes:
+        shapes(arguments.trials)
+        return
     table = ends(arguments)
     gaps = (table[:, 1:] - table[:, :1]).ravel()
     sys.stdout.write(
@@ -136,7 +185,7 @@ def main() -> None:
     p_values = {}
     for size in SIZES:
         verdicts, seeds = trials(table, size, arguments.trials)
-        alarms = np.array([v.words in ("above bf16", "below bf16") for v in verdicts], dtype=float)
+        alarms = np.array([v.p_value < LEVEL for v in verdicts], dtype=float)
         p_values[size] = [v.p_value for v in verdicts]
         error = standard_error(alarms, seeds, arguments.seeds)
         sys.stdout.write(

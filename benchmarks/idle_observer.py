@@ -18,7 +18,15 @@ class IdleObserver:
     def built(self, chunks: list[Any]) -> None:
         """Do nothing."""
 
-    def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
+    def proof(
+        self, iteration: int, declared: Any, *, is_complete: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """Prove nothing."""
+        return contextlib.nullcontext()
+
+    def proof_of_evaluation(
+        self, iteration: int, declared: Any
+    ) -> contextlib.AbstractContextManager[None]:
         """Prove nothing."""
         return contextlib.nullcontext()
 

@@ -20,6 +20,27 @@ def user_path(path: str | Path) -> Path:
         return Path(path)
 
 
+def is_text(text: str) -> bool:
+    r"""Whether the text can be encoded as UTF-8; a lone `\ud800` of JSON or a foreign byte of a path cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def require_text(key: str, path: Path, error: type[Exception]) -> None:
+    """Check that a path can be recorded in files and be given to other processes.
+
+    Raises:
+        Exception: of the class `error`; the absolute path is not UTF-8.
+    """
+    if not is_text(absolute := str(path.absolute())):
+        raise error(
+            f"{key} must be a path in UTF-8, got {absolute!r}; rename it, or choose another"
+        )
+
+
 def conf_dir() -> Path:
     """The shipped configuration: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).parent
@@ -41,8 +62,16 @@ def short_path(path: Path) -> Path:
 
 
 def for_shell(path: Path) -> str:
-    """`short_path` as a word of a command to paste."""
-    return shlex.quote(str(short_path(path)))
+    """`short_path` as a word of a command to paste, which is no flag."""
+    short = str(short_path(path))
+    return shlex.quote(f"./{short}" if short.startswith("-") else short)
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder
 
 
 def beside(path: Path) -> Path:

@@ -40,6 +40,7 @@ TINY = [
     "training.iterations=2",
     "training.warmup_iterations=1",
     "analysis.auto=false",
+    "capture.at_end=false",
 ]
 
 #: Overrides that make each shipped model tiny, after TINY. DeepSeek: one dense layer and one of experts, two of them
@@ -71,7 +72,7 @@ TINY_MODELS = {
 }
 
 
-pytest_plugins = ["by_file", "slow_tests", "attacks"]
+pytest_plugins = ["by_file", "slow_tests", "attacks", "processes_end"]
 
 TESTS = Path(__file__).parent
 
@@ -246,7 +247,7 @@ def triton_interpreter() -> Callable[..., AbstractContextManager[Callable[..., A
 
         yield call
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         process.stdout.close()
 
     return interpreting

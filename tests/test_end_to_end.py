@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from quantexp.config.load import read
+from quantexp.runs.code_digest import code_digest
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 
@@ -110,6 +112,58 @@ def test_second_call_is_skipped_with_a_message(first: RunDir, command: Command) 
     assert not first.attempts.exists()
 
 
+@pytest.mark.timeout(600)
+def test_a_run_made_by_other_code_runs_again_and_is_not_matched(
+    tmp_path: Path, cache: Path
+) -> None:
+    """Other code has twice the learning rate; a copy with one more comment is the same code."""
+    trees = {name: tmp_path / name for name in ("other", "commented")}
+    for tree in trees.values():
+        for part in ("quantexp", "launchers", "conf"):
+            shutil.copytree(Path(__file__).parents[1] / part, tree / part)
+        file = tree / "quantexp" / "training" / "megatron" / "schedule.py"
+        text = file.read_text()
+        other = tree.name == "other"
+        file.write_text(text.replace("=training.lr,", "=2 * training.lr,") if other else f"{text}#")
+
+    def quantexp(tree: Path | None, *words: str) -> str:
+        path = {} if tree is None else {"PYTHONPATH": f"{tree}:{tree / 'launchers'}"}
+        (tmp_path / "work").mkdir(exist_ok=True)
+        process = subprocess.run(
+            [sys.executable, "-m", "quantexp", *words],
+            cwd=tmp_path / "work",
+            env={**os.environ, "COLUMNS": "200", **path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+    words = [*TINY, f"paths.cache={cache}", "capture=off"]
+    quantexp(trees["other"], "-m", "quant=bf16,linear_mxfp8", *words)
+    folders = [RunDir(each) for each in sorted((tmp_path / "work" / "runs").glob("*-*"))]
+    dishonest, mxfp8 = (json.loads(run.provenance.read_text())["code"] for run in folders)
+    assert dishonest == mxfp8 == code_digest(trees["other"] / "quantexp") != code_digest()
+    losses = folders[0].metrics.read_bytes()
+    again = (
+        f"completed before with other code ({dishonest} then, {code_digest()} now): running again"
+    )
+    assert again in " ".join(quantexp(None, "plan", "quant=bf16", *words).split())
+    assert again in quantexp(None, "quant=bf16", *words)
+    assert (folders[0].attempts / "1" / "metrics.jsonl").read_bytes() == losses
+    assert json.loads(folders[0].provenance.read_text())["code"] == code_digest()
+    assert "already completed" in quantexp(trees["commented"], "quant=bf16", *words)
+    why = f"code ({dishonest[:8]} against {code_digest()[:8]})"
+    assert why in " ".join(quantexp(None, "compare", "runs", "out=drawn").split())
+    (row,) = (
+        run
+        for run in json.loads(quantexp(None, "compare", "runs", "--json"))["runs"]
+        if not run["is_baseline"]
+    )
+    assert (row["code"], row["matched"]) == ([dishonest], False)
+
+
 def test_sweep_runs_unfinished_points_and_prints_its_table(
     first: RunDir, command: Command, folder: Path
 ) -> None:
@@ -136,9 +190,7 @@ def test_sweep_continues_after_failures_and_exits_1(
     """Two points whose data is missing, one whose weights overflow, one that is already completed."""
     process = command("-m", "dataset.path=/nowhere/data,null", "training.lr=1e30,1e-4")
     assert process.returncode == 1
-    assert process.stdout.count("dataset.tokenizer=huggingface needs a path: ") == 4, (
-        "told twice each"
-    )
+    assert process.stdout.count("no tokenised dataset at /nowhere/data: ") == 4, "told twice each"
     assert "4 runs" in process.stdout
     *_, file = sorted((folder / "runs" / "sweeps").glob("*.json"))
     rows = json.loads(file.read_text())["runs"]
@@ -159,7 +211,7 @@ def test_ending_a_command_ends_its_worker(tmp_path: Path, cache: Path, how: sign
     command += [f"paths.root={tmp_path}", f"paths.cache={cache}"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
     status = None
-    for _ in range(1200):
+    for _ in range(2400):
         files = list(tmp_path.glob("*/status.json"))
         status = read_status(files[0]) if files else None
         if status is not None and status.iteration > 0:
@@ -168,8 +220,8 @@ def test_ending_a_command_ends_its_worker(tmp_path: Path, cache: Path, how: sign
     assert status is not None
     assert status.pid is not None
     process.send_signal(how)
-    process.wait(60)
-    for _ in range(300):
+    process.wait(240)
+    for _ in range(2400):
         if not psutil.pid_exists(status.pid):
             break
         time.sleep(0.1)

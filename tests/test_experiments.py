@@ -79,12 +79,13 @@ def test_evaluations_are_judged_one_number_for_each_model(tmp_path: Path) -> Non
             run = runs.add(scheme, [3.0], name=name, start_from=f"bf16-{seed}@600")
             config = yaml.safe_load(run.config.read_text()) | {"evaluate": {"only": True}}
             run.config.write_text(yaml.safe_dump(config))
-            one = {"tokens": 9, "documents": 9, "loss": 3.0 + gap + seed / 1000, "bf16_loss": 3.0}
-            write_evaluation(run, one | {"difference": one["loss"] - 3.0}, [], [])
+            bf16, gap_here = 3.0 + seed / 100, gap * (1 + seed / 1000)
+            one = {"tokens": 9, "documents": 9, "loss": bf16 + gap_here, "bf16_loss": bf16}
+            write_evaluation(run, one | {"difference": gap_here}, [], [])
     sides = [read_side(RunDir(folder)) for folder in sorted(runs.root.iterdir())]
     (shipped,) = (each for each in experiments.EXPERIMENTS if each.is_evaluated)
     answers = experiments.judged(sides, shipped)
-    assert [round(answer.verdict.mean, 3) for answer in answers] == [0.502, -0.4, -0.49]
+    assert [round(answer.verdict.mean, 3) for answer in answers] == [0.501, -0.401, -0.491]
     words = [answer.verdict.words.split()[0] for answer in answers]
     assert words == ["above", "below", "below"]
     assert experiments.judged(sides[1:], shipped) == [], "a model without one of the schemes"
@@ -135,11 +136,12 @@ def test_table_is_written_from_the_runs_and_says_which_are_missing(
     }
     folders = []
     for seed in (1, 2, 3):
-        noise = 0.0001 * seed
-        folders.append(runs.add("bf16", [3.0] * 20, seed=seed, iterations=20))
-        folders.append(runs.add("bf16", [3.0 + noise] * 20, seed=seed, iterations=20, chaos=1))
+        loss, noise = 3.0 + seed / 100, 0.0001 * seed
+        folders.append(runs.add("bf16", [loss] * 20, seed=seed, iterations=20))
+        folders.append(runs.add("bf16", [loss + noise] * 20, seed=seed, iterations=20, chaos=1))
         for scheme, gap in schemes.items():
-            folders.append(runs.add(scheme, [3.0 + gap + noise] * 20, seed=seed, iterations=20))
+            losses = [loss + gap * (1 + noise) + noise] * 20
+            folders.append(runs.add(scheme, losses, seed=seed, iterations=20))
     sides = [read_side(folder) for folder in folders]
     assert experiments.table(sides).count("not run yet") == 3, (
         "of hifp8, the high rate, evaluations"

@@ -1,4 +1,4 @@
-"""The pictures of docs/gallery.md, from runs of the built-in sample that it starts itself.
+"""The pictures of docs/draw.md in this folder, from runs of the built-in sample that it starts itself.
 
     python docs/gallery/draw.py [FOLDER]
 
@@ -34,7 +34,7 @@ RUNS = {
 }
 #: Name of the drawing -> run, or all, and the words of `draw`.
 DRAWINGS = {
-    "hifp8": ("hifp8", ["--only", "quick_analysis,numerics"]),
+    "hifp8": ("hifp8", ["--only", "numerics"]),
     "ranks": ("ranks", ["--only", "numerics,attention_maps"]),
     "tensor": (
         "ranks",
@@ -44,7 +44,6 @@ DRAWINGS = {
 }
 #: Name of the picture -> drawing, and the file in it (a pattern, of which the first is taken).
 PICTURES = {
-    "quick_analysis": ("hifp8", "quick_analysis.png"),
     "overview": ("all", "quick_analysis.png"),
     "distribution": ("tensor", "distributions/**/*_linear_L1-fc2_forward_pre_*_input.png"),
     "heatmap": ("tensor", "heatmaps/**/*_linear_L1-fc2_forward_pre_*_input.png"),
@@ -65,8 +64,6 @@ PICTURES = {
     "magnitudes_by_scheme": ("all", "comparisons/magnitudes_by_scheme*.png"),
     "difference": ("all", "comparisons/difference_*.png"),
     "attention": ("ranks", "attention_maps/**/L1*.png"),
-    "compare": ("compare", "compare.png"),
-    "requantise": ("requantise", "scale_exponent.png"),
 }
 
 
@@ -94,8 +91,6 @@ def draw_all(folder: Path) -> None:
     for name, (of, words) in DRAWINGS.items():
         sources = everything if of == "all" else [str(runs[of])]
         quantexp(folder, "draw", *sources, f"out={drawn / name}", "--formats", "png", *words)
-    quantexp(folder, "compare", *everything, f"out={drawn / 'compare'}")
-    quantexp(folder, "requantise", str(runs["bf16"]), "--out", str(drawn / "requantise"))
 
 
 def run(folder: Path, name: str, words: list[str]) -> Path:

@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from quantexp.analysis.tree import QUICK
 from quantexp.errors import QuantexpError
-from quantexp.folders import short_path
+from quantexp.folders import for_shell, short_path
 from quantexp.runs.evaluation import is_evaluation, read_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import read_config
@@ -83,7 +83,9 @@ def report_sweep(
     if len(drawings) < 2 or set(drawings) == {AutoDraw.nothing}:
         return
     page = listing.with_suffix(".html")
-    with _report_failure(f"{page.name} was not written; quantexp report {listing}", console):
+    with _report_failure(
+        f"{page.name} was not written; quantexp report {for_shell(listing)}", console
+    ):
         from quantexp.analysis.report.write import write_report
 
         write_report([listing], page, REPORT_LOOK_S * len(drawings))
@@ -91,7 +93,9 @@ def report_sweep(
     if not trained:
         return
     picture = listing.with_suffix(".png")
-    with _report_failure(f"{picture.name} was not drawn; quantexp draw {listing}", console):
+    with _report_failure(
+        f"{picture.name} was not drawn; quantexp draw {for_shell(listing)}", console
+    ):
         draw_sweep(listing, picture)
         console.print(f"[bold]picture[/] {escape(str(short_path(picture)))}", soft_wrap=True)
 

@@ -15,6 +15,8 @@ sources. Only `desk.each` catches errors: a bug keeps its traceback.
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +32,14 @@ from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import write_whole
+from quantexp.terminal.units import duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Result = TypeVar("Result")
+#: Seconds between two lines of progress without a terminal.
+LINE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,22 @@ def place_of(entry: CapturedTensor) -> str:
 def progress_bar(
     words: str, total: int, console: Console, unit: str = "tensors"
 ) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal; yields the function that advances it by one."""
+    """A progress bar on a terminal, elsewhere a line every `LINE_S` seconds; yields the function that counts one."""
+    if not console.is_terminal:
+        num_done = 0
+
+        def advance() -> None:
+            nonlocal num_done
+            num_done += 1
+
+        def describe(elapsed_s: float) -> str:
+            left_s = elapsed_s * (total / num_done - 1) if num_done else None
+            left = "" if left_s is None else f", {duration(left_s)} left"
+            return f"{words}: {num_done} of {total} {unit} in {duration(elapsed_s)}{left}"
+
+        with _lines(describe, console):
+            yield advance
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -145,11 +165,45 @@ def progress_bar(
         TextColumn(unit),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(escape(words), total=total)
         yield lambda: bar.advance(task)
+
+
+@contextlib.contextmanager
+def working(words: str, console: Console) -> Iterator[None]:
+    """Print a line every `LINE_S` seconds without a terminal, except while a progress bar inside does."""
+    if console.is_terminal:
+        yield
+        return
+    with _lines(lambda elapsed_s: f"{words}: {duration(elapsed_s)}", console):
+        yield
+
+
+#: The descriptions that are printed, the innermost last; it alone is.
+_nested: list[Callable[[float], str]] = []
+
+
+@contextlib.contextmanager
+def _lines(describe: Callable[[float], str], console: Console) -> Iterator[None]:
+    """Print what `describe` says of the seconds so far, every `LINE_S` seconds."""
+    start, is_over = time.monotonic(), threading.Event()
+
+    def print_lines() -> None:
+        while not is_over.wait(LINE_S):
+            if _nested[-1] is describe:
+                words = describe(time.monotonic() - start)
+                console.print(words, soft_wrap=True, markup=False)
+
+    thread = threading.Thread(target=print_lines, daemon=True)
+    _nested.append(describe)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        _nested.remove(describe)
 
 
 @dataclass(frozen=True)

@@ -136,18 +136,15 @@ class CapturedTensor:
         return None if self.metadata.get("hash") is None else self._has_hash(self.torch())
 
     def verified(self) -> Tensor:
-        """`torch()`, of plain numbers with the manifest's hash, if it has one.
+        """`torch()`, with the manifest's hash, if it has one.
 
         Raises:
-            CaptureError: as for `torch`, the file cannot be read, it holds no plain numbers, or other values.
+            CaptureError: as for `torch`, the file cannot be read, or it holds other values.
         """
         if self.parts:
             return self._assembled(CapturedTensor.verified)
         try:
             values = self.torch()
-            if values.layout is not torch.strided or values.is_complex() or values.is_quantized:
-                kind = f"{values.dtype}, {values.layout}"
-                raise CaptureError(f"{self.path} holds no plain numbers, got {kind}")
             if self.metadata.get("hash") is not None and not self._has_hash(values):
                 raise CaptureError(f"{self.path} holds other values than the manifest's hash says")
         except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,7 +79,7 @@ def warn_of_unreadable(file: Path, unreadable: Sequence[UnreadableError]) -> Non
             printable(str(file)),
             len(unreadable),
             printable(str(unreadable[0]).removeprefix(str(file)).lstrip(" ,:")),
-            printable(str(file.parent)),
+            printable(shlex.quote(str(file.parent))),
         )
 
 

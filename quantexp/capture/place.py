@@ -8,6 +8,7 @@ from quantexp.capture.store.manifest import MANIFEST
 from quantexp.errors import UnreadableError
 from quantexp.reading.yaml_files import read_yaml
 from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import moved
 
 
 def place_of_captures(folder: Path) -> Path:
@@ -26,7 +27,10 @@ def _capture_dir(run: RunDir) -> str | None:
     Read without the schema, which another version of quantexp may have written.
     """
     try:
-        value = read_yaml(run.config)["capture"]["dir"]
+        config = read_yaml(run.config)
+        value, root = config["capture"]["dir"], config["paths"]["root"]
     except (FileNotFoundError, UnreadableError, KeyError, TypeError):
         return None
-    return value if isinstance(value, str) else None
+    if not isinstance(value, str) or not isinstance(root, str):
+        return None
+    return moved(value, root, run.root.parent)

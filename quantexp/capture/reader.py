@@ -213,11 +213,16 @@ def _statistics_only(
 
 
 def old_collection(folder: Path) -> Iterator[dict[str, Any]]:
-    """The tensors of a folder without a manifest, by the names of their files."""
+    """The tensors of a folder without a manifest, by the names of their files; a file with several names is one."""
+    known = set()
     for path in sorted(folder.rglob("*.pt")):
         metadata = metadata_of(path.name)
-        if metadata is not None:
-            yield {**metadata, "file": str(path.relative_to(folder)), "bytes": path.stat().st_size}
+        if metadata is None:
+            continue
+        stat = path.stat()
+        if (stat.st_dev, stat.st_ino) not in known:
+            known.add((stat.st_dev, stat.st_ino))
+            yield {**metadata, "file": str(path.relative_to(folder)), "bytes": stat.st_size}
 
 
 def _fits(value: object, criterion: Criterion) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from quantexp.analysis.compare.arguments import out_and_rest
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line, require_folder
 from quantexp.errors import ConfigError, RunError
+from quantexp.folders import for_shell
 from quantexp.launch.replays import Origin, gradient_of, origin_of, other_loop
 from quantexp.quant.units import aspects_of
 from quantexp.runs.find import find_run
@@ -105,10 +107,10 @@ def _search(
         print_json(record(result))
     else:
         print_result(result, output_console())
-        if result.file is not None:
+        if result.file is not None and result.override is not None:
             print_line(f"scheme  {result.file}")
-            print_line(f"        quantexp --config-dir {folder} quant={NAME} ...")
-            print_line(f"or      {result.override}")
+            print_line(f"        quantexp --config-dir {for_shell(folder)} quant={NAME} ...")
+            print_line(f"or      {shlex.quote(result.override)}")
         print_line(f"figure  {' '.join(map(str, files))}")
     return 0 if result.found.verdict is Verdict.FOUND else 1
 

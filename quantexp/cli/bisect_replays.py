@@ -14,6 +14,7 @@ from quantexp.launch.backend import launcher_of
 from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standings
 from quantexp.launch.refusal import Request, require_startable
+from quantexp.launch.reuse import other_code_or_versions
 from quantexp.runs.device import device_class
 from quantexp.runs.metrics import last_metrics
 from quantexp.runs.paths import RunDir
@@ -55,9 +56,11 @@ def run_all(experiments: Sequence[Experiment], console: Console) -> list[RunDir]
 
 
 def _has_run(run: RunDir, experiment: Experiment) -> bool:
-    """Whether a replay computed all its iterations."""
+    """Whether a replay computed all its iterations, by the present code."""
     status = read_status(run.status)
     if status is None or status.state not in (State.COMPLETED, State.FAILED):
+        return False
+    if other_code_or_versions(run) is not None:
         return False
     if status.state is State.COMPLETED:
         return True

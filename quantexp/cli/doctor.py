@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -16,9 +17,15 @@ from rich.markup import escape
 
 from quantexp import __version__
 from quantexp.cli.output import print_json
+from quantexp.config.choices import choice_files
 from quantexp.folders import cache_dir, conf_dir
+from quantexp.processes.host_memory import host_memory_gb
+from quantexp.terminal.close_matches import one_of
 from quantexp.terminal.console import output_console
 from quantexp.terminal.facts import Facts
+
+#: The resident set of a process after all imports (docs/benchmarks.md).
+_IMPORTS_GB = 0.35
 
 
 @dataclass(frozen=True)
@@ -136,16 +143,19 @@ def _compiled() -> Check:
 def _products() -> Check:
     """Which kernels multiply 16-bit matrices on the CPU, and how fast."""
     try:
-        import torch
+        import torch  # noqa: F401
     except (ImportError, OSError):
         return Check("CPU products", None, "not looked at: torch cannot be imported")
-    from quantexp.launch.product_rate import product_gflop_per_s, rate_in_words
+    from quantexp.launch.machine_rates import measured_rates
+    from quantexp.launch.product_rate import rate_in_words
     from quantexp.runs.device import multiplies_natively
     from quantexp.schema import Precision
 
     words = []
     for precision in (Precision.bf16, Precision.fp16):
-        rate = rate_in_words(product_gflop_per_s(precision, torch.device("cpu")))
+        rates = measured_rates(precision, "cpu", cache_dir(None))
+        assert rates is not None, "a CPU has memory"
+        rate = rate_in_words(rates.gflop_per_s)
         how = "torch's kernel" if multiplies_natively(precision) else "through fp32"
         words.append(f"{precision.value} {how}, {rate}")
     return Check("CPU products", True, "; ".join(words))
@@ -183,12 +193,27 @@ def _submitit() -> Check:
 
 
 def _memory() -> Check:
+    """Free memory, and what the quick test of each model takes; too little for the smallest is a failure."""
     import psutil
 
-    free = psutil.virtual_memory().available / 1e9
-    return Check(
-        "memory", None if free >= 8 else False, f"{free:.1f} GB free (training=fast takes up to 8)"
-    )
+    free = min(psutil.virtual_memory().available / 1e9, host_memory_gb())
+    needed = quick_test_gb()
+    each = ", ".join(f"{gb:.1f} GB with {name}" for name, gb in needed.items())
+    words = f"{free:.1f} GB free; training=fast takes {each}"
+    if too_large := [name for name, gb in needed.items() if gb > free]:
+        words += f"; too little for {one_of(too_large)}"
+    return Check("memory", len(too_large) < len(needed) and None, words)
+
+
+def quick_test_gb() -> dict[str, float]:
+    """GB (1e9 bytes) that `training=fast` takes on a CPU with each shipped model, the smallest first."""
+    from quantexp.config.compose import compose
+    from quantexp.memory.room import needed_gb
+
+    words = ["training=fast", "quant=FA_linear_mxfp8", "launcher.gpus_per_node=0"]
+    models = choice_files("model", None)
+    needed = {name: needed_gb(compose([f"model={name}", *words], None, {})) for name in models}
+    return {name: _IMPORTS_GB + gb for name, gb in sorted(needed.items(), key=itemgetter(1))}
 
 
 def _configuration() -> Check:

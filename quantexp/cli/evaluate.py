@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantexp.cli.arguments import require_overrides
+from quantexp.cli.arguments import require_overrides, root_and_rest
 from quantexp.cli.output import complain, print_json, print_line, require_folder
 from quantexp.cli.train import points_of, submit
 from quantexp.config.tasks import check_task_names, tasks_of
@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = out or Path("evaluate")
     if not arguments.json:
         require_folder(folder)
+    words = _with_run(words)
     require_overrides(words)
     _refuse_unused(words)
     is_chosen = any(word.startswith("capture=") for word in words)
@@ -57,6 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     _show_rest(experiments, results, folder)
     return code
+
+
+def _with_run(words: list[str]) -> list[str]:
+    """The words with the overrides that `RUN@ITERATION` stands for in its place."""
+    runs = [word for word in words if "=" not in word and not word.startswith("~")]
+    if len(runs) != 1:
+        return words
+    from quantexp.config.from_run import from_run
+
+    rest = [word for word in words if word not in runs]
+    return [*from_run(runs[0], rest, root_and_rest(rest)[0]), *rest]
 
 
 def _refuse_unused(words: Sequence[str]) -> None:

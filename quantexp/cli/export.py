@@ -43,6 +43,7 @@ from quantexp.model.checkpoints import (
     saved_iterations,
 )
 from quantexp.model.huggingface.file_names import CONFIG
+from quantexp.model.huggingface.token_roles import token_roles
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.publish import write_published
 from quantexp.model.saved_tensors import SavedTensors
@@ -52,8 +53,6 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
 from quantexp.schema import DatasetConfig, Experiment, TokenizerKind
 
-#: What a tokenizer's folder may hold besides tokenizer.json that belongs to it.
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 #: What a checkpoint has besides its published form.
 _LEFT_OUT = (PADDING, STATE, OLD_STATE)
 _FORMATS = ("hf", "megatron_lm")
@@ -101,7 +100,10 @@ def export(words: Sequence[str], root: Path) -> Path:
         end = _write_tokenizer(experiment.dataset, _recorded(run), part)
         _write_weights(experiment, folder, part)
         content = require_json(part / CONFIG, dict[str, Any])
-        (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")
+        declared = content.get("eos_token_id")
+        if end not in (declared if isinstance(declared, list) else [declared]):
+            content["eos_token_id"] = end
+            (part / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
 
     def write_megatron_lm(part: Path) -> None:
         published = part / ".published"
@@ -155,7 +157,7 @@ def _write_weights(experiment: Experiment, folder: Path, part: Path) -> None:
         model, precision = experiment.model, experiment.training.precision
         files = read_index(folder / STATE / STATE_INDEX).files
         tensors = SavedTensors.open(folder / STATE, files, model, precision)
-        write_published(tensors, model, part)
+        write_published(tensors, model, part, roles=token_roles(folder))
         return
     for file in saved_files(folder):
         if file.parent == folder and file.name not in (*_LEFT_OUT, HASHES):
@@ -209,15 +211,11 @@ def _write_tokenizer(dataset: DatasetConfig, recorded: str | None, folder: Path)
         raise DataError(
             f"{dataset.tokenizer_path} is another tokenizer than the run had; put that one back to export it"
         )
-    path = user_path(str(dataset.tokenizer_path))
-    if dataset.tokenizer is not TokenizerKind.huggingface and path.is_file():
-        shutil.copyfile(path, folder / path.name)
-        return tokenizer.eod
-    file = path / "tokenizer.json" if path.is_dir() else path
-    shutil.copyfile(file, folder / "tokenizer.json")
-    for name in _TOKENIZER_FILES:
-        if file.with_name(name).is_file():
-            shutil.copyfile(file.with_name(name), folder / name)
+    first, *companions = tokenizer.files
+    is_json = dataset.tokenizer is TokenizerKind.huggingface
+    shutil.copyfile(first, folder / ("tokenizer.json" if is_json else first.name))
+    for file in companions:
+        shutil.copyfile(file, folder / file.name)
     return tokenizer.eod
 
 

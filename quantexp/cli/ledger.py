@@ -62,7 +62,7 @@ def show(word: str | None, root: Path, console: Console) -> int:
     if not rows and not where.missing:
         console.print(f"no runs in {escape(where.about)}", soft_wrap=True)
     else:
-        console.print(view(rows, where.missing, console))
+        console.print(view(rows, where.missing, console), crop=False)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from quantexp.formats.words import code_words, num_values, scale_words, smallest
 from quantexp.quant.scheme import SCHEMES
 from quantexp.terminal.close_matches import did_you_mean, near
 from quantexp.terminal.console import output_console
+from quantexp.terminal.facts import Facts
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the named kinds, or all but the runs; returns 0.
+    """Print the named kinds, or the names of all but the runs; returns 0.
 
     Raises:
         ConfigError: an unknown kind, or a user's folder that is not there.
@@ -35,9 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     root, kinds = root_and_rest(arguments.words)
     content = record(kinds, arguments.config_dir, root)
     if arguments.json:
-        print_json(content)
+        print_json({kind: list(rows) for kind, rows in content.items()})
     else:
-        show(content, output_console())
+        (show if kinds else show_names)(content, output_console())
     return 0
 
 
@@ -79,14 +80,16 @@ def _about(file: Path, is_scheme: bool) -> str:
     return f"linear {linear}, QK {qk}, PV none"
 
 
-def record(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
+def record(
+    kinds: list[str], config_dir: Path | None, root: Path
+) -> dict[str, Sequence[dict[str, Any]]]:
     """The output of `list --json`: the named kinds, or all but the runs."""
     return {
         kind: _rows(kind, config_dir, root) for kind in kinds or [k for k in KINDS if k != "runs"]
     }
 
 
-def _rows(kind: str, config_dir: Path | None, root: Path) -> list[dict[str, object]]:
+def _rows(kind: str, config_dir: Path | None, root: Path) -> Sequence[dict[str, Any]]:
     if kind == "runs":
         from quantexp.cli.list_runs import run_rows  # the choices need no reader of runs
 
@@ -142,30 +145,50 @@ def _block(fmt: Format) -> int | list[int] | str | None:
     return "row" if fmt.block >= WHOLE_ROW else fmt.block
 
 
-def show(content: dict[str, object], console: Console) -> None:
+def show(content: Mapping[str, Sequence[dict[str, Any]]], console: Console) -> None:
     """Print the listing."""
     for kind, rows in content.items():
-        assert isinstance(rows, list)
         if not rows:
             console.print(f"{kind}: none")
         elif kind == "runs":
-            from quantexp.cli.list_runs import print_runs
+            from quantexp.cli.list_runs import Rows, print_runs
 
+            assert isinstance(rows, Rows)
             print_runs(rows, console)
         elif kind == "formats":
             _print_formats(rows, console)
         else:
-            table = Table(
-                title=kind, title_justify="left", show_header=False, box=None, pad_edge=True
-            )
-            table.add_column(style="bold", no_wrap=True)
-            table.add_column(overflow="fold")
-            for row in rows:
-                table.add_row(row["name"], escape(row["about"]))
-            console.print(table)
+            direct = [row for row in rows if "/" not in row["name"]]
+            _print_choices(kind, direct, console)
+            if in_folders := [row for row in rows if row not in direct]:
+                _print_choices(f"more {kind}", in_folders, console)
 
 
-def _print_formats(rows: list[dict[str, Any]], console: Console) -> None:
+def _print_choices(title: str, rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], escape(row["about"]))
+    console.print(table)
+
+
+def show_names(content: Mapping[str, Any], console: Console) -> None:
+    """Print the names of each kind; of choices in folders their number."""
+    facts = Facts(console)
+    for kind, rows in content.items():
+        names = [row["name"] for row in rows]
+        direct = [name for name in names if "/" not in name]
+        others = f" and {len(names) - len(direct)} more" if len(direct) < len(names) else ""
+        facts.add_row(kind, escape(", ".join(direct)) + others)
+    facts.print()
+    console.print(
+        "descriptions of a kind, and runs: quantexp list schemes, quantexp list runs",
+        soft_wrap=True,
+    )
+
+
+def _print_formats(rows: Sequence[dict[str, Any]], console: Console) -> None:
     table = Table(title="formats", title_justify="left", box=None, pad_edge=True)
     table.add_column("format", style="bold", no_wrap=True)
     for name in ("bits", "values", "block", "largest", "smallest"):

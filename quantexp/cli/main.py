@@ -13,15 +13,16 @@ imports torch before its verb needs it.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from importlib import import_module
 
 from quantexp.cli.arguments import parser_of, split_verb, top_parser
+from quantexp.cli.old_words import answer
 from quantexp.cli.output import complain
 from quantexp.cli.verbs import COMPLETE, VERBS
 from quantexp.errors import QuantexpError
+from quantexp.terminal.messages import drop_rest
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,19 +48,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Whether the reader of the output has ended, such as head; the rest of the output is dropped."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    """Whether the reader of the output or of the messages has ended, such as head; the rest of both is dropped."""
+    closed = []
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            drop_rest(stream)
+            closed.append(stream)
+    return bool(closed)
 
 
 def _run(words: list[str]) -> int:
     verb, words = split_verb(words)
     if verb is None and set(words) <= {"-h", "--help"}:
         top_parser().parse_args(["--help"])
+    if (message := answer(verb, words)) is not None:
+        complain(message)
+        return 2
     verb = verb or "train"
     arguments = parser_of(verb).parse_intermixed_args(words)
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -7,8 +7,9 @@ given beside.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantexp.capture.ring.price import dossier_bytes, ring_bytes
@@ -16,13 +17,16 @@ from quantexp.capture.select.budget import price
 from quantexp.capture.select.curves import choose_curves
 from quantexp.cli.plan_backend import BackendPlan, backend_plan, recipes_by_module
 from quantexp.cli.plan_layout import LayoutPlan, layout_plan
+from quantexp.config.environment import environment_lines
 from quantexp.config.evaluation import maps_of
+from quantexp.config.in_force import idle_rules
 from quantexp.errors import DataError
-from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.machine import missing_for_backend
+from quantexp.launch.recorded import root_of
+from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.footprint import fullest_rank
 from quantexp.memory.room import misfit, never, room_of
 from quantexp.model.checkpoints import checkpoint_bytes, checkpoints_at_once
@@ -46,6 +50,7 @@ from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
 from quantexp.schema import (
     Experiment,
+    MemoryCheck,
     ModelConfig,
     QuantConfig,
     TrainingConfig,
@@ -60,6 +65,8 @@ class Plan:
     model: str
     dataset: str
     scheme: str
+    #: What the variables of the old scripts that are set stand for.
+    from_environment: list[str]
     #: Whether it evaluates given weights without training.
     evaluates: bool
     #: What it runs besides; no part of work and time.
@@ -117,7 +124,8 @@ class Plan:
     tokens: int
     tflop: float
     #: The estimated training time on this machine, without start and figures, and the measured rate of products in the
-    #: working precision that it follows from; None for a job that runs elsewhere, or on a GPU without free memory.
+    #: working precision that it follows from; None for a job that runs elsewhere, on a GPU without free memory, or if
+    #: the run does not fit.
     time_s: float | None
     product_gflop_per_s: float | None
     #: Each with `recipe`, if Transformer Engine multiplies the module.
@@ -126,6 +134,10 @@ class Plan:
     backend: BackendPlan | None
     #: Iterations at which rules change the map; the map above is the first one's.
     map_changes_at: list[int]
+    #: The rules that are in force in none of the run's iterations, in words.
+    idle_rules: str | None
+    #: Why the run is skipped, or why a completed one runs again; None for any other.
+    earlier: str | None
     #: Each concurrent run's share of this machine; empty for a single run, or if a cluster decides.
     slots: list[str]
     #: What the dataset still lacks, or the machine, if anything.
@@ -136,13 +148,24 @@ class Plan:
     #: The batch script of a job; None on this machine.
     script: str | None
 
+    @property
+    def blockers(self) -> list[str]:
+        """The reasons why the run cannot start, one in a line."""
+        refused = None if self.starts_anyway else self.to_fit
+        return [reason for reason in (self.missing, refused) if reason is not None]
+
+    @property
+    def starts_anyway(self) -> bool:
+        """Whether the run starts where it does not fit."""
+        return self.memory == MemoryCheck.ignore.value
+
 
 def make_plan(
     experiment: Experiment,
     fast: Callable[[], Experiment | None] = never,
     gpu: Gpu | None = None,
 ) -> Plan:
-    """The plan of an experiment; reads no data, and uses devices only to find their size and speed.
+    """The plan of an experiment, without its time; reads no data, and uses devices only to find their size.
 
     Args:
         experiment: what would run.
@@ -157,16 +180,18 @@ def make_plan(
     parts = fullest.parts_gb
     room = room_of(experiment)
     too_large = misfit(experiment, room, maps, fast)
-    done, takes = work(experiment), duration(experiment)
+    done = work(experiment)
     captured = price(experiment, maps)
     checkpoints, curves = checkpoints_at_once(experiment), choose_curves(experiment)
     missing, folder = _folder(experiment)
+    skipped, again = skip_or_rerun_reason(experiment, RunDir(Path(folder)))
     lacks = missing_for_backend(experiment) if gpu is None else None
     launched = launcher_of(experiment.launcher.kind).plan(experiment, Path(folder))
     return Plan(
         model=model.name,
         dataset=str(experiment.dataset.label),
         scheme=str(experiment.quant.name),
+        from_environment=environment_lines(os.environ),
         evaluates=evaluates,
         tasks=list(experiment.evaluate.tasks),
         model_label=describe_model(model),
@@ -203,19 +228,31 @@ def make_plan(
         iterations=done.iterations,
         tokens=done.tokens,
         tflop=done.flop / 1e12,
-        time_s=None if takes is None else round(takes.seconds, 1),
-        product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
+        time_s=None,
+        product_gflop_per_s=None,
         precision_map=_entries(experiment, entries) + _outside_products(experiment),
         backend=backend_plan(experiment, gpu),
         map_changes_at=[1]
         if evaluates
         else [i for i in changes(experiment.quant) if i <= training.last_iteration],
+        idle_rules=idle_rules(experiment),
+        earlier=skipped or again,
         slots=launched.slots,
         missing="; ".join(filter(None, (missing, launched.missing, lacks))) or None,
         tracking=destinations(experiment.tracking, RunDir(Path(folder))),
         commands=[launched.command],
         script=launched.script,
     )
+
+
+def with_time(plan: Plan, experiment: Experiment) -> Plan:
+    """The plan of an experiment with its time here; this may measure the machine."""
+    is_refused = plan.to_fit is not None and not plan.starts_anyway
+    takes = None if is_refused else duration(experiment)
+    if takes is None:
+        return plan
+    rate = float(f"{takes.gflop_per_s:.3g}")
+    return replace(plan, time_s=round(takes.seconds, 1), product_gflop_per_s=rate)
 
 
 def _entries(experiment: Experiment, entries: list[Entry]) -> list[dict[str, object]]:

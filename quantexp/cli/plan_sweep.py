@@ -1,8 +1,8 @@
-"""Prints the plan of a sweep: a row for each run, their sum, and last the reasons why runs cannot start."""
+"""Prints the plan of a sweep: first the reasons why runs cannot start, then a row for each run, and their sum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,11 +11,11 @@ from rich.table import Table
 
 from quantexp.capture.select.budget import free_where
 from quantexp.cli.plan_record import Plan
-from quantexp.cli.plan_text import GPU_IS_FULL, blockers, precision_table, tflop
-from quantexp.launch.attempt import root_of
-from quantexp.launch.duration import in_words
+from quantexp.cli.plan_text import precision_table, tflop, why_no_time
+from quantexp.launch.duration import about, in_words
 from quantexp.launch.label import labels
 from quantexp.launch.product_rate import rate_in_words
+from quantexp.launch.recorded import root_of
 from quantexp.launch.refusal import by_reason, too_large_together
 from quantexp.schema import Experiment
 from quantexp.terminal.units import human_bytes
@@ -26,13 +26,32 @@ def show_sweep(
 ) -> None:
     """Print the plans of a sweep's experiments; with `maps` the precision map of each scheme first."""
     names = labels(experiments)
+    blockers = [plan.blockers for plan in plans]
+    _print_reasons("[bold red]will not start:[/]", names, blockers, console)
+    if (together := too_large_together(experiments)) is not None:
+        console.print(f"[bold red]will not start:[/] {escape(together)}", soft_wrap=True)
+    for line in plans[0].from_environment:
+        console.print(line, soft_wrap=True, markup=False)
     if maps:
         _print_maps(names, plans, console)
     console.print(_table(names, plans))
     _print_total(experiments, plans, console)
-    _print_blockers(names, plans, console)
-    if (together := too_large_together(experiments)) is not None:
-        console.print(f"[bold red]will not start:[/] {escape(together)}", soft_wrap=True)
+    earlier = [[plan.earlier] if plan.earlier else [] for plan in plans]
+    _print_reasons("[yellow]earlier attempt:[/]", names, earlier, console)
+
+
+def exit_code(
+    experiments: Sequence[Experiment], plans: Sequence[Plan], complain: Callable[[str], None]
+) -> int:
+    """0, or 1 with a message about the number of runs that cannot start, each or together."""
+    number = sum(bool(plan.blockers) for plan in plans)
+    if not number and too_large_together(experiments) is not None:
+        number = len(plans)
+    if number:
+        which = f"{number} of {len(plans)} runs" if len(plans) > 1 else "the run"
+        whose = "its plan says" if number == 1 else "their plans say"
+        complain(f"{which} will not start, as {whose}")
+    return int(number > 0)
 
 
 def _table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
@@ -62,7 +81,7 @@ def _mark(plan: Plan) -> str:
         return "[red]cannot start[/]"
     if plan.to_fit is None:
         return "[green]fits[/]"
-    return "[red]too large[/]" if blockers(plan) else "[yellow]too large, starts[/]"
+    return "[red]too large[/]" if plan.blockers else "[yellow]too large, starts[/]"
 
 
 def _print_total(
@@ -90,22 +109,22 @@ def _total_time(plans: Sequence[Plan]) -> str:
         who = "they do" if elsewhere == len(plans) else some
         return f"the time is not known: {who} not run on this machine"
     if len(seconds) < len(plans):
-        return f"the time is not known: {GPU_IS_FULL}"
+        plan = next(plan for plan in plans if plan.time_s is None)
+        return f"the time is not known: {why_no_time(plan)}"
     rates = dict.fromkeys((plan.product_gflop_per_s or 0.0, plan.precision) for plan in plans)
     measured = ", ".join(f"{rate_in_words(rate)} in {precision}" for rate, precision in rates)
-    return f"about {in_words(sum(seconds))} of training on this machine (measured: {measured} products)"
+    return f"{about(sum(seconds))} of training on this machine (measured: {measured} products)"
 
 
-def _print_blockers(names: Sequence[str], plans: Sequence[Plan], console: Console) -> None:
+def _print_reasons(
+    what: str, names: Sequence[str], of_each: Sequence[Sequence[str]], console: Console
+) -> None:
     """Print each reason once, below its runs."""
-    reasons = (
-        (name, reason) for name, plan in zip(names, plans, strict=True) for reason in blockers(plan)
-    )
+    pairs = zip(names, of_each, strict=True)
+    reasons = ((name, reason) for name, each in pairs for reason in each)
     for reason, those in by_reason(reasons).items():
-        which = f"all {len(plans)} runs" if 1 < len(those) == len(plans) else "; ".join(those)
-        console.print(
-            f"[bold red]will not start:[/] {escape(which)}\n  {escape(reason)}", soft_wrap=True
-        )
+        which = f"all {len(names)} runs" if 1 < len(those) == len(names) else "; ".join(those)
+        console.print(f"{what} {escape(which)}\n  {escape(reason)}", soft_wrap=True)
 
 
 def _print_maps(names: Sequence[str], plans: Sequence[Plan], console: Console) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
@@ -12,16 +15,16 @@ from quantexp.capture.select.curves import curves_in_words
 from quantexp.cli.plan_backend import backend_lines, layer_ranges
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
-from quantexp.formats.definitions.python import defines_contains, python_name, source_file
+from quantexp.formats.definitions.python import python_name, source_file
 from quantexp.formats.lookup import format_of_record
 from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
-from quantexp.launch.duration import in_words
+from quantexp.launch.duration import about
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme
 from quantexp.quant.slots import WORKING
-from quantexp.schema import Backend, MemoryCheck
+from quantexp.schema import Backend
 from quantexp.terminal.facts import Facts
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 from quantexp.terminal.units import human_bytes
@@ -57,13 +60,26 @@ _MAP = (
 )
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print the plan."""
+def show(plan: Plan, console: Console, complete: Callable[[Plan], Plan]) -> None:
+    """Print what prevents the run, the precision map, and then the `complete` plan, which may take a measurement."""
+    for line in plan.blockers:
+        console.print(f"[bold red]will not start:[/] {escape(line)}", soft_wrap=True)
+    if plan.to_fit is not None and plan.starts_anyway:
+        console.print(
+            f"[yellow]starts although it does not fit (memory=ignore):[/] {escape(plan.to_fit)}",
+            soft_wrap=True,
+        )
+    console.print(precision_table(plan, console.width))
+    plan = complete(plan)
     table = Facts(console)
     padding = f" and {plan.padding_parameters:,} of padding" if plan.padding_parameters else ""
     table.add_row("model", f"{escape(plan.model_label)} ({plan.parameters:,}{padding})")
     table.add_row("data", escape(plan.dataset))
     table.add_row("scheme", escape(describe_scheme(plan.scheme, plan.precision)))
+    for line in plan.from_environment:
+        table.add_row("", escape(line))
+    if plan.idle_rules is not None:
+        table.add_row("rules", f"[yellow]{escape(plan.idle_rules)}[/]")
     for line in _own_formats(plan):
         table.add_row("format", escape(line))
     for heading, line in backend_lines(plan.backend):
@@ -92,7 +108,7 @@ def show(plan: Plan, console: Console) -> None:
     )
     table.add_row(
         "work",
-        f"{plan.tflop_per_iteration:,.2f} TFLOP an iteration; {plan.iterations:,} iterations: {tflop(plan.tflop)}, "
+        f"{tflop(plan.tflop_per_iteration)} an iteration; {plan.iterations:,} iterations: {tflop(plan.tflop)}, "
         f"{plan.tokens:,} tokens",
     )
     table.add_row("time", time_in_words(plan))
@@ -114,21 +130,15 @@ def show(plan: Plan, console: Console) -> None:
         )
     for name, destination in plan.tracking.items():
         table.add_line(name, destination)
-    table.add_line("command", " ".join(plan.commands[0]))
+    if plan.earlier is not None:
+        table.add_row("earlier", escape(plan.earlier))
+    table.add_line("command", shlex.join(plan.commands[0]))
     table.print()
     if plan.layout.candidates:
         console.print(candidates_table(plan.layout))
-    console.print(precision_table(plan, console.width))
     if plan.script is not None:
         console.print(Rule("the job's script", align="left"))
         console.print(plan.script, markup=False, soft_wrap=True)
-    for line in blockers(plan):
-        console.print(f"[bold red]will not start:[/] {escape(line)}", soft_wrap=True)
-    if plan.to_fit is not None and plan.memory == MemoryCheck.ignore.value:
-        console.print(
-            f"[yellow]starts although it does not fit (memory=ignore):[/] {escape(plan.to_fit)}",
-            soft_wrap=True,
-        )
 
 
 def _moments(plan: Plan) -> str:
@@ -154,28 +164,30 @@ def _ring(plan: Plan) -> str:
     )
 
 
-def blockers(plan: Plan) -> list[str]:
-    """The reasons why the run cannot start, one in a line."""
-    refused = plan.to_fit if plan.memory != MemoryCheck.ignore.value else None
-    return [reason for reason in (plan.missing, refused) if reason is not None]
-
-
 def tflop(number: float) -> str:
-    """The work in TFLOP; in PFLOP from 10,000 TFLOP."""
-    if number < 10_000:
-        return f"{number:,.1f} TFLOP"
-    return f"{number / 1000:,.0f} PFLOP"
+    """The work in TFLOP; in PFLOP from 10,000 TFLOP, in GFLOP and MFLOP below a tenth of the larger unit."""
+    if number >= 10_000:
+        return f"{number / 1000:,.0f} PFLOP"
+    in_unit = ((number * 1000**i, unit) for i, unit in enumerate(("TFLOP", "GFLOP", "MFLOP")))
+    value, unit = next((each for each in in_unit if each[0] >= 0.1), (number * 1e6, "MFLOP"))
+    return f"{value:,.{1 if value >= 1 else 2}f} {unit}"
 
 
 def time_in_words(plan: Plan) -> str:
     """The time of the training on this machine, and the measured rate it follows from."""
     if plan.time_s is None or plan.product_gflop_per_s is None:
-        why = GPU_IS_FULL if plan.script is None else "it does not run on this machine"
-        return f"not known: {why}"
+        return f"not known: {why_no_time(plan)}"
     return (
-        f"about {in_words(plan.time_s)} of {'evaluation' if plan.evaluates else 'training'} on this machine "
+        f"{about(plan.time_s)} of {'evaluation' if plan.evaluates else 'training'} on this machine "
         f"(measured: {rate_in_words(plan.product_gflop_per_s)} in {plan.precision} products)"
     )
+
+
+def why_no_time(plan: Plan) -> str:
+    """Why the time of a plan is not known."""
+    if plan.script is not None:
+        return "it does not run on this machine"
+    return GPU_IS_FULL if plan.to_fit is None else "it does not fit on this machine"
 
 
 def precision_table(plan: Plan, width: int) -> Table:
@@ -257,8 +269,7 @@ def _declared_words(entry: dict[str, object]) -> list[str]:
     """Element, block and scale of a declared format."""
     fmt = format_of_record(entry)
     if fmt.family is Family.PYTHON:
-        has_contains = defines_contains(python_name(fmt))
-        return ["a class of yours", *([] if has_contains else ["declared, cannot be proved"])]
+        return ["a class of yours"]
     block = entry["block"] if isinstance(entry["block"], int) else None
     words = block_words(fmt, block)
     along = f"along {entry['axis']}"

@@ -14,7 +14,7 @@ from quantexp.config.compose import compose
 from quantexp.data.prepare.divided import divided
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.partial import partial_folder
-from quantexp.data.prepare.report import print_report, report_json
+from quantexp.data.prepare.report import print_rejected, print_report, report_json
 from quantexp.data.prepare.run import Prepared, existing_result, prepare
 from quantexp.errors import ConfigError
 from quantexp.launch.backend import DividedJobs, launcher_of
@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     result = prepare_dataset(experiment, job, error_console())
     if arguments.json:
         print_json(record(result, job))
+        if isinstance(result, Prepared):
+            print_rejected(result.prefix, result.card, error_console())
     elif isinstance(result, Prepared):
         show(result, output_console())
     else:
@@ -84,9 +86,10 @@ def record(result: Prepared | DividedJobs, job: Job) -> dict[str, Any]:
 
 
 def show(prepared: Prepared, console: Console) -> None:
-    """Print the report, and how to train on the data."""
+    """Print the report, how to train on the data, and last what was rejected."""
     if prepared.existed:
         console.print("prepared before, from the same input in the same way:", markup=False)
     print_report(prepared.prefix, prepared.card, console)
     words = f"train quantexp dataset={prepared.card.dataset} dataset.path={prepared.prefix} ..."
     console.print(words, soft_wrap=True, markup=False)
+    print_rejected(prepared.prefix, prepared.card, console)

@@ -10,6 +10,7 @@ is another one. Without such a checkpoint it begins at its first iteration, and 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +22,12 @@ from quantexp.cli.verbs import CHANGEABLE
 from quantexp.config.launchers import check_launcher
 from quantexp.config.load import from_plain, read, with_overrides
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import Standing, launcher_of
-from quantexp.launch.going_on import differs_in_layout_alone
+from quantexp.launch.going_on import differs_in_layout_alone, is_recorded
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standings
+from quantexp.launch.recorded import in_place, root_of
 from quantexp.launch.refusal import Request, require_startable
 from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.device import device_class
@@ -96,7 +97,7 @@ def start_again(
     ]
     if not again:
         raise RunError(
-            f"nothing to start again in {where.about}; see quantexp status {where.about}"
+            f"nothing to start again in {where.about}; see quantexp status {shlex.quote(where.about)}"
         )
     for each in again:
         check_launcher(each.experiment.launcher)
@@ -124,14 +125,18 @@ def _where(again: Sequence[Again]) -> str:
 
 def _chosen(where: Scope, wanted: Wanted) -> list[Again]:
     settled = [settle(each) for each in standings(where.runs)]
-    again = [
-        Again(each.run.root.name, read(each.run.config), where.stages.get(each.run.root.name, 0))
-        for each in settled
-        if wanted(each)
-    ]
+    again = [_recorded(each.run, where) for each in settled if wanted(each)]
     if wanted is interrupted:
         again += [_restored(missing, where) for missing in where.missing]
     return again
+
+
+def _recorded(run: RunDir, where: Scope) -> Again:
+    """A run with its own configuration, in the folder where it is now."""
+    stage = where.stages.get(run.root.name, 0)
+    if run.root.is_symlink():
+        run = RunDir(run.root.resolve())
+    return Again(run.root.name, in_place(read(run.config), run), stage)
 
 
 def _restored(missing: Missing, where: Scope) -> Again:
@@ -140,7 +145,10 @@ def _restored(missing: Missing, where: Scope) -> Again:
             f"{missing.name} in {where.about} has neither a folder nor a configuration ({missing.reason}); start it "
             "anew"
         )
-    return Again(missing.name, from_plain(missing.config), where.stages.get(missing.name, 0))
+    experiment = from_plain(missing.config)
+    if missing.root is not None:
+        experiment = in_place(experiment, RunDir(missing.root / missing.name))
+    return Again(missing.name, experiment, where.stages.get(missing.name, 0))
 
 
 def _require_changeable(overrides: list[str]) -> None:
@@ -155,7 +163,7 @@ def _require_changeable(overrides: list[str]) -> None:
 def _require_same(again: Again) -> None:
     """Refuse a run whose data, device or numerics have changed: it would get another folder.
 
-    One whose layout alone has changed keeps its folder, and goes on there.
+    One whose folder was renamed keeps it. One whose layout alone has changed does too, and goes on there.
     """
     experiment = again.experiment
     experiment.paths.run = None
@@ -169,7 +177,7 @@ def _require_same(again: Again) -> None:
             f"{again.name} would be another run now ({name}): its data, device or the numerics changed; start it anew "
             "with quantexp"
         )
-    if next_iteration(run) == 1:
+    if next_iteration(run) == 1 and not is_recorded(content, run):
         raise RunError(
             f"{again.name} has no checkpoint to go on from in another layout; start it anew with quantexp"
         )

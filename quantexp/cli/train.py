@@ -56,14 +56,11 @@ def submit(points: Sequence[Point], arguments: argparse.Namespace, console: Cons
 def _submit_one(points: Sequence[Point], config_dir: Path | None, console: Console) -> int:
     (point,) = points
     experiment = point.experiment
-    fast = quick_test(point.overrides, config_dir, os.environ)
     if experiment.dry_run:
-        from quantexp.cli.plan_record import make_plan
-        from quantexp.cli.plan_text import show
+        from quantexp.cli.plan import show_one
 
-        show(make_plan(experiment, fast), console)
-        return 0
-    require_startable([Request(experiment, fast)])
+        return show_one(point, config_dir, None, console)
+    require_startable([Request(experiment, quick_test(point.overrides, config_dir, os.environ))])
     launcher = launcher_of(experiment.launcher.kind)
     return launcher.submit([(experiment, 0)], console, is_sweep=False)
 
@@ -72,12 +69,9 @@ def _submit_sweep(points: Sequence[Point], config_dir: Path | None, console: Con
     for line in merged_lines(points):
         console.print(line, soft_wrap=True, markup=False)
     if points[0].experiment.dry_run:
-        from quantexp.cli.plan import plans_of
-        from quantexp.cli.plan_sweep import show_sweep
+        from quantexp.cli.plan import show_points
 
-        experiments = [point.experiment for point in points]
-        show_sweep(experiments, plans_of(points, config_dir), console, maps=False)
-        return 0
+        return show_points(points, config_dir, None, console)
     kinds = sorted({point.experiment.launcher.kind for point in points})
     if len(kinds) > 1:
         raise ConfigError(

@@ -58,7 +58,7 @@ VERBS = {
         "list models, datasets, schemes, formats, presets, ..., or runs",
         "[--json] [KIND ...]",
         ("list", "list schemes", "list formats --json", "--config-dir mine list schemes"),
-        "Without a KIND everything but the runs.",
+        "Without a KIND the names of everything but the runs.",
     ),
     "status": Verb(
         "show which runs wait, run or have ended, and why",
@@ -156,17 +156,18 @@ VERBS = {
     ),
     "evaluate": Verb(
         "evaluate given weights on held-out text, without training",
-        "[-m] [--json] training.start_from=RUN@ITERATION group=choice key=value ... [out=FOLDER]",
+        "[-m] [--json] [RUN@ITERATION] group=choice key=value ... [out=FOLDER]",
         (
-            "evaluate model=tiny training.start_from=tiny@600 quant=linear_mxfp4",
+            "evaluate bf16-1a2b3c4d@600 quant=linear_mxfp4",
             "evaluate -m model.init_from=llama dataset.path=text 'quant=glob(*)'",
             "evaluate model.init_from=llama evaluate.each_layer=true quant=mine",
             "evaluate model.init_from=llama tasks=arc_easy quant=linear_mxfp4",
         ),
         "Loss, perplexity and top token under a scheme, and the difference to the same\n"
         "weights in bf16 on the same evaluation.samples x training.seq_length tokens.\n"
+        "RUN@ITERATION: the weights of a checkpoint, with the run's model and data.\n"
         "evaluate.each_layer=true and evaluate.each_module=true: one alone, in turn.\n"
-        "tasks=A,B: also tasks of lm-evaluation-harness (quantexp[lm_eval]).",
+        "tasks=A,B: also tasks of lm-evaluation-harness (quantexp[lm-eval]).",
     ),
     "bisect": BISECT,
     "export": Verb(

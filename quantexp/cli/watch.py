@@ -45,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     thread = threading.Thread(target=failure.watched, args=(server,), daemon=True)
     thread.start()
     try:
-        server.serve_forever()
+        server.serve()
     finally:
-        server.server_close()
+        server.close()
         server.watch.close()
     if failure.error is not None:
         raise failure.error
@@ -74,7 +74,7 @@ def start(root: Path, named: str | None, port: int | None) -> PageServer:
             raise
         # another server of this folder has the port of the last time, and keeps it
         return PageServer(0, address.token, watch, document, _report)
-    keep_address(cache, watched, Address(address.token, server.server_port))
+    keep_address(cache, watched, Address(address.token, server.port))
     return server
 
 
@@ -104,7 +104,7 @@ class _Failure:
             server.watch.run()
         except BaseException as error:  # noqa: BLE001  (raised again by the main thread)
             self.error = error
-            server.shutdown()
+            server.end()
 
 
 def _is_empty_folder(path: Path) -> bool:
@@ -113,7 +113,7 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _lines(server: PageServer, what: object) -> list[str]:
-    port = server.server_port
+    port = server.port
     return [
         f"{printable_line(str(what))}: {server.address}",
         f"from another machine: ssh -N -L {port}:127.0.0.1:{port} {platform.node()}, then the same address",

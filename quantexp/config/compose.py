@@ -27,16 +27,17 @@ from quantexp.config.choices import hidden_files, is_shipped, require_folder
 from quantexp.config.composition_errors import NULL_SECTION, clean_errors
 from quantexp.config.environment import environment_overrides
 from quantexp.config.formats import fill_formats, folders_of
+from quantexp.config.in_force import iterations_of, name_in_force, quantises, sites_in_force
 from quantexp.config.launchers import check_launcher
 from quantexp.config.load import load, load_sweep
 from quantexp.config.overrides import numbers_as_typed, quoted, readable
 from quantexp.config.published_choice import with_published_choice, words_to_choose_by
-from quantexp.config.validate.tracking import check_installed
+from quantexp.config.validate.tracking import check_installed, check_store
 from quantexp.config.values import check_number
 from quantexp.config.words import check_meaning, check_text
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
-from quantexp.quant.precision import declared_maps
+from quantexp.quant.label import is_unquantised
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.quant.slots import WORKING
 from quantexp.runs.redaction import refuse_secrets
@@ -140,23 +141,30 @@ def finished(config: DictConfig) -> Experiment:
     _refuse_what_the_sample_decides(experiment, list(config.hydra.overrides.task))
     refuse_secrets(asdict(experiment))
     check_installed(experiment.tracking)
+    check_store(experiment.tracking)
     check_launcher(experiment.launcher)
-    experiment.quant.name = scheme_name(experiment.quant, config.hydra)
-    _refuse_a_name_without_a_scheme(experiment)
+    sites = sites_in_force(experiment)
+    if not quantises(experiment, sites) and not is_unquantised(derived_name(experiment.quant)):
+        _refuse_an_idle_scheme(experiment, str(config.hydra.runtime.choices.get("quant")))
+    experiment.quant.name = scheme_name(
+        experiment.quant, name_in_force(experiment, sites), config.hydra
+    )
     return experiment
 
 
-def _refuse_a_name_without_a_scheme(experiment: Experiment) -> None:
-    """Refuse a scheme that a file names and whose rules keep every slot of this model in the working precision."""
-    name, rules = str(experiment.quant.name), experiment.quant.rules
-    if "~" in name or not any(rule.format == WORKING for rule in rules):
-        return
-    maps = declared_maps(experiment.model, experiment.quant)
-    if not any(module.is_quantised for each in maps for module in each.values()):
+def _refuse_an_idle_scheme(experiment: Experiment, choice: str) -> None:
+    """Refuse a scheme that quantises something, and in the run's own iterations nothing: its name would be wrong."""
+    name, model = choice.rpartition("/")[2], experiment.model
+    if experiment.evaluate.only and not experiment.quant.rules:
         raise ConfigError(
-            f"quant.rules of {name} leave nothing quantised in the {experiment.model.num_layers} layers of "
-            f"{experiment.model.name}; take more layers (model.num_layers=), or other rules"
+            f"quant={name} leaves nothing quantised in the forward pass, which is all that an evaluation has; take "
+            "another scheme"
         )
+    first, last = iterations_of(experiment)
+    raise ConfigError(
+        f"quant.rules of {name} leave nothing quantised in the {model.num_layers} layers of {model.name} in iterations "
+        f"{first} to {last}; take more layers (model.num_layers=), more iterations or other rules, or quant={WORKING}"
+    )
 
 
 def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]) -> None:
@@ -207,13 +215,13 @@ def _parsed(word: str) -> Override:
     return OverridesParser.create().parse_override(word)
 
 
-def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
-    """The name of a scheme: its file's name if no override changes it, else a name derived from its slots.
+def scheme_name(quant: QuantConfig, derived: str, hydra: DictConfig) -> str:
+    """The name of a scheme: its file's name if no override changes it, else the name derived from what is quantised.
 
     A file's name is the value of its `name:`, or the file name. Of the shipped schemes only those in `more/` have one;
     the ten schemes, and compositions of their parts, have derived names.
     """
-    own_name, derived = quant.name, derived_name(quant)
+    own_name = quant.name
     choice = hydra.runtime.choices.get("quant")
     named_by_file = own_name is None and isinstance(choice, str) and choice not in SCHEMES
     if own_name in (None, derived) and not named_by_file:
@@ -228,8 +236,8 @@ def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
     if content_hash(plain) != content_hash(quant):
         return derived
     name = choice.rpartition("/")[2] if own_name is None else own_name
-    if name == derived:
-        return name
+    if name == derived or is_unquantised(derived):
+        return derived
     if name in SCHEMES or (is_shipped("quant", f"more/{name}") and choice != f"more/{name}"):
         raise ConfigError(
             f"quant.name {name!r} is a shipped scheme and this composition is another ({derived}); "

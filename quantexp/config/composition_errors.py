@@ -160,6 +160,8 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
         reason = unknown_key(key, owner)
     elif key and (wrong := wrong_type(key, reason)):
         reason = wrong
+    elif key and "is not Optional" in reason:
+        reason = f"{key} must have a value, got null; drop it for the default"
     elif key and key not in reason:
         reason = f"{key}: {reason}"
     return f"{file}: {reason}" if file else reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -29,17 +29,43 @@ def environment_overrides(overrides: list[str], environment: Mapping[str, str]) 
         ConfigError: a variable has an invalid value, or contradicts an override.
     """
     parsed = OverridesParser.create().parse_overrides(overrides)
-    words = []
+    return [
+        word
+        for variable, value, meaning in _meanings(environment)
+        for word in _unless_given(parsed, variable, value, meaning)
+    ]
+
+
+def environment_lines(environment: Mapping[str, str]) -> list[str]:
+    """What the variables stand for: `CUSTOM_QUANT_TYPE=mxfp8 stands for quant=FA_linear_mxfp8`.
+
+    Raises:
+        ConfigError: a variable has an invalid value.
+    """
+    return [
+        f"{variable}={value} stands for {_equivalent(meaning)}"
+        for variable, value, meaning in _meanings(environment)
+    ]
+
+
+def _meanings(environment: Mapping[str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Each variable that is set, its value, and the overrides that it stands for."""
     if value := environment.get("CUSTOM_QUANT_TYPE"):
-        words += _unless_given(parsed, "CUSTOM_QUANT_TYPE", value, _quant_type(value))
+        yield "CUSTOM_QUANT_TYPE", value, _quant_type(value)
     if value := environment.get("TENSOR_SAVE_ENABLED"):
         if value.lower() not in (*_TRUE, *_FALSE):
             raise ConfigError(f"TENSOR_SAVE_ENABLED must be 0 or 1, got {value!r}")
-        level = "tensors" if value.lower() in _TRUE else "off"
-        words += _unless_given(parsed, "TENSOR_SAVE_ENABLED", value, {"capture": level})
+        yield (
+            "TENSOR_SAVE_ENABLED",
+            value,
+            {"capture": "tensors" if value.lower() in _TRUE else "off"},
+        )
     if value := environment.get("TENSOR_SAVE_DIR"):
-        words += _unless_given(parsed, "TENSOR_SAVE_DIR", value, {"capture.dir": value})
-    return words
+        yield "TENSOR_SAVE_DIR", value, {"capture.dir": value}
+
+
+def _equivalent(meaning: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in meaning.items())
 
 
 def _quant_type(value: str) -> dict[str, str]:
@@ -69,9 +95,8 @@ def _unless_given(
         for override in related:
             is_same_key = override.get_key_element() in (key, f"{key}.level")
             if not is_same_key or str(override.value()) != expected:
-                equivalent = " ".join(f"{k}={v}" for k, v in meaning.items())
                 raise ConfigError(
-                    f"{variable}={value} (that is, {equivalent}) and {override.input_line} differ; "
+                    f"{variable}={value} (that is, {_equivalent(meaning)}) and {override.input_line} differ; "
                     f"unset {variable} or drop the override"
                 )
         if not related:

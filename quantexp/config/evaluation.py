@@ -12,7 +12,7 @@ from quantexp.quant.precision import PrecisionMap, declared_maps, forward_only, 
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import read_config
 from quantexp.schema import CaptureLevel, Experiment, LrSchedule
-from quantexp.schema.limits import check_limits
+from quantexp.schema.limits import check_limits, next_multiple
 
 
 def check_evaluation(experiment: Experiment) -> None:
@@ -31,7 +31,8 @@ def check_evaluation(experiment: Experiment) -> None:
     if evaluation.samples % divisor:
         raise ConfigError(
             f"evaluation.samples must be a multiple of {divisor} (training.micro_batch_size x "
-            f"{layout.micro_batches_in_words}), got {evaluation.samples}"
+            f"{layout.micro_batches_in_words}), got {evaluation.samples}; take evaluation.samples="
+            f"{next_multiple(evaluation.samples, divisor)}"
         )
 
 
@@ -49,7 +50,7 @@ def _check_evaluate(experiment: Experiment) -> None:
         return
     if training.start_from is None and experiment.model.init_from is None:
         raise ConfigError(
-            "quantexp evaluate needs weights: training.start_from=RUN@ITERATION or model.init_from=FOLDER"
+            "quantexp evaluate needs weights: RUN@ITERATION or model.init_from=FOLDER"
         )
     optimizer = ["training.start_optimizer=true"] if training.start_optimizer else []
     for setting in (*settings_of_training(experiment), *optimizer):

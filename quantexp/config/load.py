@@ -41,7 +41,7 @@ from quantexp.schema import (
     Rule,
     SweepConfig,
 )
-from quantexp.schema.keys import is_mapping, keys, section_of
+from quantexp.schema.keys import OLD_KEYS, is_mapping, keys, section_of
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: OmegaConf's message for a value of the wrong type, and the names of the types in messages.
@@ -245,7 +245,8 @@ def _no_such_key(parent: str, name: str, owner: Any) -> str:
 
 
 def _hint(name: str, names: Iterable[str]) -> str:
-    close = did_you_mean(near(name, dict.fromkeys(names)))
+    old = [OLD_KEYS[name]] if name in OLD_KEYS else None
+    close = did_you_mean(old or near(name, dict.fromkeys(names)))
     return f"{close} " if close else ""
 
 

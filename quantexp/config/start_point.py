@@ -82,18 +82,9 @@ def start_point(experiment: Experiment) -> StartPoint | None:
     if training.start_from is None:
         return None
     option = f"training.start_from={training.start_from}"
-    name, iteration = named(training.start_from)
+    iteration = named(training.start_from)[1]
     root = user_path(experiment.paths.root).absolute()
-    try:
-        runs = scope(name, root).runs
-    except RunError as error:
-        # The run that starts from it, or evaluates it, may have that part in its name too.
-        runs = tuple(run for run in runs_named(name, root) if iteration in saved_iterations(run))
-        if len(runs) != 1:
-            raise DataError(f"{option}: {error}") from error
-    if len(runs) != 1:
-        raise DataError(f"{option} must name one run, and names {len(runs)}")
-    point = StartPoint(RunDir(runs[0].root.absolute()), iteration)
+    point = StartPoint(started_run(training.start_from, root), iteration)
     if iteration not in (saved := saved_iterations(point.run)):
         has = (
             f"has {', '.join(map(str, saved))}"
@@ -116,6 +107,39 @@ def start_point(experiment: Experiment) -> StartPoint | None:
     if not experiment.evaluate.only:
         _require_same_order(experiment, point, option)
     return point
+
+
+def first_weights(experiment: Experiment) -> Path | None:
+    """The published weights that a run starts from, a folder or a file in it; None if it draws them.
+
+    Raises:
+        DataError: as `start_point`.
+    """
+    point, given = start_point(experiment), experiment.model.init_from
+    if point is not None:
+        return point.weights
+    return None if given is None else user_path(given)
+
+
+def started_run(start_from: str, root: Path) -> RunDir:
+    """The run that `RUN@ITERATION` names, a path or a part of a name in `root`.
+
+    Raises:
+        ConfigError: the text does not have this form.
+        DataError: no run has this name, or several do.
+    """
+    option = f"training.start_from={start_from}"
+    name, iteration = named(start_from)
+    try:
+        runs = scope(name, root).runs
+    except RunError as error:
+        # The run that starts from it, or evaluates it, may have that part in its name too.
+        runs = tuple(run for run in runs_named(name, root) if iteration in saved_iterations(run))
+        if len(runs) != 1:
+            raise DataError(f"{option}: {error}") from error
+    if len(runs) != 1:
+        raise DataError(f"{option} must name one run, and names {len(runs)}")
+    return RunDir(runs[0].root.absolute())
 
 
 def _require_same_order(experiment: Experiment, point: StartPoint, option: str) -> None:

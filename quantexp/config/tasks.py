@@ -9,14 +9,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantexp.data.tokenizers.load import COMPANIONS
 from quantexp.errors import ConfigError
 from quantexp.folders import user_path
-from quantexp.schema import EvaluateConfig, Experiment
+from quantexp.model.huggingface.file_names import CONFIG
+from quantexp.schema import DatasetConfig, EvaluateConfig, Experiment
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 PACKAGE = "lm_eval"
+#: The packages of the extra, by which tasks are read and their texts become tokens.
+PACKAGES = (PACKAGE, "transformers")
+#: The last one names the tokenizer's class if no other file does.
+_TOKENIZER_FILES = ("tokenizer.json", *COMPANIONS, CONFIG)
 #: Similar names in a message.
 _MOST_SIMILAR = 3
 
@@ -42,10 +48,11 @@ def check_tasks(experiment: Experiment) -> None:
     """
     evaluate = experiment.evaluate
     if not evaluate.tasks:
-        for key in ("task_folder", "limit", "fewshot"):
-            if (value := getattr(evaluate, key)) is not None:
+        for key in ("task_folder", "limit", "fewshot", "score_template"):
+            if (value := getattr(evaluate, key)) != getattr(EvaluateConfig, key):
+                shown = str(value).lower() if isinstance(value, bool) else value
                 raise ConfigError(
-                    f"evaluate.{key}={value} has no effect without tasks: add tasks=NAME, or drop it"
+                    f"evaluate.{key}={shown} has no effect without tasks: add tasks=NAME, or drop it"
                 )
         return
     if (number := experiment.launcher.num_processes) > 1:
@@ -53,10 +60,11 @@ def check_tasks(experiment: Experiment) -> None:
             f"evaluate.tasks run in one process, got launcher.num_processes={number}; drop the tasks, or evaluate "
             "in one process"
         )
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise ConfigError(
-            f"evaluate.tasks needs the package {PACKAGE}, which is not installed; pip install 'quantexp[{PACKAGE}]'"
-        )
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"evaluate.tasks needs the package {package}, which is not installed; pip install 'quantexp[lm-eval]'"
+            )
     if evaluate.task_folder is not None and not user_path(evaluate.task_folder).is_dir():
         raise ConfigError(
             f"evaluate.task_folder must be a folder with task files, got {evaluate.task_folder}; correct the path"
@@ -97,6 +105,15 @@ def _manager(names: tuple[str, ...], folder: str | None) -> Any:
     if set(names) <= set(own.all_tasks):
         return own
     return TaskManager(include_path=str(user_path(folder)))
+
+
+def tokenizer_files(dataset: DatasetConfig) -> list[Path]:
+    """The files with which transformers turns texts into tokens; empty for the byte tokenizer."""
+    if dataset.tokenizer_path is None:
+        return []
+    path = user_path(dataset.tokenizer_path)
+    folder = path if path.is_dir() else path.parent
+    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
 
 
 def task_files(evaluate: EvaluateConfig) -> list[Path]:

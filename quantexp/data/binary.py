@@ -5,12 +5,14 @@ By Megatron's rule the ids are uint16 for a vocabulary below 65,500 and int32 ot
 """
 
 import hashlib
+import shlex
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quantexp.errors import DataError
+from quantexp.terminal.close_matches import did_you_mean, near
 
 #: Incremented whenever the same data and seed give another order of samples.
 ORDER_VERSION = 1
@@ -30,14 +32,84 @@ def check_pair(prefix: Path) -> None:
     """Requires both files of a pair.
 
     Raises:
-        DataError: one is missing; names both paths.
+        DataError: one is missing; names both paths, and what was perhaps meant.
     """
-    bin_path, idx_path = pair_paths(prefix)
-    if not (bin_path.is_file() and idx_path.is_file()):
+    if not is_pair(prefix):
+        bin_path, idx_path = pair_paths(prefix)
         raise DataError(
-            f"no tokenised dataset at {prefix}: expected {bin_path} and {idx_path}; "
-            "write them with `quantexp prepare`, or give another dataset.path"
+            f"no tokenised dataset at {prefix}: expected {bin_path} and {idx_path}; {_remedy(prefix)}"
         )
+
+
+def is_pair(prefix: Path) -> bool:
+    """Returns whether both files of a pair exist."""
+    return all(path.is_file() for path in pair_paths(prefix))
+
+
+def unfinished(prefix: Path) -> str | None:
+    """Returns what to do if a preparation at the prefix is not finished."""
+    if not partial_path(prefix).is_dir():
+        return None
+    return f"{partial_path(prefix)} is an unfinished preparation: run its `quantexp prepare` again"
+
+
+def partial_path(prefix: Path) -> Path:
+    """Returns the folder of an unfinished preparation."""
+    return Path(f"{prefix}.partial")
+
+
+def _remedy(prefix: Path) -> str:
+    """Returns what to do about a prefix without a pair."""
+    if (resume := unfinished(prefix)) is not None:
+        return resume
+    with suppress(OSError):
+        if close := did_you_mean(map(str, _meant(prefix))):
+            return close
+    if prefix.exists():
+        source = shlex.quote(str(prefix))
+        return (
+            f"raw text is converted by `quantexp prepare dataset.source={source}` with "
+            "dataset.tokenizer_path=FOLDER, or dataset.tokenizer=byte, which needs nothing; else give "
+            "another dataset.path"
+        )
+    missing = _first_missing(prefix)
+    where = "" if missing == prefix else f"there is no folder {missing}; "
+    return (
+        f"{where}write them with `quantexp prepare` (dataset.tokenizer=byte needs no files of a tokenizer), or give "
+        "another dataset.path"
+    )
+
+
+def _first_missing(path: Path) -> Path:
+    return next(each for each in (path, *path.parents) if each.parent.is_dir())
+
+
+def _meant(prefix: Path) -> list[Path]:
+    """Returns prefixes of pairs that a prefix without one may stand for.
+
+    These are the prefix of a file of a pair, at most three pairs of a folder, and pairs with a similar name, of their
+    own or of a folder above them.
+    """
+    if prefix.suffix and is_pair(prefix.with_suffix("")):
+        return [prefix.with_suffix("")]
+    if prefix.is_file():
+        return []
+    if prefix.is_dir():
+        return _pairs(prefix)[:3]
+    missing = _first_missing(prefix)
+    if missing == prefix:
+        pairs = {path.name: path for path in _pairs(prefix.parent)}
+    else:
+        others = (folder / prefix.relative_to(missing) for folder in missing.parent.iterdir())
+        pairs = {
+            path.parts[len(missing.parts) - 1]: path for path in sorted(others) if is_pair(path)
+        }
+    return [pairs[name] for name in near(missing.name, pairs)]
+
+
+def _pairs(folder: Path) -> list[Path]:
+    """Returns the prefixes of the pairs in a folder, sorted."""
+    return sorted(p for file in folder.glob("*.idx") if is_pair(p := file.with_suffix("")))
 
 
 def fingerprint(prefix: Path) -> str:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from quantexp.data.prepared import read_card, tokenizer_folder
+from quantexp.data.binary import pair_paths
+from quantexp.data.prepared import card_path, default_prefix, read_card, tokenizer_folder
 from quantexp.data.sample import sample_label
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
@@ -11,11 +12,18 @@ from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 
 def complete(dataset: DatasetConfig) -> None:
-    """Sets tokenizer and split from the card beside the first path, else to the defaults, and the label.
+    """Sets path, tokenizer, split and label.
+
+    A dataset without a path, a blend or the sample has the path of what `prepare` wrote, if there is anything.
+    Tokenizer and split come from the card beside the first path, else they are the defaults.
 
     Raises:
         DataError: the card cannot be read.
     """
+    default = Path(default_prefix(dataset.name))
+    written = (card_path(default), *pair_paths(default))
+    if not (dataset.path or dataset.blend or dataset.sample) and any(p.exists() for p in written):
+        dataset.path = str(default)
     prefix = next(iter(paths(dataset)), None)
     card = read_card(prefix) if prefix is not None else None
     if card is not None and dataset.tokenizer is None and dataset.tokenizer_path is None:

@@ -4,7 +4,8 @@ It is a separate module because `binary` needs no numpy.
 
 Megatron's own builder keeps every length, offset and end as a Python number, some 100 bytes per document. The layout
 (version 1): magic, type of the ids, number of sequences and of ends; then each sequence's length (int32) and offset in
-bytes (int64), and the end of each document (int64). Here one document is one sequence.
+bytes (int64), and the end of each document (int64). Here one document is one sequence. The index of a multimodal pair
+ends with the mode of each sequence (int8), which a run ignores as Megatron's plain reader does.
 """
 
 import struct
@@ -24,8 +25,8 @@ INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
 INDEX_HEAD = struct.Struct("<17sBQQ")
 #: Megatron's codes of the types.
 _CODES = {"<u2": 8, "<i4": 4}
-#: Bytes of an id by the code of its type: unsigned where one or two, so that a size has one type.
-_ID_BYTES = {1: 1, 8: 2, 4: 4, 5: 8}
+#: Bytes of an id by the code of its type: uint8, int8, uint16, int16, int32, int64.
+_ID_BYTES = {1: 1, 2: 1, 8: 2, 3: 2, 4: 4, 5: 8}
 #: Lengths in memory at a time.
 _BLOCK = 1 << 20
 
@@ -79,7 +80,8 @@ def check_index(idx_path: Path, bin_path: Path) -> None:
     size, expected = idx_path.stat().st_size, INDEX_HEAD.size + 12 * num_sequences + 8 * num_ends
     if size < expected:
         raise DataError(f"{idx_path}: cut short: copy or prepare the dataset again")
-    if code not in _ID_BYTES or size > expected or not num_sequences or not num_ends:
+    is_whole = size in (expected, expected + num_sequences)  # without or with modes
+    if code not in _ID_BYTES or not is_whole or not num_sequences or not num_ends:
         raise DataError(
             f"{idx_path}: damaged: ids of type {code}, {num_sequences:,} sequences and {num_ends:,} ends of "
             f"documents in {size:,} bytes; copy or prepare the dataset again"
@@ -90,7 +92,7 @@ def check_index(idx_path: Path, bin_path: Path) -> None:
     content = np.memmap(idx_path, np.uint8, "r", INDEX_HEAD.size)
     lengths = content[: 4 * num_sequences].view("<i4")
     offsets = content[4 * num_sequences : 12 * num_sequences].view("<i8")
-    ends = content[12 * num_sequences :].view("<i8")
+    ends = content[12 * num_sequences : 12 * num_sequences + 8 * num_ends].view("<i8")
     begin = 0
     for first in range(0, num_sequences, _BLOCK):
         block = lengths[first : first + _BLOCK].astype(np.int64) * _ID_BYTES[code]

@@ -65,6 +65,11 @@ class Card:
         return ranges
 
 
+def default_prefix(dataset_name: str) -> str:
+    """Returns where `prepare` writes a dataset, and a run finds it, unless `dataset.path` is given."""
+    return f"data/{dataset_name}"
+
+
 def card_path(prefix: Path) -> Path:
     """Returns the path of a prefix's card."""
     return Path(f"{prefix}.json")

@@ -9,14 +9,21 @@ Nothing is repaired. An unreadable record is rejected, with its position and the
 """
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from xml.parsers import expat
 
+from quantexp.data.wiki_names import ENGLISH, Wiki
 from quantexp.data.wikitext import to_plain_text
+from quantexp.folders import is_text
 
+#: Bytes that may precede the first record of a file: a byte-order mark and blanks.
+BLANKS = b"\xef\xbb\xbf \t\r\n"
+#: What a redirect without `<redirect>` begins with, in any language: `#WEITERLEITUNG [[Eulen]]`. Nothing follows it.
+_REDIRECT = re.compile(r"\s*[#\uff03][^\s\[\]#*:]+\s*:?\s*\[\[[^\[\]]+\]\]")
 #: Reasons for leaving out a record.
 REDIRECT, NAMESPACE, EMPTY = "redirect", "other namespace", "empty"
 
@@ -25,7 +32,7 @@ REDIRECT, NAMESPACE, EMPTY = "redirect", "other namespace", "empty"
 class Document:
     """One article, page or snippet, as plain text."""
 
-    #: The source's identifier: the page's number, or Dolma's `id`.
+    #: The source's identifier: the page's number, or Dolma's `id`; empty if the record has none.
     id: str
     #: Never empty.
     text: str
@@ -33,6 +40,8 @@ class Document:
     source: str
     #: Empty if the source has none.
     title: str = ""
+    #: The first line of its record, or the row, from 1.
+    place: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,8 @@ class Rejected:
 Record = Document | LeftOut | Rejected
 
 
-def read_pages(data: bytes, first_line: int) -> Iterator[Record]:
-    """Yields one record for each complete `<page>` of a piece of an XML export.
+def read_pages(data: bytes, first_line: int, wiki: Wiki = ENGLISH) -> Iterator[Record]:
+    """Yields one record for each complete `<page>` of a piece of an XML export, of this wiki.
 
     Articles are the pages of namespace 0 that are not redirects; the last of several revisions counts.
     """
@@ -64,7 +73,7 @@ def read_pages(data: bytes, first_line: int) -> Iterator[Record]:
         end = data.index(b"</page>", start) + len(b"</page>")
         line += data.count(b"\n", begin, start)
         try:
-            yield _article(ET.fromstring(data[start:end]))
+            yield _article(ET.fromstring(data[start:end]), line, wiki)
         except ET.ParseError as error:
             reason = f"malformed XML: {expat.ErrorString(error.code)}"
             yield Rejected(line + error.position[0] - 1, reason)
@@ -77,10 +86,13 @@ def read_pages(data: bytes, first_line: int) -> Iterator[Record]:
 
 
 def read_lines(data: bytes, first_line: int, name: str) -> Iterator[Record]:
-    """Yields one record per non-blank line; `name` is the source of records without one."""
+    """Yields one record per non-blank line; `name` is the source of records without one.
+
+    A line may begin with a byte-order mark, as in files that were joined.
+    """
     for number, line in enumerate(data.split(b"\n"), start=first_line):
-        if line.strip():
-            yield _json_record(line, number, name)
+        if record := line.lstrip(BLANKS):
+            yield _json_record(record, number, name)
 
 
 def row_record(row: Mapping[str, Any], number: int, name: str) -> Record:
@@ -89,29 +101,36 @@ def row_record(row: Mapping[str, Any], number: int, name: str) -> Record:
     if not isinstance(text, str):
         problem = "it is missing" if "text" not in row else f"got {text!r:.40}"
         return Rejected(number, f"`text` must be a string, {problem}")
-    if not _is_unicode(text):
+    if not is_text(text):
         return Rejected(number, "`text` has half a surrogate pair, which is no character")
     if not text.strip():
         return LeftOut(EMPTY)
     source, title = row.get("source"), row.get("title", _title(row.get("metadata")))
+    name_of_record = row.get("id")
     return Document(
-        id=str(row.get("id", number)),
+        id="" if name_of_record is None else str(name_of_record),
         text=text,
         source=source if isinstance(source, str) else name,
         title=title if isinstance(title, str) else "",
+        place=number,
     )
 
 
-def _article(page: ET.Element) -> Record:
+def _article(page: ET.Element, place: int, wiki: Wiki) -> Record:
     if page.find("redirect") is not None:
         return LeftOut(REDIRECT)
     if page.findtext("ns") != "0":
         return LeftOut(NAMESPACE)
     revisions = page.findall("revision/text")
-    text = to_plain_text(revisions[-1].text or "") if revisions else ""
+    wikitext = revisions[-1].text or "" if revisions else ""
+    redirect = _REDIRECT.match(wikitext)
+    if redirect and not to_plain_text(wikitext[redirect.end() :], wiki):
+        return LeftOut(REDIRECT)
+    text = to_plain_text(wikitext, wiki)
     if not text:
         return LeftOut(EMPTY)
-    return Document(page.findtext("id", ""), text, "wikipedia", page.findtext("title", ""))
+    title = page.findtext("title", "")
+    return Document(page.findtext("id", ""), text, "wikipedia", title, place)
 
 
 def _json_record(line: bytes, number: int, name: str) -> Record:
@@ -133,12 +152,3 @@ def _json_record(line: bytes, number: int, name: str) -> Record:
 
 def _title(metadata: object) -> object:
     return metadata.get("title") if isinstance(metadata, dict) else None
-
-
-def _is_unicode(text: str) -> bool:
-    r"""Returns whether the text can be encoded as UTF-8; a lone \ud800 from JSON cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

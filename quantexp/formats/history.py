@@ -38,6 +38,11 @@ class AmaxHistory:
         self._running: Tensor | None = None
 
     @property
+    def amaxes(self) -> list[Tensor]:
+        """The amaxes of the last steps, the oldest first, each 0-dim float32."""
+        return list(self._steps)
+
+    @property
     def amax(self) -> Tensor | None:
         """The largest amax of the last steps, 0-dim float32; None before the first step ends."""
         return torch.stack(list(self._steps)).amax() if self._steps else None

@@ -21,11 +21,28 @@ __all__ = [
     "key_mask",
     "keys_of",
     "under_transform",
+    "unseen",
     "without_torch_function",
 ]
 
 #: A context in which `__torch_function__` modes and subclasses are not called, for an operation that only we see.
 without_torch_function = torch._C.DisableTorchFunction
+
+
+class unseen:  # noqa: N801  (a context manager, and faster than a generator)
+    """A context for a watcher's own operations: without derivatives, and seen by no mode and no subclass."""
+
+    def __enter__(self) -> None:
+        self._had_gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self._guards = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self._had_gradients)
 
 
 def current_autograd_node() -> torch.autograd.graph.Node | None:

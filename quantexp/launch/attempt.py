@@ -18,30 +18,28 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.capture.select.budget import require_affordable
+from quantexp.capture.store.by_type import unlink
 from quantexp.config.load import save
 from quantexp.errors import RunError, RunInUseError
-from quantexp.folders import user_path
 from quantexp.launch.backend import OPEN, live_job
 from quantexp.launch.going_on import (
     RESERVE_BYTES,
-    Continuation,
     continuation,
-    cut_back,
     differs_in_layout_alone,
-    status_of,
+    go_on,
+    is_recorded,
 )
 from quantexp.launch.identity import folder_name, identity
-from quantexp.launch.recorded import recorded
+from quantexp.launch.recorded import recorded, require_own_captures, root_of
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import require_room
 from quantexp.quant.slots import python_sources
 from quantexp.runs.claim import Claim, take_claim
-from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
+from quantexp.runs.lock import PROBE_S, cannot_write, may_write, take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import (
     Provenance,
     Source,
-    add_start,
     provenance,
     read_provenance,
 )
@@ -82,11 +80,6 @@ class Opened:
 JobLookup = Callable[[RunDir, Status], str | None]
 
 
-def root_of(experiment: Experiment) -> Path:
-    """The folder that holds the run folders."""
-    return user_path(experiment.paths.root).absolute()
-
-
 @contextlib.contextmanager
 def open_run(
     experiment: Experiment,
@@ -120,10 +113,15 @@ def open_run(
     """
     content = identity(experiment, device_class)
     run = _folder(experiment, content)
+    if not run.root.exists():
+        _require_room(experiment, run)  # before anything is left of a run that is refused
     try:
         run.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(run, error) from error
+    if not may_write(run):
+        yield _of_another_user(experiment, run, job_lookup), None
+        return
     lock, running = _lock_or_job(run, job_lookup, patience_s)
     if lock is None:
         yield Opened(run, take_snapshot(root_of(experiment)), elsewhere=running), None
@@ -133,7 +131,7 @@ def open_run(
 
         def look() -> Opened:
             elsewhere = _elsewhere(run, job_lookup)
-            skipped, notice = skip_or_rerun_reason(experiment, run, since)
+            skipped, notice = skip_or_rerun_reason(experiment, run, since, snapshot)
             settled = since is not None and ended_for_good(run, since)
             return Opened(run, snapshot, skipped, notice, elsewhere, settled=settled)
 
@@ -141,25 +139,41 @@ def open_run(
         if not folder.ready:
             yield folder, lock
             return
-        claim = _claim(run)
+        try:
+            claim = take_claim(run)
+        except OSError as error:
+            raise cannot_write(run, error) from error
         with claim.touching():
-            folder = replace(
-                look(), claim=claim
-            )  # another machine may have ended the run meanwhile
+            # Another machine may have ended the run meanwhile.
+            folder = replace(look(), claim=claim)
             if folder.ready:
-                require_affordable(experiment, run.root)
-                require_room(experiment, run.root)
+                _require_room(experiment, run)
                 folder = _prepared(experiment, folder, content, command, source)
             yield folder, lock
     finally:
         os.close(lock)
 
 
-def _claim(run: RunDir) -> Claim:
-    try:
-        return take_claim(run)
-    except OSError as error:
-        raise cannot_write(run, error) from error
+def _require_room(experiment: Experiment, run: RunDir) -> None:
+    require_affordable(experiment, run.root)
+    require_room(experiment, run.root)
+
+
+def _of_another_user(experiment: Experiment, run: RunDir, job_lookup: JobLookup) -> Opened:
+    """A run in a folder that this user may only read: skipped if it is completed, or left to its job.
+
+    Raises:
+        RunError: it would have to start there.
+    """
+    snapshot = take_snapshot(root_of(experiment))
+    skipped, notice = skip_or_rerun_reason(experiment, run, snapshot=snapshot)
+    folder = Opened(run, snapshot, skipped, notice, _elsewhere(run, job_lookup))
+    if folder.ready:
+        raise RunError(
+            f"the run folder {run.root} is another user's, who alone may write it, and "
+            f"{notice or 'it is not completed'}; set paths.root to a folder of your own"
+        )
+    return folder
 
 
 def run_folder(experiment: Experiment, device_class: str) -> RunDir:
@@ -218,10 +232,11 @@ def _prepared(
 ) -> Opened:
     """The folder with an attempt that is ready to start: the one in it, cut back to its checkpoint, or a new one."""
     run = folder.run
+    require_own_captures(experiment, run)
     point, notice = continuation(experiment, run)
     if point is not None:
         folder = replace(folder, snapshot=_snapshot_of(experiment, folder))
-    elif experiment.paths.run is not None:
+    elif experiment.paths.run is not None and not is_recorded(content, run):
         why = notice or "it has no checkpoint to go on from"
         raise RunError(
             f"{run.root.name} cannot take another layout: {why}; start it anew with quantexp"
@@ -231,7 +246,7 @@ def _prepared(
         started_with["formats"] = sources
     try:
         if point is not None:
-            go_on(point, experiment, run, started_with)
+            point = go_on(point, experiment, run, started_with)
         else:
             if not _only_prepared(run):
                 set_aside(run, experiment.capture.dir)
@@ -261,18 +276,6 @@ def _snapshot_of(experiment: Experiment, folder: Opened) -> Path:
     return snapshot
 
 
-def go_on(point: Continuation, experiment: Experiment, run: RunDir, started: Provenance) -> None:
-    """Cut an attempt back to its checkpoint, and record the new start.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    cut_back(run, experiment.capture.dir, point.iteration)
-    save(recorded(experiment), run.config)
-    add_start(run.provenance, started, point.iteration, point.changed, replaces=point.is_prepared)
-    write_status(run.status, status_of(point, experiment, requeued=False))
-
-
 def _only_prepared(run: RunDir) -> bool:
     """Whether the attempt in the folder never started, so that it need not be kept."""
     try:
@@ -290,6 +293,8 @@ def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ())
     """
     captured = RunDir(run.captured(capture_dir).absolute())
     folders = [run] if captured.root == run.tensors else [run, captured]
+    if captured in folders:
+        unlink(captured.root, captured.root.glob("*/*.pt"))
     contents = {
         folder: [
             p

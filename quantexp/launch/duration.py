@@ -11,30 +11,23 @@ another machine.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
 
 from quantexp.config.evaluation import num_evaluations, num_passes, num_samples
 from quantexp.config.gradient import num_passes as num_gradient_passes
 from quantexp.config.gradient import units_compared
-from quantexp.launch.product_rate import product_gflop_per_s
+from quantexp.folders import cache_dir
+from quantexp.launch.machine_rates import Rates, rates_of
 from quantexp.model.checkpoints import first_iteration
 from quantexp.model.sizes import flops_per_iteration, num_parameters
 from quantexp.runs.device import device_class
 from quantexp.schema import Experiment, Recompute
-
-if TYPE_CHECKING:
-    import torch
 
 #: Bytes read or written for each parameter in an iteration. 136 can be counted: 10 to accumulate the gradient in
 #: float32 and 4 to zero it, 12 for its norm and the clipping, 104 for the eight operations of torch's Adam in float32,
 #: 6 for the weight in the working precision. The rest stands for quantised weights and memory allocation: two runs of
 #: `training=fast` on one core of an AMD EPYC took as long as 270 and 305 bytes would.
 _BYTES_PER_PARAMETER = 240
-#: Elements of the measured copy: 32 MiB, larger than most caches of one core.
-_COPY_ELEMENTS = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -76,35 +69,28 @@ def duration(experiment: Experiment) -> Duration | None:
     launcher, training = experiment.launcher, experiment.training
     if not launcher.is_local:
         return None
-    import torch
-
-    is_cpu = device_class(launcher) == "cpu"
-    device = torch.device("cpu" if is_cpu else "cuda")
-    try:
-        rate, copy_rate = (
-            product_gflop_per_s(training.precision, device),
-            copied_bytes_per_s(device),
-        )
-    except torch.OutOfMemoryError:
+    device = device_class(launcher)
+    rates = rates_of(training.precision, device, cache_dir(experiment.paths.cache))
+    if rates is None:
         return None
-    rate *= _share_of_threads(experiment) if is_cpu else launcher.num_processes
+    is_cpu = device == "cpu"
+    share = _share_of_threads(experiment, rates) if is_cpu else launcher.num_processes
+    rate = rates.gflop_per_s * share
     updates = num_parameters(experiment.model) * (launcher.num_processes if is_cpu else 1)
     updates *= not experiment.evaluate.only
     total = work(experiment)
     recomputed = 4 / 3 if training.recompute is Recompute.full else 1
     seconds = (total.flop * recomputed + _evaluated_flop(experiment)) / (rate * 1e9)
-    seconds += total.iterations * updates * _BYTES_PER_PARAMETER / copy_rate
+    seconds += total.iterations * updates * _BYTES_PER_PARAMETER / rates.copied_bytes_per_s
     return Duration(seconds, rate)
 
 
-def _share_of_threads(experiment: Experiment) -> float:
-    """The run's threads as a fraction of the threads that the measurement of products uses."""
-    import torch
-
+def _share_of_threads(experiment: Experiment, rates: Rates) -> float:
+    """The run's threads as a fraction of the threads that the measurement of products used."""
     num_threads = experiment.launcher.num_threads
     if num_threads is None:
         return 1.0
-    return min(1.0, num_threads * experiment.launcher.num_processes / torch.get_num_threads())
+    return min(1.0, num_threads * experiment.launcher.num_processes / rates.num_threads)
 
 
 def _evaluated_flop(experiment: Experiment) -> float:
@@ -114,29 +100,21 @@ def _evaluated_flop(experiment: Experiment) -> float:
     return times * flops_per_iteration(experiment.model, length, samples) / 3
 
 
-@cache
-def copied_bytes_per_s(device: torch.device) -> float:
-    """Bytes that a copy reads and writes in a second, measured once in a process."""
-    import torch
-
-    source = torch.ones(_COPY_ELEMENTS, device=device)
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(3):  # the first copy allocates its memory
-        start = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * 4 * _COPY_ELEMENTS / min(seconds)
-
-
 def in_words(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h`, `5 days`: at most two digits."""
+    """`40 s`, `12 min`, `3 h`, `5 days`: at most two digits; more than 30 days are `months`, more than 365 `years`."""
     for unit, unit_s, limit in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72)):
         if seconds < limit * unit_s:
             number = seconds / unit_s
             return (
                 f"{number:.1f} {unit}" if number < 9.5 and unit == "h" else f"{number:.0f} {unit}"
             )
-    return f"{seconds / 86400:,.0f} days"
+    days = seconds / 86400
+    if days > 30:
+        return "months" if days <= 365 else "years"
+    return f"{days:.0f} days"
+
+
+def about(seconds: float) -> str:
+    """`about 3 h`; `months` and `years` as they are."""
+    words = in_words(seconds)
+    return f"about {words}" if words[0].isdigit() else words

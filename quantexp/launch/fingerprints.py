@@ -8,9 +8,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.binary import ORDER_VERSION, fingerprint, pair_paths
+from quantexp.data.binary import ORDER_VERSION, check_pair, fingerprint, pair_paths, unfinished
 from quantexp.data.completed import paths, tokenizer_of
-from quantexp.data.prepared import check_split, read_whole
+from quantexp.data.prepared import check_split, default_prefix, read_whole
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
@@ -37,11 +37,15 @@ def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, Any]:
         return {"tokens": _sample_tokens(dataset.name), **samples}
     weights = paths(dataset)
     if not weights:
+        default = default_prefix(dataset.name)
+        make = f"`quantexp prepare dataset={dataset.name} dataset.source=FILES` writes {default}, which runs find"
         raise DataError(
-            f"dataset={dataset.name} has no data: give dataset.path=PREFIX of a Megatron .bin/.idx pair (`quantexp "
-            "prepare` makes one of raw text) and dataset.tokenizer_path=FOLDER, or training=fast for the built-in "
-            "sample"
+            f"dataset={dataset.name} has no data: give dataset.path=PREFIX of a Megatron .bin/.idx pair and its "
+            f"dataset.tokenizer_path=FOLDER, or raw text ({unfinished(Path(default)) or make}), or training=fast for "
+            "the built-in sample"
         )
+    for prefix in weights:
+        check_pair(prefix)
     tokenizer = _tokenizer(_TokenizerKey.of(dataset))
     if tokenizer.vocab_size > vocab_size:
         raise DataError(

@@ -14,14 +14,15 @@ import json
 import logging
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quantexp.capture.store.kept import cut_back as cut_back_capture
 from quantexp.capture.store.manifest import MANIFEST
-from quantexp.config.load import read
+from quantexp.config.load import read, save
 from quantexp.errors import ConfigError, DataError, UnreadableError
+from quantexp.launch.recorded import in_place, recorded
 from quantexp.launch.reuse import covers
 from quantexp.model.checkpoint_hashes import HASHES, require_intact
 from quantexp.model.checkpoints import folder_of, resumable, saved_iterations
@@ -31,7 +32,8 @@ from quantexp.reading.json_files import lines_of, value_of
 from quantexp.runs.curves import CurvesLine
 from quantexp.runs.metrics import MetricsLine
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status, now, read_json, read_status
+from quantexp.runs.provenance import Provenance, add_start, change_of_code, read_provenance
+from quantexp.runs.status import State, Status, now, read_json, read_status, write_status
 from quantexp.schema import Experiment
 
 LOG = logging.getLogger(__name__)
@@ -81,16 +83,25 @@ def lost_words(lost: int) -> str:
     return f"{lost:,} {'iteration is' if lost == 1 else 'iterations are'} computed again"
 
 
+def is_recorded(content: dict[str, Any], run: RunDir) -> bool:
+    """Whether an identity is that of a run folder, whatever the folder's name."""
+    return _differences(content, run) == set()
+
+
 def differs_in_layout_alone(content: dict[str, Any], run: RunDir) -> bool:
     """Whether an identity equals that of a run folder in everything but the layout."""
+    differences = _differences(content, run)
+    return differences is not None and differences <= {"data_parallel", "layout"}
+
+
+def _differences(content: dict[str, Any], run: RunDir) -> set[str] | None:
+    """The parts of an identity that are not those of a run folder; None if the folder records none."""
     try:
-        recorded = read_json(run.provenance)["identity"]
-    except (UnreadableError, KeyError, TypeError):
-        return False
+        recorded = dict(read_json(run.provenance)["identity"])
+    except (UnreadableError, KeyError, TypeError, ValueError):
+        return None
     own = json.loads(json.dumps(content))
-    return all(
-        own.get(key) == recorded.get(key) for key in {*own, *recorded} - {"data_parallel", "layout"}
-    )
+    return {key for key in {*own, *recorded} if own.get(key) != recorded.get(key)}
 
 
 def whole(run: RunDir) -> tuple[int | None, tuple[str, ...]]:
@@ -120,7 +131,7 @@ def continuation(experiment: Experiment, run: RunDir) -> tuple[Continuation | No
     if not resumable(run):
         return None, None
     try:
-        earlier = read(run.config)
+        earlier = in_place(read(run.config), run)
     except ConfigError as error:
         return None, _begins_again(f"the attempt so far cannot be read ({error})")
     if not covers(earlier.capture, experiment.capture, experiment.training.last_iteration):
@@ -214,3 +225,20 @@ def status_of(
         goes_on_from=point.iteration,
         restarts=[*before.restarts, *([restart] if before.started is not None else [])],
     )
+
+
+def go_on(
+    point: Continuation, experiment: Experiment, run: RunDir, started: Provenance
+) -> Continuation:
+    """Cut an attempt back to its checkpoint, and record the new start; returns the point with a change of code.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    other_code = change_of_code(read_provenance(run.provenance), started)
+    point = replace(point, changed=(*point.changed, *other_code))
+    cut_back(run, experiment.capture.dir, point.iteration)
+    save(recorded(experiment), run.config)
+    add_start(run.provenance, started, point.iteration, point.changed, replaces=point.is_prepared)
+    write_status(run.status, status_of(point, experiment, requeued=False))
+    return point

@@ -15,11 +15,12 @@ import json
 import os
 from enum import Enum
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from quantexp.config.evaluation import maps_of
-from quantexp.config.start_point import recorded_data, start_point
-from quantexp.config.tasks import PACKAGE, task_files
+from quantexp.config.start_point import first_weights, recorded_data, start_point
+from quantexp.config.tasks import PACKAGES, task_files, tokenizer_files
 from quantexp.errors import DataError
 from quantexp.folders import user_path
 from quantexp.formats.types import Rounding, Scaling
@@ -27,6 +28,7 @@ from quantexp.launch.fingerprints import data_identity, weights_fingerprint
 from quantexp.model.checkpoints import require_published
 from quantexp.model.huggingface.file_names import CONFIG
 from quantexp.model.huggingface.fit import require_same_numbers
+from quantexp.model.huggingface.token_roles import token_roles
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.layout import Layout
 from quantexp.quant.outside_products import state_records
@@ -38,7 +40,7 @@ from quantexp.runs import gradients
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
 from quantexp.runs.provenance import versions
-from quantexp.schema import Backend, EvaluateConfig, Experiment, ModelConfig, Nonfinite
+from quantexp.schema import Backend, Experiment, ModelConfig, Nonfinite
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
 NUMERICS_VERSION = 2
@@ -121,7 +123,7 @@ def _evaluation(experiment: Experiment, device_class: str) -> dict[str, Any]:
             "samples": experiment.evaluation.samples,
             "each_layer": experiment.evaluate.each_layer,
             "each_module": experiment.evaluate.each_module,
-            **_tasks(experiment.evaluate),
+            **_tasks(experiment),
         },
         "attention_path": training.attention.value,
         "device_class": device_class,
@@ -155,21 +157,28 @@ def _backend(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _tasks(evaluate: EvaluateConfig) -> dict[str, Any]:
-    """The tasks of an evaluation, the version of the harness and the user's own files; empty without tasks."""
+def _tasks(experiment: Experiment) -> dict[str, Any]:
+    """The tasks of an evaluation, and what decides their tokens and answers; empty without tasks."""
+    evaluate = experiment.evaluate
     if not evaluate.tasks:
         return {}
     folder = user_path(evaluate.task_folder or "")
+    roles = token_roles(first_weights(experiment))
     return {
         "tasks": list(evaluate.tasks),
         "limit": evaluate.limit,
         "fewshot": evaluate.fewshot,
-        "harness": version(PACKAGE),
-        "files": {
-            str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in task_files(evaluate)
-        },
+        "score_template": evaluate.score_template,
+        "packages": {name: version(name) for name in PACKAGES},
+        "files": {str(file.relative_to(folder)): _digest(file) for file in task_files(evaluate)},
+        "tokenizer": {file.name: _digest(file) for file in tokenizer_files(experiment.dataset)},
+        "tokens": roles.entries
+        | {"generation": roles.generation and hashlib.sha256(roles.generation).hexdigest()},
     }
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _histories(experiment: Experiment) -> dict[str, Any]:

@@ -172,7 +172,9 @@ def activity(status: Status) -> str:
     """The current activity and its duration: `capturing iteration 1, micro-batch 3 of 4 for 2m`; empty at the end."""
     phase, iteration = status.phase, status.current_iteration
     seconds = _seconds_since(status.phase_since)
-    if phase in (Phase.TRAINING, Phase.PROVING, Phase.CAPTURING) and iteration is not None:
+    if phase is Phase.STEPPING and iteration is not None:
+        words = f"iteration {iteration}, {phase.value}"
+    elif phase in (Phase.TRAINING, Phase.PROVING, Phase.CAPTURING) and iteration is not None:
         words = {Phase.CAPTURING: f"capturing iteration {iteration}"}.get(
             phase, f"iteration {iteration}"
         )

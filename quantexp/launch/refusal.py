@@ -1,4 +1,4 @@
-"""Refuses runs that this machine cannot run, or whose predicted memory exceeds the available memory, before any starts.
+"""Refuses runs that this machine cannot run, or that its memory or disk has no room for, before any starts.
 
 Runs that would not start anyway are not checked: completed runs, and runs without data. Neither are runs with
 `memory=ignore`. Runs that execute in parallel on this machine's CPU must fit in its memory together.
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from quantexp.errors import QuantexpError, TooLargeError
+from quantexp.capture.select.budget import require_affordable_together
+from quantexp.errors import CaptureError, QuantexpError, TooLargeError
 from quantexp.launch.attempt import run_folder
 from quantexp.launch.label import labels
 from quantexp.launch.machine import require_backend
+from quantexp.launch.recorded import root_of
 from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.room import STARTED_ANYWAY, fits, misfit, needed_gb, never, room_of
 from quantexp.processes.host_memory import host_memory_gb
@@ -34,10 +36,21 @@ def require_startable(runs: Sequence[Request]) -> None:
 
     Raises:
         ConfigError: what the backend of one lacks.
+        CaptureError: the captures of several runs together exceed the free disk space.
         TooLargeError: as `require_memory`.
     """
     require_backend(run.experiment for run in runs)
     require_memory(runs)
+    if len(runs) > 1:
+        _require_captures([run.experiment for run in runs])
+
+
+def _require_captures(experiments: Sequence[Experiment]) -> None:
+    try:
+        require_affordable_together([(each, root_of(each)) for each in experiments])
+    except CaptureError:  # some of these may be skipped, which takes longer to find
+        starting = filter(_starts, experiments)
+        require_affordable_together([(each, root_of(each)) for each in starting])
 
 
 def require_memory(runs: Sequence[Request]) -> None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quantexp.config.in_force import maps_between, name_in_force, sites_in_force
 from quantexp.config.load import from_plain, plain, read, with_overrides
 from quantexp.errors import RunError
+from quantexp.launch.recorded import in_place
 from quantexp.model.checkpoints import first_iteration, resumable, saved_iterations
-from quantexp.quant.precision import PrecisionMap, declared_maps, map_in_force
-from quantexp.quant.rules import changes
-from quantexp.quant.scheme import derived_name
+from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import LOOP, read_provenance
 from quantexp.schema import (
@@ -72,14 +72,10 @@ def origin_of(
     """
     name = run.root.name
     require_own_loop(run)
-    experiment = read(run.config)
+    experiment = in_place(read(run.config), run)
     if experiment.evaluate.only or experiment.gradient.only:
         raise RunError(f"RUN must be a run that trains, and {name} does not")
-    if not any(
-        m.is_quantised
-        for each in declared_maps(experiment.model, experiment.quant)
-        for m in each.values()
-    ):
+    if not sites_in_force(experiment):
         raise RunError(
             f"RUN must quantise slots of matrix products, and {name} has all of them in bf16"
         )
@@ -140,10 +136,7 @@ def other_loop(run: RunDir) -> str | None:
 
 def declared_of(origin: Origin, last: int) -> list[PrecisionMap]:
     """The precision maps of the replayed iterations, up to `last`."""
-    experiment = origin.experiment
-    maps = declared_maps(experiment.model, experiment.quant)
-    points = {origin.first, *(i for i in changes(experiment.quant) if origin.first < i <= last)}
-    return [map_in_force(maps, experiment.quant, i) for i in sorted(points)]
+    return maps_between(origin.experiment, origin.first, last)
 
 
 def replay(origin: Origin, last: int, rules: Sequence[Rule] = (), *, chaos: int = 0) -> Experiment:
@@ -166,7 +159,7 @@ def replay(origin: Origin, last: int, rules: Sequence[Rule] = (), *, chaos: int 
     if rules:
         quant.rules = [*quant.rules, *map(copy.copy, rules)]
         quant.name = None
-        quant.name = derived_name(quant)
+        quant.name = name_in_force(experiment, sites_in_force(experiment))
     experiment.capture = CaptureConfig("off", CaptureLevel.off)
     experiment.evaluation = EvaluationConfig()
     experiment.checkpoint = CheckpointConfig()

@@ -1,11 +1,14 @@
-"""Decides whether a run is skipped: a completed run of the same identity that covers the requested captures is."""
+"""Decides whether a run is skipped: a completed run of the same identity that covers the requested captures is.
+
+Not so if other code or other versions of packages made it: its numbers may be others, so it runs again, with a message.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from quantexp import __version__
-from quantexp.capture.select.rules import captured_iterations
+from quantexp.capture.select.rules import captured_iterations, holds_values
 from quantexp.capture.store.manifest import MANIFEST, ManifestLine
 from quantexp.config.evaluation import was_evaluated
 from quantexp.config.load import read_capture
@@ -13,10 +16,11 @@ from quantexp.errors import ConfigError, RunError, UnreadableError
 from quantexp.folders import user_path
 from quantexp.model.checkpoints import iterations_saved, kept, saved_iterations
 from quantexp.reading.json_files import json_lines
+from quantexp.runs.code_digest import code_digest
 from quantexp.runs.paths import RunDir
-from quantexp.runs.provenance import read_provenance, versions
+from quantexp.runs.provenance import UNKNOWN_CODE, codes_of, read_provenance, versions
 from quantexp.runs.status import INTERRUPTED, State, read_status
-from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment
+from quantexp.schema import CaptureConfig, CaptureLayout, CaptureLevel, CaptureValues, Experiment
 
 _LEVELS = (CaptureLevel.off, CaptureLevel.stats, CaptureLevel.tensors)
 
@@ -37,15 +41,16 @@ def ended_for_good(run: RunDir, since: str) -> bool:
 
 
 def skip_or_rerun_reason(
-    experiment: Experiment, run: RunDir, since: str | None = None
+    experiment: Experiment, run: RunDir, since: str | None = None, snapshot: Path | None = None
 ) -> tuple[str | None, str | None]:
     """Why the run is skipped, and why a completed run runs again; at most one of them is not None.
 
-    `force=true` does not apply to a run that completed after `since`.
+    `force=true` does not apply to a run that completed after `since`. `snapshot` has the source that would run; None
+    stands for that of this process.
     """
     try:
         skipped = _why_skipped(experiment, run, since)
-        notice = None if skipped is None else _other_versions(run)
+        notice = None if skipped is None else other_code_or_versions(run, snapshot)
     except (RunError, KeyError, TypeError) as error:
         return None, f"an earlier attempt cannot be read ({error}): set aside, running again"
     return (None, notice) if notice is not None else (skipped, None)
@@ -77,9 +82,11 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
     )
 
 
-def _other_versions(run: RunDir) -> str | None:
-    """The packages whose version has changed since an earlier attempt, in words; None if none has."""
+def other_code_or_versions(run: RunDir, snapshot: Path | None = None) -> str | None:
+    """What has changed of the code and of the packages since an earlier attempt, in words; None if nothing has."""
     recorded = read_provenance(run.provenance)
+    code = code_digest(snapshot and snapshot / "quantexp")
+    digests = dict.fromkeys(digest or UNKNOWN_CODE for digest in codes_of(recorded))
     earlier = {"quantexp": recorded["quantexp"], **recorded["packages"]}
     current = {"quantexp": __version__, **versions()}
     changed = [
@@ -87,9 +94,9 @@ def _other_versions(run: RunDir) -> str | None:
         for name, version in current.items()
         if earlier.get(name) != version
     ]
-    if not changed:
-        return None
-    return f"completed before with other versions ({'; '.join(changed)}): running again"
+    whats = [f"code ({' and '.join(digests)} then, {code} now)"] if {*digests} != {code} else []
+    whats += [f"versions ({'; '.join(changed)})"] if changed else []
+    return f"completed before with other {' and '.join(whats)}: running again" if whats else None
 
 
 def covers(earlier: CaptureConfig, requested: CaptureConfig, iterations: int) -> bool:
@@ -110,7 +117,7 @@ def covers(earlier: CaptureConfig, requested: CaptureConfig, iterations: int) ->
         and _parts(earlier) == _parts(requested)
         and requested.format in (None, earlier.format)
         and _folder(earlier) == _folder(requested)
-        and (earlier.store is requested.store or not _holds_values(requested))
+        and (_has_files(earlier, requested) or not holds_values(requested))
     )
 
 
@@ -124,8 +131,10 @@ def _parts(capture: CaptureConfig) -> tuple[object, ...]:
     return capture.rules, capture.sample_count, of
 
 
-def _holds_values(capture: CaptureConfig) -> bool:
-    return CaptureLevel.tensors in (capture.level, *(rule.level for rule in capture.rules))
+def _has_files(earlier: CaptureConfig, requested: CaptureConfig) -> bool:
+    """Whether the files of one capture have the form and the folders that the other asks for."""
+    layouts = (earlier.layout, CaptureLayout.by_run)
+    return earlier.store is requested.store and requested.layout in layouts
 
 
 def _folder(capture: CaptureConfig) -> Path | None:

@@ -19,13 +19,14 @@ from quantexp.analysis.evaluate.table import (
     print_results,
     print_tasks,
 )
+from quantexp.config.in_force import idle_rules
 from quantexp.folders import for_shell, short_path
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
 from quantexp.launch.progress import captured_size, tokens_words
 from quantexp.model.checkpoints import next_iteration, saved_iterations
 from quantexp.model.label import describe_model
-from quantexp.quant.label import describe_format, describe_scheme
+from quantexp.quant.label import describe_format, describe_scheme, is_unquantised
 from quantexp.quant.slots import WORKING
 from quantexp.runs.evaluation import read_evaluation
 from quantexp.runs.paths import RunDir
@@ -52,6 +53,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     table.add_row("data", escape(str(experiment.dataset.label)))
     precision = experiment.training.precision
     table.add_row("scheme", escape(describe_scheme(str(experiment.quant.name), precision)))
+    if (rules := idle_rules(experiment)) is not None:
+        table.add_row("rules", f"[yellow]{escape(rules)}[/]")
     table.add_row("proof", proof_line(outcome.precision, precision))
     if outcome.verified is not None:
         table.add_row("numerics", escape(outcome.verified))
@@ -154,8 +157,6 @@ def proof_line(proof: Mapping[str, Any] | None, precision: Precision) -> str:
     ]
     if inconclusive:
         parts.append(f"{inconclusive} inconclusive")
-    if unproved := sum(e.get("status") == "declared" for e in entries):
-        parts.append(f"{unproved} declared, cannot be proved")
     return "; ".join(parts)
 
 
@@ -201,7 +202,6 @@ def print_sweep(
         *(Column(("model", "dataset", "scheme", "differs in")[i], shrink=_NAMES[i]) for i in shown),
         Column("final loss", is_number=True),
         Column("gap to bf16", is_number=True),
-        Column("tokens/s", worth=3, is_number=True),
         Column("tensors", worth=1, is_number=True),
         Column("captured", worth=2, is_number=True),
         Column("state"),
@@ -211,12 +211,11 @@ def print_sweep(
         for name, outcome in zip(named, outcomes, strict=False)
     ]
     rows += [
-        [*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]"]
+        [*(escape(name[i]) for i in shown), *["-"] * 4, "[red]failed[/]"]
         for name in named[len(outcomes) :]
     ]
     title = f"{len(named)} run{'s' * (len(named) != 1)}"
-    table = fitted_table(columns, rows, console.width, title).table
-    console.print(table)
+    console.print(fitted_table(columns, rows, console.width, title).table)
     if any(_gap(outcome, outcomes) != "-" for outcome in outcomes):
         seeds = len({experiment.training.seed for experiment in experiments})
         console.print(
@@ -225,8 +224,6 @@ def print_sweep(
             else f"gap: to the bf16 run of the same seed; how it varies over the {seeds} seeds is the noise",
             style="dim italic",
         )
-    if any(column.header == "tokens/s" for column in table.columns):
-        console.print("tokens/s: the median without iteration 1", style="dim italic")
     precisions = {experiment.training.precision for experiment in experiments}
     if precisions != {Precision.bf16}:
         words = ", ".join(sorted(precision.value for precision in precisions))
@@ -260,7 +257,6 @@ def _results(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
     return [
         f"{metrics['loss']:.4f}" if metrics else "-",
         _gap(outcome, outcomes),
-        tokens_words(outcome.speed).removesuffix(" tokens/s"),
         str(outcome.tensors),
         human_bytes(outcome.num_bytes)
         if outcome.num_bytes or not outcome.tensors
@@ -282,12 +278,13 @@ def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:
 def _is_baseline(candidate: Outcome, outcome: Outcome) -> bool:
     experiment, other = outcome.experiment, candidate.experiment
     training = experiment.training
-    if experiment.quant.name == "bf16":
+    if is_unquantised(str(experiment.quant.name)):
         training = replace(training, chaos=0)  # a perturbed run is held against the one that is not
-    return other.quant.name == "bf16" and (experiment.model, experiment.dataset, training) == (
-        other.model,
-        other.dataset,
-        other.training,
+    compared = (other.model, other.dataset, other.training)
+    return is_unquantised(str(other.quant.name)) and compared == (
+        experiment.model,
+        experiment.dataset,
+        training,
     )
 
 

@@ -17,6 +17,7 @@ import importlib
 import pickle
 import re
 import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from quantexp.megatron_lm.rank_files import first_file, joined
 from quantexp.megatron_lm.refused import require_known_model
 from quantexp.model.huggingface.blocks import Source, sources
 from quantexp.model.huggingface.mapping import mapping
+from quantexp.model.torch_file import load_torch_file
 from quantexp.schema import ModelConfig
 
 if TYPE_CHECKING:
@@ -242,12 +244,13 @@ class _Unpickler(pickle.Unpickler):
 
 def _load(file: Path) -> dict[str, Any]:
     """A file that torch has saved."""
-    import torch
-
     inert = SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="inert")
     try:
-        content = torch.load(file, map_location="cpu", pickle_module=inert, weights_only=False)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        content = load_torch_file(file, pickle_module=inert, weights_only=False)
+    except (
+        *(OSError, RuntimeError, ValueError, EOFError),
+        *(pickle.UnpicklingError, zipfile.BadZipFile),
+    ) as error:
         raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise DataError(f"{file} is no checkpoint of Megatron-LM")

@@ -27,7 +27,13 @@ GRADIENT = "QUANTEXP_GRADIENT"
 #: The name of model and data in run folders.
 NAME = "megatron_lm"
 #: Keys that are without meaning here.
-_NO_RUN = ("dataset=dolma", "analysis.auto=false", "tracking.tensorboard=false", "memory=ignore")
+_NO_RUN = (
+    "dataset=dolma",
+    f"dataset.name={NAME}",
+    "analysis.auto=false",
+    "tracking.tensorboard=false",
+    "memory=ignore",
+)
 
 
 def experiment_of(args: Any, environment: Mapping[str, str]) -> Experiment:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.errors import RunError, UnreadableError
-from quantexp.launch.attempt import go_on, set_aside, write_new
-from quantexp.launch.going_on import Continuation
+from quantexp.launch.attempt import set_aside, write_new
+from quantexp.launch.going_on import Continuation, go_on
 from quantexp.megatron_lm.described import NAME
 from quantexp.megatron_lm.schemes import Schemes
 from quantexp.model.layout import Layout
@@ -35,6 +35,7 @@ from quantexp.runs.provenance import LOOP, Provenance, add_what_ran, provenance,
 from quantexp.runs.secret_files import git_output
 from quantexp.runs.status import read_status, write_json
 from quantexp.schema import Experiment
+from quantexp.training.log import LOG
 
 #: The run folder.
 DIR = "QUANTEXP_DIR"
@@ -89,7 +90,10 @@ def open_folder(
         if iteration and _has(run, content):
             before = read_status(run.status)
         if before is not None and before.iteration >= iteration:
-            go_on(Continuation(iteration, before), experiment, run, started)
+            point = go_on(Continuation(iteration, before), experiment, run, started)
+            if point.changed:
+                changes = ", ".join(point.changed)
+                LOG.warning(f"goes on from iteration {iteration} with changes: {changes}")
             return iteration
         set_aside(run, experiment.capture.dir)
         write_new(experiment, run, started)

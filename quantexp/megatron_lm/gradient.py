@@ -35,7 +35,7 @@ class LmGradient:
     ) -> None:
         self.run, self.iteration = run, iteration
         self._forward_backward, self._optimizer = forward_backward, optimizer
-        self._watched = Watched(run.chunks)
+        self._watched = Watched(run.chunks, run.experiment.training.seed)
 
     def forward_backward(
         self,
@@ -60,11 +60,12 @@ class LmGradient:
             for model in run.models:
                 model.zero_grad_buffer()
             self._optimizer.zero_grad()
-            step = told_micro_batches(
-                forward_step_func,
-                lambda index: begin_draws(run, self.iteration, index),
-                run.is_pipelined,
-            )
+
+            def begin(index: int) -> None:
+                self._watched.begin(self.iteration, index)
+                begin_draws(run, self.iteration, index)
+
+            step = told_micro_batches(forward_step_func, begin, run.is_pipelined)
             with (
                 self._watched.proving(self.iteration, declared) as verdict,
                 run.weight_copies(num_microbatches),

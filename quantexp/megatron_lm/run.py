@@ -150,18 +150,15 @@ class LmRun:
 
     @contextlib.contextmanager
     def proof(self, iteration: int) -> Iterator[None]:
-        """A context for the passes of an iteration, which are proved where it is due; the verdict is logged.
+        """A context for the passes of an iteration, which are proved completely where it is due; that is logged.
 
         Raises:
             EngagementError: an operand is not as declared; every rank raises it.
         """
         is_due = self.is_new or iteration in self.schemes.changes or self.observer.unproved
-        if not is_due:
+        with self.observer.proof(iteration, self.declared, is_complete=is_due):
             yield
-            return
-        with self.observer.proof(iteration, self.declared):
-            yield
-        if self.rank.leads:
+        if is_due and self.rank.leads:
             line = proof_line(
                 read_json(self.context.run.precision), self.experiment.training.precision
             )
@@ -170,11 +167,13 @@ class LmRun:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """A context for passes that belong to no iteration."""
+        proof: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._context is not None:  # else training is over
             self.observer.evaluation()
+            proof = self.observer.proof_of_evaluation(self.context.status.iteration, self.declared)
         self.state.updates_histories = False
         try:
-            with self.copies.step(several=True):
+            with proof, self.copies.step(several=True):
                 yield
         finally:
             self.state.updates_histories = True

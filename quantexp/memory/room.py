@@ -158,7 +158,7 @@ def _requested(launcher: LauncherConfig) -> Room | None:
     if launcher.gpus_per_node:
         size = None if launcher.gpu_type is None else _gpu_memory_gb(launcher.gpu_type)
         return None if size is None else Room(size, f"launcher.gpu_type={launcher.gpu_type}")
-    if launcher.mem_gb is None:
+    if not launcher.mem_gb:  # 0 is all of a node, whose size is not known here
         return None
     return _share(f"launcher.mem_gb={launcher.mem_gb:g}", launcher.mem_gb, launcher)
 

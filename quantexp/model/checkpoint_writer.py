@@ -14,7 +14,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from quantexp.model.checkpoint_hashes import record_hashes
 from quantexp.model.checkpoints import PADDING, STATE, STATE_INDEX, checkpoint_bytes, iteration_of
 from quantexp.model.finite import require_finite, tensors_in
 from quantexp.model.hashed_file import FileHash, write_hashed
+from quantexp.model.huggingface.token_roles import TokenRoles
 from quantexp.model.pieces import Piece
 from quantexp.model.publish import write_config, write_padding, write_published
 from quantexp.model.rank_records import RECORDS, RankRecord, num_others
@@ -51,6 +52,8 @@ class Draft:
     #: The same on all ranks of a start, and no other start's.
     token: str
     num_ranks: int = 1
+    #: What its configuration says of tokens.
+    roles: TokenRoles = field(default_factory=TokenRoles)
 
     @property
     def part(self) -> Path:
@@ -175,12 +178,12 @@ def _write_content(
     """Write the published form, or its configuration alone; the hashes of the weights' files by their names."""
     model, precision = experiment.model, experiment.training.precision
     if not experiment.checkpoint.publish:
-        write_config(model, dtype_name_of(precision), draft.part)
+        write_config(model, dtype_name_of(precision), draft.part, draft.roles)
         return {}
     tensors = SavedTensors.open(draft.part / STATE, files, model, precision)
-    return write_published(tensors, model, draft.part, draft.folder) | write_padding(
-        tensors, model, draft.part / PADDING, draft.folder
-    )
+    return write_published(
+        tensors, model, draft.part, draft.folder, roles=draft.roles
+    ) | write_padding(tensors, model, draft.part / PADDING, draft.folder)
 
 
 def _write_index(

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantexp.errors import ConfigError, DataError, RunError
+from quantexp.folders import existing
 from quantexp.model.huggingface.file_names import INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.sizes import element_bytes
@@ -177,7 +178,7 @@ def require_room(experiment: Experiment, root: Path) -> None:
         not experiment.checkpoint.optimizer
     ):  # the shards, until the published form is made from them
         required += min(number, 1) * checkpoint_bytes(experiment)
-    free = shutil.disk_usage(root).free
+    free = shutil.disk_usage(existing(root)).free
     if required > free:
         raise RunError(
             f"{number} checkpoints would take {required / 1e9:.3g} GB, and {root} has {free / 1e9:.3g} GB free; raise "

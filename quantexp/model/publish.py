@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from quantexp.model.hashed_file import FileHash, write_hashed
 from quantexp.model.huggingface.configuration import config_json
-from quantexp.model.huggingface.file_names import CONFIG, INDEX, SINGLE
+from quantexp.model.huggingface.file_names import CONFIG, GENERATION, INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
+from quantexp.model.huggingface.token_roles import TokenRoles
 from quantexp.model.safetensors import described
 from quantexp.model.saved_tensors import SavedTensors
 from quantexp.schema import ModelConfig
@@ -46,6 +47,7 @@ def write_published(
     folder: Path,
     shown: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
+    roles: TokenRoles | None = None,
 ) -> dict[str, FileHash]:
     """Write a model's published tensors, their index and config.json into a folder.
 
@@ -55,6 +57,7 @@ def write_published(
         folder: has no such files.
         shown: the checkpoint's folder in messages; None means `folder`.
         shard_bytes: maximum bytes of a file.
+        roles: what the configuration says of tokens; None means nothing.
 
     Returns:
         The hashes of the weights' files, by their names.
@@ -79,7 +82,7 @@ def write_published(
     }
     if len(files) > 1:
         _write_index(folder / INDEX, files, dtype.itemsize)
-    write_config(model, _name(dtype), folder)
+    write_config(model, _name(dtype), folder, roles)
     return hashes
 
 
@@ -96,13 +99,19 @@ def write_padding(
     return {file.name: write_hashed(file, described(rows), rows.values(), {}, shown or file.parent)}
 
 
-def write_config(model: ModelConfig, dtype: str, folder: Path) -> None:
-    """Write config.json; `dtype` is torch's name of the weights' dtype.
+def write_config(
+    model: ModelConfig, dtype: str, folder: Path, roles: TokenRoles | None = None
+) -> None:
+    """Write config.json, and generation_config.json if there is one; `dtype` is torch's name of the weights' dtype.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: one cannot be written.
     """
-    (folder / CONFIG).write_text(json.dumps(config_json(model, dtype), indent=2) + "\n")
+    roles = roles or TokenRoles()
+    content = config_json(model, dtype) | roles.entries
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    if roles.generation is not None:
+        (folder / GENERATION).write_bytes(roles.generation)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quantexp.folders import written_beside
+from quantexp.processes.compiled import address
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,11 +90,11 @@ def content_of(tensor: Tensor) -> memoryview:
     """The bytes of a CPU tensor's values, in the order of its indices; they keep the tensor alive.
 
     Raises:
-        ValueError: a tensor on another device.
+        ValueError: a tensor on another device, or whose storage is smaller than its shape.
     """
     if not tensor.is_cpu:
         raise ValueError(f"values on {tensor.device}, to be read from the host's memory")
-    raw: Any = np.asarray(_Bytes(tensor.contiguous()))
+    raw: Any = np.asarray(_Bytes(tensor.contiguous().resolve_neg().resolve_conj()))
     return memoryview(raw)
 
 
@@ -104,13 +105,12 @@ class _Bytes:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        num_bytes = tensor.numel() * tensor.element_size()
         self.tensor = tensor
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
-            "shape": (num_bytes,),
-            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.nbytes,),
+            "data": (address(tensor, tensor.numel(), tensor.dtype), False),
         }
 
 

@@ -4,7 +4,7 @@ The shared object is in the user's cache (`$XDG_CACHE_HOME/quantexp/compiled/`).
 the headers beside it, the compiler, its options and the processor, so a library compiled for another machine is never
 loaded. It is written under a temporary name and renamed, so processes that compile at the same time do not interfere.
 The compiler is `$CC`, else cc, gcc or clang; without a compiler, or with QUANTEXP_COMPILE=0, there is no library, and
-the caller falls back to torch.
+the caller falls back to torch. `address` is the only way by which a tensor's memory reaches compiled code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quantexp.folders import cache_dir
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 #: The environment variable that disables compilation with the value 0.
 VARIABLE = "QUANTEXP_COMPILE"
@@ -50,6 +55,29 @@ def library(source: Path, otherwise: str) -> Compiled:
     if result.library is None:
         sys.stderr.write(f"{source.name}: {result.words}; {otherwise}\n")
     return result
+
+
+def address(x: Tensor, num_elements: int, *dtypes: torch.dtype) -> int:
+    """The address of a CPU tensor's elements, for compiled code that reads or writes `num_elements` of them in a row.
+
+    Valid while the tensor lives.
+
+    Raises:
+        ValueError: memory there is not that: another device, dtype or number, gaps, a lazy sign, or a shorter storage.
+    """
+    if not x.is_cpu or x.dtype not in dtypes:
+        expected = " or ".join(map(str, dtypes))
+        raise ValueError(f"compiled code takes {expected} on the CPU, got {x.dtype} on {x.device}")
+    if x.numel() != num_elements or not x.is_contiguous() or x.is_neg() or x.is_conj():
+        raise ValueError(
+            f"compiled code takes {num_elements} elements in a row, got shape {list(x.shape)} with strides {x.stride()}"
+        )
+    needed, stored = x.storage_offset() * x.itemsize + x.nbytes, x.untyped_storage().nbytes()
+    if num_elements and needed > stored:
+        raise ValueError(
+            f"a tensor of shape {list(x.shape)} needs {needed} bytes, and its storage has {stored}"
+        )
+    return x.data_ptr()
 
 
 def compiler() -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from quantexp.proof.grids import Status
+from quantexp.proof.findings import Status
 from quantexp.proof.verdict import NO_TOKENS, Verdict
 from quantexp.quant.precision import PrecisionMap
 from quantexp.quant.records import entry_record
@@ -13,6 +13,7 @@ from quantexp.quant.records import entry_record
 #: Why a slot has no calls in a run of several ranks: none of them holds its module.
 NOT_BUILT = "no rank holds its module"
 _COUNTS = ("calls", "recomputed_calls", "quantised_calls")
+_CHECKED = ("product_elements", "product_rows")
 _NO_CALLS = {**dict.fromkeys(_COUNTS, 0), "status": Status.NOT_REACHED.value}
 
 
@@ -40,7 +41,8 @@ def merged(declared: PrecisionMap, verdicts: Sequence[Verdict]) -> Verdict:
     calls = Counter[str]()
     for verdict in verdicts:
         calls.update(verdict.router_calls)
-    return Verdict(verdicts[0].iteration, entries, failures, dict(calls))
+    products = named_failures([each.product_failures for each in verdicts])
+    return Verdict(verdicts[0].iteration, entries, failures, products, dict(calls))
 
 
 def _key(entry: Mapping[str, object]) -> tuple[object, ...]:
@@ -59,12 +61,16 @@ def named_failures(by_rank: Sequence[Sequence[str]]) -> list[str]:
     return [f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()]
 
 
+def named_in_order(by_rank: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[str]:
+    """The same of several kinds of failures, one kind after the other."""
+    return [failure for kind in zip(*by_rank, strict=True) for failure in named_failures(kind)]
+
+
 #: The run's status of a slot is the first of these that any rank has.
 _WORST_FIRST = (
     Status.MISMATCH,
     Status.NOT_REACHED,
     Status.ENGAGED,
-    Status.DECLARED,
     Status.INCONCLUSIVE,
 )
 
@@ -80,7 +86,11 @@ def merged_entry(by_rank: Mapping[int, dict[str, object]]) -> dict[str, object]:
     everywhere = len(ranks) == len(by_rank)
     return {
         **by_rank[ranks[0]],
-        **{name: sum(int(str(entry[name])) for entry in by_rank.values()) for name in _COUNTS},
+        **{
+            name: sum(int(str(entry.get(name, 0))) for entry in by_rank.values())
+            for name in (*_COUNTS, *_CHECKED)
+            if any(name in entry for entry in by_rank.values())
+        },
         "status": status.value,
         "reason": reason if everywhere or not reason else f"{_named(ranks)}: {reason}",
     }

@@ -10,13 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quantexp.formats import Place
 from quantexp.model.finite import tensors_in
-from quantexp.proof.grids import Status
+from quantexp.proof.diagnosis import instead
+from quantexp.proof.draws import Randomness
+from quantexp.proof.expected import num_unequal, places_of
+from quantexp.proof.findings import Status
+from quantexp.proof.image import image
 from quantexp.proof.merging import merged_entry, named_failures
-from quantexp.proof.verdict import NOT_FINITE, SlotCalls, judge, judged_entry
+from quantexp.proof.verdict import NOT_FINITE, SlotCalls, compared, judged_entry
 from quantexp.quant.outside_products import GRAD_REDUCE, StateSlot
 from quantexp.schema import RoundedAt
 
@@ -56,18 +62,33 @@ class StateWatch:
         self._seen = {slot: _Seen(SlotCalls(), {}) for slot in slots}
 
     def see(
-        self, slot: StateSlot, name: str, x: Tensor, before: Tensor | None, amax: Tensor | None
+        self,
+        slot: StateSlot,
+        name: str,
+        x: Tensor,
+        before: Tensor,
+        amax: Tensor | None,
+        place: Place,
+        draw: Randomness,
     ) -> None:
-        """Judge a matrix of a parameter's elements whose blocks run along its rows.
+        """Compare a matrix of a parameter's elements whose blocks run along its rows.
 
         Args:
             slot: the declaration.
             name: the parameter's.
             x: the values that were found.
-            before: the values before they were rounded; required if `needs_origin` (see `origin`).
+            before: the values before they were rounded.
             amax: of the whole parameter, where its scale depends on it (`scale`).
+            place: where the matrix lies in the whole parameter.
+            draw: seed and offset of random numbers, if the values depend on them.
         """
-        finding = judge(x.detach(), slot.spec, -1, before, amax)
+        spec = slot.spec
+        positions = places_of(place, tuple(before.shape), before.device) if draw else None
+        expected = image(before, spec, -1, amax=amax, positions=positions, **draw)
+        # A value that is not finite stays so, also where the format would saturate it.
+        expected = torch.where(before.isfinite(), expected, before)
+        number = num_unequal(x.detach(), expected)
+        finding = compared(x.detach(), before, spec, -1, number, instead)
         seen = self._seen[slot]
         seen.calls.calls += 1
         seen.calls.quantised_calls += finding.quantised

@@ -1,7 +1,6 @@
-"""Judges each operand of a matrix product, and from all operands whether the run may continue.
+"""Results of operands and products, and from all of them whether the run may continue.
 
-An operand must lie on the grid of its slot's format, and no other format may have produced it (see `grids`). The
-verdict is the precision map with the calls and status of each entry.
+The verdict is the precision map with the calls and status of each entry.
 """
 
 from __future__ import annotations
@@ -9,23 +8,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quantexp.errors import EngagementError
-from quantexp.formats import Family, QuantSpec
-from quantexp.formats.layout import in_memory_order, memory_order
-from quantexp.processes.threads import threads
-from quantexp.proof.by_source import by_contains, by_source
-from quantexp.proof.candidates import Grid
-from quantexp.proof.grids import Finding, Status, which_grid
-from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
-from quantexp.proof.windows import windows_of
-from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
+from quantexp.formats import QuantSpec
+from quantexp.proof.diagnosis import instead
+from quantexp.proof.findings import Finding, Status, largest_magnitude
+from quantexp.proof.products import Reference, num_wrong
+from quantexp.quant.precision import Entry, ModuleId, PrecisionMap, configured
 from quantexp.quant.product_context import Part
 from quantexp.quant.records import entry_record
-from quantexp.quant.sites import Slot
+from quantexp.quant.sites import Product, Site, Slot, operands_of
+
+if TYPE_CHECKING:
+    from quantexp.proof.call import Call
 
 #: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
 NOT_FINITE = "not finite"
@@ -34,79 +33,40 @@ NOT_CALLED = "no such product was called"
 NO_TOKENS = "no token was routed to this expert"
 
 
-def judge(
-    x: Tensor,
-    spec: QuantSpec,
-    axis: int,
-    source: Tensor | None = None,
-    whole_amax: Tensor | None = None,
+def compared(
+    x: Tensor, source: Tensor, spec: QuantSpec, axis: int, num_differing: int, explain: Explain
 ) -> Finding:
-    """Compare one operand with its declaration.
+    """The result for an operand of which so many elements are not those of its source's image.
 
-    Args:
-        x: the operand that reached the product.
-        spec: its declaration.
-        axis: the dimension of x that the declared blocks run along.
-        source: the operand before quantisation, in x's shape; required if `needs_origin` (see `origin`). An operand
-            in the working precision must equal it, if it is there.
-        whole_amax: if x is part of a tensor whose scale depends on its amax, the amax of the whole tensor.
+    `axis` is that of its blocks, for the diagnosis.
     """
-    amax = _amax(x) if x.numel() else None
-    if amax is None or amax == 0:
+    is_source = x.shape == source.shape and torch.equal(x, source)
+    if num_differing:
+        words = f"{num_differing} of {x.numel()} elements are not those of its source"
+        if spec.quantised and is_source:
+            return Finding(Status.MISMATCH, f"{words}: it is not quantised")
+        return Finding(Status.MISMATCH, f"{words}{explain(x, source, spec, axis)}", quantised=True)
+    is_quantised = spec.quantised and not is_source
+    amax = largest_magnitude(source)
+    if not bool(amax.isfinite()):
+        return Finding(Status.INCONCLUSIVE, NOT_FINITE, quantised=is_quantised)
+    if not bool(amax):
         return Finding(Status.INCONCLUSIVE, "all zero")
-    if not torch.isfinite(amax):
-        return Finding(Status.INCONCLUSIVE, NOT_FINITE)
-    if needs_origin(spec) and source is None:
-        return Finding(
-            Status.MISMATCH,
-            "its source before quantisation is missing, and it cannot be judged without",
-        )
-    if spec.fmt.family is Family.GRID:
-        assert source is not None
-        return by_source(x, spec, axis, source, whole_amax)
-    if spec.fmt.family is Family.PYTHON:
-        assert source is not None
-        return by_contains(x, spec, axis, source)
-    if not spec.quantised and source is not None and not torch.equal(x, source.to(x.dtype)):
-        differ = int((x != source.to(x.dtype)).sum())
-        return Finding(
-            Status.MISMATCH,
-            f"{differ} of {x.numel()} elements are not those before quantisation",
-            quantised=True,
-        )
-    declared = Grid(spec) if spec.quantised else None
-    declared_amax = amax
-    if declared is not None:
-        if whole_amax is not None:
-            declared_amax = whole_amax
-        elif source is not None and (known := scale_amax(spec, source, axis)) is not None:
-            declared_amax = known
-        if off := declared.num_off(x, declared_amax, axis):
-            return Finding(
-                Status.MISMATCH,
-                f"{off} of {x.numel()} elements are not on the grid of {spec.fmt.name}",
-            )
-    if spec.is_transformed and source is not None:
-        far = distance(x, spec, source, axis)
-        if not far < FAR:
-            return Finding(
-                Status.MISMATCH,
-                f"it is not the {spec.hadamard.value} Hadamard transform of its source: their relative distance is "
-                f"{far:.2f}",
-                quantised=True,
-            )
-    windows = windows_of(x, axis, spec.block)
-    with threads(1):
-        return which_grid(windows, amax, spec.fmt.name, declared, declared_amax)
+    if spec.quantised and is_source:
+        return Finding(Status.INCONCLUSIVE, "on the grid anyway")
+    return Finding(Status.ENGAGED, quantised=is_quantised)
 
 
-def _amax(x: Tensor) -> Tensor:
-    """The largest magnitude, float32; NaN if there is NaN. `torch.linalg.vector_norm` takes 20 times as long.
+def other_shape(x: Tensor, source: Tensor) -> Finding:
+    """The result for an operand that has not the shape of its source."""
+    words = f"it has the shape {tuple(x.shape)}, and its source {tuple(source.shape)}"
+    return Finding(Status.MISMATCH, words, quantised=True)
 
-    So does `torch.aminmax` of a transposed tensor.
-    """
-    low, high = torch.aminmax(in_memory_order(x, memory_order(x)))
-    return torch.maximum(high, -low).to(torch.float32)
+
+#: Says what an operand is instead; its arguments are those of `instead`.
+Explain = Callable[[Tensor, Tensor, QuantSpec, int], str]
+#: Operands that are explained: messages show three.
+_EXPLAINED = 3
 
 
 @dataclass
@@ -160,11 +120,10 @@ class SlotCalls:
     #: Progress of the product that is being computed in parts.
     parts: Parts = field(default_factory=Parts)
 
-
-def worst(findings: Sequence[Finding]) -> Finding:
-    """The result for an operand of several tensors, none of which may be a mismatch: one that engaged suffices."""
-    order = (Status.MISMATCH, Status.ENGAGED, Status.DECLARED, Status.INCONCLUSIVE)
-    return min(findings, key=lambda finding: order.index(finding.status))
+    def add(self, finding: Finding) -> None:
+        """Add a result, unless there is one like it."""
+        if finding not in self.findings:
+            self.findings.append(finding)
 
 
 def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
@@ -173,11 +132,22 @@ def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
         return Status.NOT_REACHED, NOT_CALLED
     if slot.parts.is_open:
         return CUT_SHORT.status, CUT_SHORT.reason
-    for status in (Status.MISMATCH, Status.ENGAGED, Status.DECLARED, Status.INCONCLUSIVE):
+    for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
         for finding in slot.findings:
             if finding.status is status:
                 return status, finding.reason
     return Status.NOT_REACHED, NO_TOKENS if slot.empty_calls else NOT_CALLED
+
+
+@dataclass
+class ProductChecks:
+    """The comparisons of what left a module with one product of the expected operands."""
+
+    #: Elements that were compared, and rows whose projections were.
+    elements: int = 0
+    rows: int = 0
+    #: What was wrong the first time.
+    wrong: str = ""
 
 
 @dataclass
@@ -191,6 +161,45 @@ class Observed:
     slots: dict[tuple[ModuleId, Slot], SlotCalls] = field(default_factory=dict)
     #: Products without a context: (owner, operator) -> calls.
     undeclared: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: The modules whose borders are watched, so that each product must be seen to leave.
+    bordered: frozenset[ModuleId] = frozenset()
+    num_explained: int = 0
+    #: Other failures, in words.
+    others: list[str] = field(default_factory=list)
+    #: What left the modules.
+    products: dict[tuple[ModuleId, Site, Product], ProductChecks] = field(default_factory=dict)
+
+    def product(
+        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Reference | None
+    ) -> None:
+        """Some elements of a product that left its module, and what they must be; None if they cannot be right."""
+        checks, of = self._checks(call, site, product), seen.numel()
+        wrong = of if expected is None else num_wrong(seen, expected)
+        checks.elements += of
+        if wrong and not checks.wrong:
+            words = "elements that left the module are not the product of its operands"
+            checks.wrong = f"{wrong} of {of} {words}{_in_micro_batch(call)}"
+
+    def rows(self, call: Call, site: Site, product: Product, wrong: int, of: int) -> None:
+        """So many of all rows of a product do not have its projection."""
+        checks = self._checks(call, site, product)
+        checks.rows += of
+        if wrong and not checks.wrong:
+            words = "rows that left the module are not those of the product of its operands"
+            checks.wrong = f"{wrong} of {of} {words}{_in_micro_batch(call)}"
+
+    def explain(self, x: Tensor, source: Tensor, spec: QuantSpec, axis: int) -> str:
+        """What one of the first wrong operands is instead."""
+        self.num_explained += 1
+        return instead(x, source, spec, axis) if self.num_explained <= _EXPLAINED else ""
+
+    def other(self, call: Call, label: str, wrong: str) -> None:
+        """Something else was compared, named by its label; what is wrong with it, in words."""
+        if wrong and not any(each.startswith(f"{label}:") for each in self.others):
+            self.others.append(f"{label}: {wrong}{_in_micro_batch(call)}")
+
+    def _checks(self, call: Call, site: Site, product: Product) -> ProductChecks:
+        return self.products.setdefault((call.module, site, product), ProductChecks())
 
     def slot(self, entry: Entry) -> SlotCalls:
         """The results of a slot."""
@@ -207,8 +216,7 @@ class Observed:
         if finding.quantised and not recomputed and not (part and slot.parts.quantised):
             slot.quantised_calls += 1
         slot.parts.quantised |= finding.quantised
-        if finding not in slot.findings:
-            slot.findings.append(finding)
+        slot.add(finding)
 
 
 @dataclass(frozen=True)
@@ -220,6 +228,8 @@ class Verdict:
     entries: list[dict[str, object]]
     #: Everything that fails the run, in messages that name the slot.
     failures: list[str]
+    #: What left a module other than it must: it may follow from a failure of another rank.
+    product_failures: list[str] = field(default_factory=list)
     #: Calls of routers' products, which no scheme quantises, by router.
     router_calls: dict[str, int] = field(default_factory=dict)
 
@@ -236,7 +246,7 @@ class Verdict:
     def proved(self) -> bool:
         """Whether nothing failed, and no slot was hidden by values that are not finite."""
         hidden = any(entry["reason"] == NOT_FINITE for entry in self.entries)
-        return not self.failures and not hidden
+        return not self.failures and not self.product_failures and not hidden
 
     def record(self) -> dict[str, object]:
         """The content of precision.json."""
@@ -244,7 +254,7 @@ class Verdict:
             "iteration": self.iteration,
             "proved": self.proved,
             "quantised_calls": self.quantised_calls,
-            "failures": self.failures,
+            "failures": [*self.failures, *self.product_failures],
             **({"router_calls": self.router_calls} if self.router_calls else {}),
             "entries": self.entries,
         }
@@ -257,29 +267,65 @@ def verdict(iteration: int, observed: Observed) -> Verdict:
         for entry in module.entries():
             slot = observed.slots.get((entry.module, entry.slot))
             status, reason = status_of(slot)
-            entries.append(judged_entry(entry_record(entry), slot))
+            checks = observed.products.get((entry.module, entry.slot.site, entry.slot.product))
+            entries.append(judged_entry(entry_record(entry), slot, checks))
             if status in (Status.MISMATCH, Status.NOT_REACHED) and reason != NO_TOKENS:
                 failures.append(f"{entry.label}: declared {entry.spec.fmt.name}, {reason}")
-    for (owner, operator), calls in observed.undeclared.items():
-        failures.append(
-            f"{owner}: {calls} matrix products ({operator}) that the precision map does not list"
-        )
+    failures += beside_the_map(observed) + observed.others
+    router_calls = {router: slot.calls for router, slot in observed.routers.items()}
+    return Verdict(iteration, entries, failures, product_failures(observed), router_calls)
+
+
+def beside_the_map(observed: Observed) -> list[str]:
+    """Products that the map does not list, and routers that are not in high precision."""
+    failures = [
+        f"{owner}: {calls} matrix products ({operator}) that the precision map does not list"
+        for (owner, operator), calls in observed.undeclared.items()
+    ]
     for router, slot in observed.routers.items():
         status, reason = status_of(slot if slot.calls else None)
         if status in (Status.MISMATCH, Status.NOT_REACHED):
             failures.append(f"{router}: must be in high precision, {reason}")
-    router_calls = {router: slot.calls for router, slot in observed.routers.items()}
-    return Verdict(iteration, entries, failures, router_calls)
+    return failures
 
 
-def judged_entry(record: Mapping[str, object], slot: SlotCalls | None) -> dict[str, object]:
-    """An entry of the map with its results."""
+def product_failures(observed: Observed) -> list[str]:
+    """The products that left a module other than they must, or that were not seen to leave it."""
+    wrong = [
+        f"{product_label(*key)}: {checks.wrong}"
+        for key, checks in observed.products.items()
+        if checks.wrong
+    ]
+    multiplied = {
+        (module, slot.site, slot.product)
+        for (module, slot), calls in observed.slots.items()
+        if calls.calls and slot.site is Site.LINEAR and module in observed.bordered
+    }
+    unseen = sorted(product_label(*key) for key in multiplied - observed.products.keys())
+    return wrong + [f"{label}: its result was not seen to leave the module" for label in unseen]
+
+
+def product_label(module: ModuleId, site: Site, product: Product) -> str:
+    """A product as named in every message: `layer 0 fc1 linear.wgrad`."""
+    slot = configured(module.name, operands_of(site, product)[0])
+    return f"{module} {slot.site.value}.{product.value}"
+
+
+def _in_micro_batch(call: Call) -> str:
+    return f", in micro-batch {call.moment.micro_batch}"
+
+
+def judged_entry(
+    record: Mapping[str, object], slot: SlotCalls | None, product: ProductChecks | None = None
+) -> dict[str, object]:
+    """An entry of the map with its results; `product` is that of its product, where it left a module."""
     status, reason = status_of(slot)
     return {
         **record,
         "calls": slot.calls if slot else 0,
         "recomputed_calls": slot.recomputed_calls if slot else 0,
         "quantised_calls": slot.quantised_calls if slot else 0,
+        **({"product_elements": product.elements, "product_rows": product.rows} if product else {}),
         "status": status.value,
         "reason": reason,
     }
@@ -291,10 +337,14 @@ def require(result: Verdict) -> None:
     Raises:
         EngagementError: names the slots that did not engage as declared, the first three in full.
     """
-    if result.failures:
-        shown = "; ".join(result.failures[:3])
-        more = f"; and {len(result.failures) - 3} more" if len(result.failures) > 3 else ""
+    require_none([*result.failures, *result.product_failures], result.iteration)
+
+
+def require_none(failures: Sequence[str], iteration: int, when: str = "in") -> None:
+    """Continue only without failures, as `require`."""
+    if failures:
+        shown = "; ".join(failures[:3])
+        more = f"; and {len(failures) - 3} more" if len(failures) > 3 else ""
         raise EngagementError(
-            f"what ran is not what was declared, in iteration {result.iteration}: {shown}{more}. See "
-            "precision.json"
+            f"what ran is not what was declared, {when} iteration {iteration}: {shown}{more}. See precision.json"
         )

@@ -1,32 +1,49 @@
-"""Observes every matrix product of the decoder, and of the modules beside it in the map, where it is called.
+"""Watches the modules of the precision map: completely in some iterations, in drawn parts in every other one.
 
-A `TorchDispatchMode` around forward and backward sees each call below autograd, in our autograd functions and in any
-other code, with the operands that reach it. The context that our product functions set determines which slots the
-operands are compared with. A product that a decoder module calls without a context is recorded under that module and
-fails the run. The table of a tied embedding is judged like an operand where it is looked up. Products outside the
-map's modules (the loss, an output layer that no scheme quantises) are not checked.
+    operands    what reaches a product must be the image of its source, bit for bit
+    products    what leaves a module must be the product of the expected operands (`border`, `attention_border`)
+
+A complete watch sees every call of a matrix product below autograd, by a `TorchDispatchMode`. The context that our
+product functions set says which slots the operands are compared with; sources come from the borders alone. A product
+that a decoder layer calls without a context fails the run. A drawn watch needs no dispatch mode: the product functions
+show it their operands, and the borders see what becomes of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quantexp.formats import Axis, QuantSpec, resolve
 from quantexp.formats.torch_internals import in_backward
 from quantexp.model.decoder import is_routed
-from quantexp.proof.grids import Finding, Status
-from quantexp.proof.origin import BY_SOURCE, needs_origin
+from quantexp.proof.border import Border
+from quantexp.proof.call import Call
+from quantexp.proof.comparing import (
+    TILES,
+    TRANSPOSED_TILES,
+    attention_finding,
+    narrowed,
+    tile_finding,
+    whole_finding,
+)
+from quantexp.proof.expected import own_amax_of
+from quantexp.proof.findings import Finding, Status
+from quantexp.proof.layer_border import LayerBorder
 from quantexp.proof.owners import Owners
-from quantexp.proof.verdict import CUT_SHORT, Observed, Parts, SlotCalls, judge, worst
-from quantexp.quant.precision import Entry, PrecisionMap
+from quantexp.proof.products import project
+from quantexp.proof.router_border import RouterBorder
+from quantexp.proof.verdict import (
+    CUT_SHORT,
+    Observed,
+    Parts,
+    other_shape,
+)
+from quantexp.quant.precision import Entry, ModuleId
 from quantexp.quant.product_context import (
     UNTRACKED,
     FusedContext,
@@ -35,32 +52,28 @@ from quantexp.quant.product_context import (
     current_product,
     watch_products,
 )
-from quantexp.quant.rows import Rows
-from quantexp.quant.sites import LOOKUP_W, Operand, Product, operands_of
-from quantexp.quant.slots import WORKING
-from quantexp.quant.sources import as_source, differs_by_source
-from quantexp.quant.whole_amax import is_reduced, own_amax, reduced, whole_amax
+from quantexp.quant.sites import LOOKUP_W, Operand, Product, Site, operands_of
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
 PAIRED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
 #: Operators that multiply in another way; our products never call them.
-OTHER = (
-    "mv",
-    "addmv",
-    "linear",
-    "matmul",
-    "_scaled_mm",
-    "_grouped_mm",
-    "_scaled_grouped_mm",
-    "einsum",
+OTHER = frozenset(
+    {
+        *("mv", "addmv", "dot", "vdot", "addr", "linear", "matmul", "einsum"),
+        *("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm", "_addmm_activation"),
+        *("_sparse_mm", "_sparse_addmm", "sspaddmm", "convolution", "_convolution"),
+        *(
+            "_trilinear",
+            "_cdist_forward",
+            "_euclidean_dist",
+            "mkldnn_linear",
+            "_weight_int8pack_mm",
+        ),
+    }
 )
 FUSED_ATTENTION = "_scaled_dot_product"
 #: Operators that look up rows of their first argument.
 LOOKUPS = ("embedding", "index", "index_select")
-
-
-#: The declaration of a tensor in high precision.
-_HIGH = resolve(WORKING)
 
 #: The arguments of a fused call that are operands; P and dS are internal to the kernel.
 _FUSED_ARGUMENTS = {
@@ -69,36 +82,40 @@ _FUSED_ARGUMENTS = {
     Operand.V: "value",
     Operand.DO: "grad_out",
 }
-#: Operands of a linear layer that have a value for each token.
-_OF_TOKENS = (Operand.X, Operand.G)
 #: The result for tensors that only exist inside a fused kernel.
 IN_KERNEL = Finding(Status.INCONCLUSIVE, "within the fused kernel, in high precision")
 
 
 class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Judges the operands of every matrix product that runs inside `watching()`.
+    """Compares every matrix product that runs inside `watching()`, completely.
 
     Args:
-        declared: the declaration of every slot; never what a module reports about itself.
+        observed: receives the results.
+        borders: those of the modules of the map, but for modules whose products no operator of torch computes.
         decoder: the decoder's layers, and an output layer of the map, by name; a product inside them must be listed.
         routers: modules inside them, by name, whose products must be in high precision under every scheme.
+        tables: for each embedding of the map, what begins a call of it; its parameter is the operand w.
+        layers: what compares the insides of the decoder's layers.
     """
 
     def __init__(
         self,
-        declared: PrecisionMap,
+        observed: Observed,
+        borders: Mapping[ModuleId, Border],
         decoder: Mapping[str, nn.Module],
         routers: Mapping[str, nn.Module] | None = None,
+        tables: Mapping[ModuleId, Callable[[], Call]] | None = None,
+        layers: Sequence[LayerBorder] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.observed = Observed(declared, {name: SlotCalls() for name in routers or {}})
+        self.observed = observed
+        self._layers = layers
+        self._borders, self._tables = borders, tables or {}
         self._owners = Owners({**decoder, **(routers or {})})
-        #: Whether operands in the working precision are compared with their sources, too.
-        self._compares_all = any(
-            entry.spec.fmt.family in BY_SOURCE
-            for module in declared.values()
-            for entry in module.entries()
-        )
+        self._routers = {
+            name: RouterBorder(module, partial(self._logits, name))
+            for name, module in (routers or {}).items()
+        }
 
     def owner(self) -> str | None:
         """The module of the map, or the layer, whose forward or backward is running; None outside all of them."""
@@ -107,7 +124,15 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch every product that is called inside."""
-        with self._owners.watching(), watch_products(), self:
+        with contextlib.ExitStack() as stack:
+            for border in self._borders.values():
+                stack.enter_context(border.watching())
+            for router in self._routers.values():
+                stack.enter_context(router.watching())
+            for layer in self._layers:
+                stack.enter_context(layer.watching())
+            for context in (self._owners.watching(), watch_products(), self):
+                stack.enter_context(context)
             yield
 
     def __torch_dispatch__(
@@ -121,22 +146,22 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.startswith(FUSED_ATTENTION):
             self._fused(func, args, kwargs or {})
         elif name in PAIRED or name in OTHER:
-            self._product(name, args)
+            self._product(name, args, kwargs or {})
         elif name in LOOKUPS:
             self._lookup(args[0])
         return func(*args, **(kwargs or {}))
 
-    def _product(self, name: str, args: tuple[Any, ...]) -> None:
+    def _product(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         context = current_product()
         if context is UNTRACKED:
             return
         if isinstance(context, ProductContext) and name in PAIRED:
             left, right = (args[position] for position in PAIRED[name])
-            self._in_context(context, left, right)
+            self._in_context(context, left.detach(), right.detach(), kwargs.get("alpha", 1))
             return
         owner = self._owners.current()
         if owner in self.observed.routers and name in PAIRED:
-            self._high(self.observed.routers[owner], [args[position] for position in PAIRED[name]])
+            self._high(owner, [args[position].detach() for position in PAIRED[name]])
         elif owner is not None:
             self.observed.undeclared[owner, f"aten.{name}"] += 1
 
@@ -144,14 +169,21 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A tied embedding's table; rows of other tensors are looked up without a context."""
         context = current_product()
         if isinstance(context, ProductContext) and context.product is Product.LOOKUP:
-            spec = self.observed.declared[context.module].spec(LOOKUP_W)
-            assert context.sources is not None
-            call = _Call(table.detach(), context.sources()[0], -1, 1, None, None)
-            self._judge_operand(Entry(context.module, LOOKUP_W, spec), call, recomputed=False)
+            call = self._tables[context.module]()
+            entry = Entry(context.module, LOOKUP_W, call.spec(LOOKUP_W))
+            source, explain = call.sources[Operand.W], self.observed.explain
+            finding = whole_finding(call, entry, table.detach(), source, explain)
+            self.observed.note(entry, finding, recomputed=False)
+
+    def _call(self, module: ModuleId) -> Call | None:
+        border = self._borders.get(module)
+        return None if border is None else border.call
 
     def _fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The products of one fused attention call: its inputs are judged, tensors internal to the kernel cannot be."""
+        """The products of a fused attention call: its inputs are compared, tensors internal to the kernel cannot be."""
         context, name = current_product(), func.overloadpacket.__name__
+        if context is UNTRACKED:
+            return
         if not isinstance(context, FusedContext):
             owner = self._owners.current()
             if owner is not None:
@@ -163,138 +195,117 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         } | kwargs
         is_backward = name.endswith("_backward")
         recomputed = not is_backward and in_backward()
+        call = self._call(context.module)
         for entry in self.observed.declared[context.module].entries():
-            if is_backward == (entry.slot.product is Product.FPROP):
+            slot = entry.slot
+            if is_backward == (slot.product is Product.FPROP):
                 continue
-            source = _FUSED_ARGUMENTS.get(entry.slot.operand)
-            if source is None:
+            argument = _FUSED_ARGUMENTS.get(slot.operand)
+            if argument is None:
                 self.observed.note(entry, IN_KERNEL, recomputed)
+            elif call is None or slot.operand not in call.sources:
+                self.observed.note(entry, OUTSIDE, recomputed)
             else:
-                spec = entry.spec
-                axis = -1 if spec.axis is Axis.HEAD_DIM else -2
-                sources = context.sources
-                before = sources()[entry.slot.operand] if sources and _needs_source(spec) else None
-                amax = None if before is None else whole_amax(entry.module, before, spec, axis)
-                finding = judge(tensors[source].detach(), spec, axis, before, amax)
+                own = tensors[argument].detach()
+                matrix = own.flatten(0, 1)[..., : call.sources[slot.operand].shape[-1]]
+                finding = attention_finding(
+                    call, entry, matrix, self.observed.explain, is_stack=True
+                )
                 self.observed.note(entry, finding, recomputed)
 
-    def _high(self, slot: SlotCalls, operands: list[Tensor]) -> None:
-        """A product outside all schemes: neither operand may lie on a grid that its own dtype would not give."""
+    def _high(self, router: str, operands: list[Tensor]) -> None:
+        """A router's product, outside all schemes: each operand must be what entered the router, its weight or g."""
+        slot = self.observed.routers[router]
         slot.calls += 1
         for x in operands:
-            finding = judge(x.detach(), _HIGH, -1)
-            slot.quantised_calls += finding.quantised
-            if finding not in slot.findings:
-                slot.findings.append(finding)
+            is_source = self._routers[router].has(x)
+            slot.quantised_calls += not is_source
+            slot.add(Finding(Status.ENGAGED) if is_source else ALTERED)
 
-    def _in_context(self, context: ProductContext, left: Tensor, right: Tensor) -> None:
+    def _logits(self, router: str, wrong: int, of: int) -> None:
+        if wrong:
+            words = f"{wrong} of {of} logits are not the product of what entered it and its weight"
+            self.observed.routers[router].add(Finding(Status.MISMATCH, words, quantised=True))
+
+    def _in_context(
+        self, context: ProductContext, left: Tensor, right: Tensor, alpha: float
+    ) -> None:
         recomputed = context.recomputed or (context.product is Product.FPROP and in_backward())
-        sources, part = context.sources, context.part
-        empty = left.numel() == 0 or right.numel() == 0
+        call = self._call(context.module)
         slots = operands_of(context.site, context.product)
-        for side, (slot, x, dim) in enumerate(zip(slots, (left, right), (-1, -2), strict=True)):
+        empty = left.numel() == 0 or right.numel() == 0
+        if call is not None and context.source is not None and call.rows is not None:
+            call = call.of_source(context.source)
+        wrong = False
+        for slot, x in zip(slots, (left, right), strict=True):
             entry = Entry(context.module, slot, self.observed.declared[context.module].spec(slot))
-            amax = part.amax(slot) if part else None
-            needs_source = self._compares_all or _needs_source(entry.spec) or amax is not None
-            source = sources()[side] if sources and needs_source else None
             if is_routed(entry.module.name) and empty:
                 self.observed.slot(entry).empty_calls += 1
                 continue
-            x = x.detach() if context.widened_from is None else narrowed(x, context.widened_from)
-            call = _Call(x, source, dim, context.sequences, part, amax)
-            if slot.operand in _OF_TOKENS and differs_by_source(context.rows, entry.spec):
-                assert context.rows is not None
-                self._judge_sources(entry, call, context.rows, recomputed)
+            if context.widened_from is not None:
+                x = narrowed(x, context.widened_from)
+            finding = self._operand(call, entry, x, context.part)
+            self.observed.note(entry, finding, recomputed, context.part)
+            wrong |= finding.status is Status.MISMATCH
+        if context.site is Site.LINEAR and call is not None and not empty and not wrong:
+            seed = call.moment.choice(context.module, context.product, "signs").getrandbits(32)
+            if context.source is None:
+                call.projections[context.product] = project(left, right, alpha, seed)
+
+    def _operand(self, call: Call | None, entry: Entry, x: Tensor, part: Part | None) -> Finding:
+        slot = entry.slot
+        if call is None or slot.operand not in call.sources:
+            return OUTSIDE
+        if not call.is_unchanged(slot.operand):
+            return CHANGED
+        if part is not None:
+            return self._tile(call, entry, x, part)
+        if slot.site is Site.LINEAR:
+            source = call.source(slot)
+            is_turned = (slot.operand, slot.product) in (
+                (Operand.W, Product.FPROP),
+                (Operand.G, Product.WGRAD),
+            )
+            own = x.t() if is_turned else x
+            if own.numel() != source.numel():
+                return other_shape(own, source)
+            return whole_finding(
+                call, entry, own.reshape(source.shape), source, self.observed.explain
+            )
+        return attention_finding(call, entry, x, self.observed.explain)
+
+    def _tile(self, call: Call, entry: Entry, x: Tensor, part: Part) -> Finding:
+        """An operand of one tile; P and dS have the amax that the product states, until the last tile is seen."""
+        slot = entry.slot
+        state = self.observed.slot(entry)
+        if slot.operand in TILES:
+            source = call.sources[slot.operand]
+            own = x.transpose(1, 2) if slot.product in TRANSPOSED_TILES else x
+            if own.shape != source.shape:
+                finding = other_shape(own, source)
             else:
-                self._judge_operand(entry, call, recomputed)
-
-    def _judge_sources(self, entry: Entry, call: _Call, rows: Rows, recomputed: bool) -> None:
-        """An expert's operand that is quantised by the source of its rows: one call, as bad as the worst source."""
-        dim = call.reduced if entry.slot.product is Product.WGRAD else -2
-        sequences = call.sequences // rows.num_sources if call.sequences > 1 else 1
-        findings = []
-        for source in range(rows.num_sources):
-            tokens = rows.of_source(source, is_laid_out=call.sequences > 1)
-            x = call.x.index_select(dim, tokens)
-            before = None if call.source is None else call.source.index_select(dim, tokens)
-            own = _Call(x, before, call.reduced, sequences, None, None)
-            with as_source(rows, source):
-                findings.append(_finding(entry, own))
-        self.observed.note(entry, worst(findings), recomputed)
-
-    def _judge_operand(self, entry: Entry, call: _Call, recomputed: bool) -> None:
-        part = call.part
-        if part is None:
-            self.observed.note(entry, _finding(entry, call), recomputed)
-            return
-        x, source, axis = _in_blocks(entry, call)
-        slot = self.observed.slot(entry)
-        finding = judge(x, entry.spec, axis, source, call.amax)
+                finding = tile_finding(call, entry, own, source, part, self.observed.explain)
+        else:
+            finding = attention_finding(call, entry, x, self.observed.explain, part)
         if part.index == 0:
-            finding = CUT_SHORT if slot.parts.is_open else finding
-            slot.parts = Parts()
-        slot.parts.is_open = not part.last
-        if call.amax is not None and source is not None:
-            slot.parts.observe(own_amax(source, entry.spec, axis))
+            finding = CUT_SHORT if state.parts.is_open else finding
+            state.parts = Parts()
+        state.parts.is_open = not part.last
+        stated = part.amax(slot)
+        if stated is not None and slot.operand in TILES:
+            state.parts.observe(own_amax_of(call, slot, call.sources[slot.operand]))
             if part.last:
-                mismatch = slot.parts.mismatch(call.amax, partial(reduced, entry.module))
+                mismatch = state.parts.mismatch(stated, partial(call.largest, entry.module))
                 if finding.status is not Status.MISMATCH:
                     finding = mismatch or finding
-        self.observed.note(entry, finding, recomputed, part)
+        return finding
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One operand of one product call."""
-
-    x: Tensor
-    source: Tensor | None
-    #: The dimension that the product reduces.
-    reduced: int
-    sequences: int
-    part: Part | None
-    #: The amax of the whole tensor that the part states.
-    amax: Tensor | None
-
-
-def _finding(entry: Entry, call: _Call) -> Finding:
-    """The result for an operand of a whole product, under the amax of all ranks where its scale depends on it."""
-    x, source, axis = _in_blocks(entry, call)
-    amax = None if source is None else whole_amax(entry.module, source, entry.spec, axis)
-    return judge(x, entry.spec, axis, source, amax)
-
-
-def _in_blocks(entry: Entry, call: _Call) -> tuple[Tensor, Tensor | None, int]:
-    """An operand and its source, and the dimension of their blocks."""
-    x, axis = _along_blocks(entry, call.x, call.reduced, call.sequences)
-    if call.source is None:
-        return x, None, axis
-    source, _ = _along_blocks(entry, call.source.detach(), call.reduced, call.sequences)
-    return x, source, axis
-
-
-def _needs_source(spec: QuantSpec) -> bool:
-    """Whether an operand is judged with its source, whose amax may have to be reduced over ranks."""
-    return needs_origin(spec) or is_reduced(spec)
-
-
-def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tuple[Tensor, int]:
-    """The operand and the dimension of its blocks: the reduced one, within one sequence.
-
-    A reused forward copy has its blocks along the forward product's axis, which is the operand's other dimension.
-    """
-    if entry.spec.axis is not entry.slot.axis:
-        return x, -1 if reduced == -2 else -2
-    if sequences == 1:
-        return x, reduced
-    T = x.shape[reduced] // sequences
-    if reduced == -2:
-        return x.reshape(*x.shape[:-2], T, sequences, x.shape[-1]), -3
-    return x.reshape(*x.shape[:-1], T, sequences), -2
-
-
-def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An operand in the working precision, if widening it from there was lossless; otherwise unchanged."""
-    x = x.detach()
-    narrow = x.to(dtype)
-    return narrow if torch.equal(narrow.to(x.dtype), x) else x
+#: The result for an operand of a router that it has not been given.
+ALTERED = Finding(Status.MISMATCH, "an operand is not what entered it", quantised=True)
+#: The result for an operand whose source has other values than when it entered the module.
+CHANGED = Finding(Status.MISMATCH, "its source was changed within the module", quantised=True)
+#: The result for a product that runs while no pass of its module does.
+OUTSIDE = Finding(
+    Status.MISMATCH, "its product ran outside of a pass of its module", quantised=True
+)

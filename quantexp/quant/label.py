@@ -25,9 +25,14 @@ def describe_format(name: str, precision: Precision | str | None) -> str:
     return (HIGH if word is None else f"{HIGH} ({word})") + space + rest
 
 
+def is_unquantised(name: str) -> bool:
+    """Whether a derived name is that of a scheme that quantises nothing: `bf16`, also with rules or under a backend."""
+    return name.partition("~")[0].rpartition("te_")[2].removeprefix("emulated_") == WORKING
+
+
 def describe_scheme(name: str, precision: Precision | str | None) -> str:
     """The scheme's name; for `bf16`, which quantises nothing, also the working precision if that is not bf16."""
     word = precision.value if isinstance(precision, Precision) else precision
-    if name != WORKING or word in (None, Precision.bf16.value):
+    if not is_unquantised(name) or word in (None, Precision.bf16.value):
         return name
     return f"{name} (nothing quantised, computed in {word})"

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quantexp.formats import Axis, Family, QuantSpec
+from quantexp.formats import Axis, QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import (
     Factor,
@@ -40,7 +40,6 @@ from quantexp.quant.multiply import (
     quantise_pair,
 )
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import is_watched
 from quantexp.quant.rows import Rows
 from quantexp.quant.sharing import shares_copy
 from quantexp.quant.sites import DGRAD_G, DGRAD_W, FPROP_W, FPROP_X, WGRAD_G, WGRAD_X, Slot, dim_of
@@ -51,7 +50,7 @@ from quantexp.quant.sources import (
     quantise_by_source,
 )
 from quantexp.quant.weight_cache.buffers import Buffers
-from quantexp.quant.whole_amax import is_reduced, whole_amax
+from quantexp.quant.whole_amax import whole_amax
 
 
 def fprop(
@@ -125,8 +124,6 @@ def wgrad(
         precision,
         Factor(WGRAD_G, g_TBO, lambda g: _all_tokens(g).t(), copy=quantised_g),
         Factor(WGRAD_X, x_TBI, _all_tokens, copy=quantised_x),
-        sequences=g_TBO.shape[1] if g_TBO.dim() == 3 else 1,
-        rows=rows,
     )
 
 
@@ -195,15 +192,13 @@ def _buffer(
 def backward_needs_input(precision: ModulePrecision) -> bool:
     """Whether the backward pass needs x itself in addition to the copy that wgrad multiplies.
 
-    A clipped derivative needs it, and so do hooks on wgrad's operands, and the proof of engagement where it cannot
-    judge the copy without its source.
+    A clipped derivative needs it, and so do hooks on wgrad's operands.
     """
     copy = precision.spec(WGRAD_X)
     return (
         precision.spec(FPROP_X).clip_gradient
         or copy.needs_step_state
         or copy.pre_scale
-        or (is_watched() and (is_reduced(copy) or copy.fmt.family is Family.GRID))
         or is_operand_hooked(precision, WGRAD_X)
     )
 

@@ -30,8 +30,7 @@ from quantexp.formats import (
 )
 from quantexp.quant.hooks import Layout, call_operand_hooks, same_layout
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import ProductContext, product_context
-from quantexp.quant.rows import Rows
+from quantexp.quant.product_context import ProductContext, product_context, show_product
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
 from quantexp.quant.step_state import Piece, current_state
@@ -61,22 +60,15 @@ def multiply_operands(
     right: Factor,
     *,
     scale: float = 1.0,
-    sequences: int = 1,
-    rows: Rows | None = None,
+    source: int | None = None,
     is_summed: bool = False,
     is_shown: bool = True,
 ) -> Tensor:
     """`scale` times the product of both operands, as the module declares them.
 
-    `sequences` are interleaved along the reduced axis, for products over tokens; `rows` are those of an expert. The
-    result is float32 if it is to be summed with those of other ranks before it is rounded. The hooks receive the
-    operands if `is_shown`.
+    `source` is that of an expert's rows, if they are of one alone. The result is float32 if it is to be summed with
+    those of other ranks before it is rounded. The hooks receive the operands if `is_shown`.
     """
-
-    def source(factor: Factor) -> Tensor:
-        matrix = factor.matrix(factor.x)
-        return matrix.flatten(0, -2) if is_one else matrix  # also of an expert without tokens
-
     a, b = (
         factor.matrix(
             quantised_operand(
@@ -85,15 +77,12 @@ def multiply_operands(
         )
         for factor in (left, right)
     )
-    is_one = b.dim() == 2
     context = ProductContext(
         precision.module,
         left.slot.site,
         left.slot.product,
-        sequences,
-        lambda: (source(left), source(right)),
         widened_from=a.dtype if is_summed else None,
-        rows=rows,
+        source=source,
     )
     if is_summed:
         a, b = a.float(), b.float()
@@ -140,6 +129,7 @@ def multiply(context: ProductContext, a: Tensor, b: Tensor, scale: float = 1.0) 
         b: [K, M] or [N, K, M].
         scale: in float32.
     """
+    show_product(context, a, b)
     with product_context(context):
         if scale == 1.0:
             return torch.matmul(a, b)

@@ -2,7 +2,7 @@
 
 The product functions of `linear` and `attention` enter a context with module, site and product around each matrix
 product call. The context changes nothing and proves nothing: the proof of engagement observes the calls themselves,
-examines the operands that reach them, and uses the context only to look up the declared slots. A matrix product in the
+compares the operands that reach them, and uses the context only to look up the declared slots. A matrix product in the
 decoder without a context is itself an error.
 """
 
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.precision import ModuleId
-from quantexp.quant.rows import Rows
-from quantexp.quant.sites import Operand, Product, Site, Slot
+from quantexp.quant.sites import Product, Site, Slot
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,9 @@ class Part:
 
     index: int
     last: bool
+    #: Its queries, and the keys that they are multiplied with.
+    rows: slice
+    keys: slice
     #: Maps a slot to the amax of its whole tensor; None if no scale depends on it.
     amax: Callable[[Slot], Tensor | None] = field(compare=False)
 
@@ -38,17 +40,12 @@ class ProductContext:
     module: ModuleId
     site: Site
     product: Product
-    #: Sequences interleaved along the reduced axis ([tokens, sequences] flattened), for products over tokens.
-    sequences: int = 1
-    #: Both operands before quantisation, in the layout in which they are multiplied. Called only if the proof of
-    #: engagement must compare an operand with its source.
-    sources: Callable[[], tuple[Tensor, Tensor]] | None = field(default=None, compare=False)
     #: None means the whole product.
     part: Part | None = field(default=None, compare=False)
     #: The working dtype, if a product that is summed with others multiplies in float32 what is representable in it.
     widened_from: torch.dtype | None = None
-    #: The rows of a routed expert, whose operands may have a scale for each source.
-    rows: Rows | None = field(default=None, compare=False)
+    #: The source of a routed expert's rows (`quantexp.quant.sources`), if the product is that of one alone.
+    source: int | None = None
     #: Whether the product is recomputed for the backward pass or for an amax.
     recomputed: bool = False
 
@@ -58,8 +55,6 @@ class FusedContext:
     """The next call is a fused attention kernel, forward or backward, and includes every product of the module."""
 
     module: ModuleId
-    #: q, k and v before quantisation, in the kernel's layout; None if nothing needs them.
-    sources: Callable[[], dict[Operand, Tensor]] | None = field(default=None, compare=False)
 
 
 class _Untracked:
@@ -92,6 +87,28 @@ def product_context(context: AnyContext) -> Iterator[None]:
         yield
     finally:
         _current.context = before
+
+
+#: Receives a product about to be computed, and both operands.
+ProductObserver = Callable[[ProductContext, Tensor, Tensor], None]
+
+_observers: list[ProductObserver] = []
+
+
+@contextlib.contextmanager
+def observe_products(observer: ProductObserver) -> Iterator[None]:
+    """Show every product that is called inside to an observer, including those of backward passes on other threads."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def show_product(context: ProductContext, left: Tensor, right: Tensor) -> None:
+    """Show a product to the observers."""
+    for observer in _observers:
+        observer(context, left, right)
 
 
 _watchers = 0

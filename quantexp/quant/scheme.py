@@ -79,30 +79,47 @@ _PREFIXES = {
 }
 
 
-def derived_name(quant: QuantConfig) -> str:
-    """The scheme's name, derived from its content; `te_` stands before one that Transformer Engine multiplies."""
-    return _PREFIXES[quant.backend] + _name_of_slots(quant)
+#: The formats that a run quantises to at each site, under the scheme's rules.
+InForce = Mapping[Site, frozenset[Format]]
 
 
-def _name_of_slots(quant: QuantConfig) -> str:
+def derived_name(quant: QuantConfig, sites: InForce | None = None) -> str:
+    """The scheme's name, derived from its content; `te_` stands before one that Transformer Engine multiplies.
+
+    Other sites than `sites` are not in the name, nor is the format of a site where rules replace all of it. None means
+    that no rule does.
+    """
+    return _PREFIXES[quant.backend] + _name_of_slots(quant, sites)
+
+
+def _name_of_slots(quant: QuantConfig, sites: InForce | None) -> str:
     declared = declared_formats(quant)
     choices = {
         site: _choice(site, config, declared) for site, config in site_configs(quant).items()
     }
+    idle = [site for site in choices if sites is not None and site not in sites]
+    is_changed = any(choices[site] != "none" for site in idle)
+    choices |= dict.fromkeys(idle, "none")
     outside = _outside_parts(quant)
     none = choices[Site.PV] == choices[Site.OUTPUT] == "none"
-    if not quant.rules and not outside and none:
+    if not quant.rules and not outside and none and not is_changed:
         for name, (linear, qk) in SCHEMES.items():
             if (choices[Site.LINEAR], choices[Site.QK]) == (linear, qk):
                 return name
     configs = site_configs(quant)
-    parts = [
-        f"{site.value}_{choice or _own_format(site, configs[site], declared) or 'custom'}"
+    names = {
+        site: choice or _own_format(site, configs[site], declared) or "custom"
         for site, choice in choices.items()
         if choice != "none"
-    ]
-    name = "+".join([*parts, *outside]) or _name_of_rules(quant.rules, declared)
-    exact = not quant.rules and None not in choices.values() and _is_plain(quant)
+    }
+    for site in names:
+        used = None if sites is None else sites[site]
+        if used is not None and used.isdisjoint(_formats(site, configs[site], declared)):
+            names[site] = _short(*used) if len(used) == 1 else "custom"
+    parts = [f"{site.value}_{name}" for site, name in names.items()]
+    of_rules = "bf16" if sites is not None and not sites else _name_of_rules(quant.rules, declared)
+    name = "+".join([*parts, *outside]) or of_rules
+    exact = not (quant.rules or is_changed) and None not in choices.values() and _is_plain(quant)
     return name if exact else f"{name}~{content_hash(quant)[:6]}"
 
 
@@ -196,10 +213,15 @@ def _records(
 
 def _own_format(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> str | None:
     """The declared format of every quantised slot of a site; None if they differ, or it is one of the table."""
-    slots = resolve_site(site, config, declared=declared).values()
-    formats = {spec.fmt for spec in slots if spec.quantised}
+    formats = _formats(site, config, declared)
     own = next(iter(formats)) if len(formats) == 1 else None
     return own.label if own is not None and own.definition else None
+
+
+def _formats(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> set[Format]:
+    """The formats of a site's quantised slots, without rules."""
+    slots = resolve_site(site, config, declared=declared).values()
+    return {spec.fmt for spec in slots if spec.quantised}
 
 
 def _choice(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> str | None:

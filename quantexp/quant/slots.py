@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from quantexp.errors import ConfigError
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.formats.definitions.python import PYTHON, is_python, source_file
+from quantexp.formats.definitions.python import PYTHON, is_python, source_files
 from quantexp.formats.lookup import NAME, get_format, known_names
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import BY_ANY_NAME
@@ -56,11 +56,12 @@ def declared_formats(quant: QuantConfig) -> Mapping[str, Format]:
 
 
 def python_sources(quant: QuantConfig) -> dict[str, str]:
-    """The source of the module of each format in Python that a scheme declares, by the format's name."""
+    """The sources of each format in Python that a scheme declares, by its name, those that it imports by module."""
     return {
-        name: source_file(content[PYTHON]).read_text(encoding="utf-8", errors="replace")
+        (name if index == 0 else module): file.read_text(encoding="utf-8", errors="replace")
         for name, content in quant.formats.items()
         if PYTHON in content
+        for index, (module, file) in enumerate(source_files(content[PYTHON]).items())
     }
 
 

@@ -73,7 +73,7 @@ def multiply_rows(
     spec = precision.spec(w.slot)
     is_one = rows is None or rows.num_sources == 1 or not spec.needs_step_state
     if rows is None or is_one or not current_state().draws_again(spec):
-        return multiply_operands(precision, x, w, rows=rows)
+        return multiply_operands(precision, x, w)
     x, w = (replace(f, copy=quantised_operand(precision, f.slot, f.x, copy=f.copy)) for f in (x, w))
     assert x.copy is not None
     products, order = [], []
@@ -82,7 +82,9 @@ def multiply_rows(
         own_x = replace(x, x=x.x[tokens], copy=x.copy[tokens])
         own_w = replace(w, copy=None) if later else w
         with as_source(rows, source):
-            products.append(multiply_operands(precision, own_x, own_w, is_shown=False))
+            products.append(
+                multiply_operands(precision, own_x, own_w, source=source, is_shown=False)
+            )
         order.append(tokens)
     joined = torch.cat(products)
     return torch.empty_like(joined).index_copy_(0, torch.cat(order), joined)

@@ -26,7 +26,16 @@ def read_yaml(file: Path) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         UnreadableError: names the file, and the line where YAML has one.
     """
-    text = read_yaml_text(file)
+    return yaml_of(read_text(file, MOST_BYTES), file)
+
+
+def yaml_of(text: str, file: Path) -> dict[str, Any]:
+    """The keys and values of a text from a YAML file.
+
+    Raises:
+        UnreadableError: as `read_yaml`.
+    """
+    _require_bounded(text, file)
     try:
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -67,6 +76,12 @@ def read_yaml_text(file: Path) -> str:
         UnreadableError: it is no YAML, or exceeds a bound, or has an alias or a tag.
     """
     text = read_text(file, MOST_BYTES)
+    _require_bounded(text, file)
+    return text
+
+
+def _require_bounded(text: str, file: Path) -> None:
+    """Refuse a text that is no YAML, exceeds a bound, or has an alias or a tag."""
     levels = 0
     try:
         for event in yaml.parse(text, _Loader):
@@ -77,7 +92,6 @@ def read_yaml_text(file: Path) -> str:
                 raise UnreadableError(f"{file}, line {line}: {words}")
     except yaml.YAMLError as error:
         raise _wrong(file, error) from error
-    return text
 
 
 def _refusal(event: yaml.Event, levels: int) -> str | None:

@@ -12,7 +12,7 @@ from quantexp.schema import LauncherConfig, Precision
 #: CPU flags that torch's bf16 matrix products need on x86, as /proc/cpuinfo spells them.
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 #: Each of these variables limits the instructions that oneDNN, torch's matrix library, may use.
-_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def device_class(launcher: LauncherConfig) -> str:
@@ -45,7 +45,7 @@ def multiplies_natively(precision: Precision) -> bool:
     """
     if precision is Precision.fp32:
         return True
-    if precision is Precision.bf16 and not any(map(os.environ.get, _LIMITS)) and _has_avx512():
+    if precision is Precision.bf16 and not any(map(os.environ.get, LIMITS)) and _has_avx512():
         return True  # saves the import of torch, which takes a second
     import torch
 

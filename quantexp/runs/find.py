@@ -15,7 +15,7 @@ from typing import Any
 
 from quantexp.errors import RunError, UnreadableError
 from quantexp.folders import short_path, user_path
-from quantexp.runs.paths import RunDir, RunsRoot, Submission
+from quantexp.runs.paths import SUBMISSIONS, RunDir, RunsRoot, Submission
 from quantexp.runs.sweep_list import read_sweep, read_tasks
 from quantexp.terminal.close_matches import did_you_mean, near
 
@@ -36,6 +36,8 @@ class Missing:
     reason: str
     #: The configuration of the run, if the sweep's list has it.
     config: dict[str, Any] | None = None
+    #: The folder of runs that it belongs to, if a sweep lists it.
+    root: Path | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def scope(name: str | None, root: Path) -> Scope:
     path = _resolve(name, root)
     if path.is_file():
         return _sweep(path)
-    if path.parent.name == "submissions":
+    if path.parent.name.startswith(SUBMISSIONS):
         return _submission(path)
     if is_run(RunDir(path)):
         return Scope(str(path), (RunDir(path),))
@@ -182,14 +184,15 @@ def _sweep(file: Path) -> Scope:
     root = file.parent.parent
     unstarted = [e for e in entries if e["run"] is None]
     missing = [
-        Missing(UNNAMED, f"did not start: {e.get('reason')}", e.get("config")) for e in unstarted
+        Missing(UNNAMED, f"did not start: {e.get('reason')}", e.get("config"), root)
+        for e in unstarted
     ]
     listed = {e["run"]: e for e in entries if e["run"] is not None}
     scope = _scope(file, [root / name for name in listed], missing)
     return replace(
         scope,
         missing=tuple(
-            replace(m, config=listed[m.name].get("config")) if m.name in listed else m
+            replace(m, config=listed[m.name].get("config"), root=root) if m.name in listed else m
             for m in scope.missing
         ),
         stages={name: e.get("stage", 0) for name, e in listed.items()},
@@ -211,7 +214,8 @@ def _submission(folder: Path) -> Scope:
         runs = read_tasks(submission)["runs"]
     except UnreadableError as error:
         raise RunError(f"{submission.tasks} is not {what} ({error})") from error
-    return _scope(folder, [Path(run) for run in runs], [])
+    root = folder.parent.parent  # the recorded paths are those before it was moved or copied
+    return _scope(folder, [root / Path(run).name for run in runs], [])
 
 
 def _scope(about: Path, folders: list[Path], missing: list[Missing]) -> Scope:

@@ -30,7 +30,7 @@ def take_lock(run: RunDir, patience_s: float = PROBE_S) -> int:
         RunError: the folder cannot be written, or its disk has no locks.
     """
     try:
-        lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise cannot_write(run, error) from error
     try:
@@ -52,7 +52,7 @@ def hold(file: Path) -> int:
     Raises:
         OSError: the file cannot be written, or its disk has no locks.
     """
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:
@@ -81,6 +81,12 @@ def cannot_write(run: RunDir, error: OSError) -> RunError:
     return RunError(
         f"the run folder {run.root} cannot be written: {error.strerror}; set paths.root to a folder that can"
     )
+
+
+def may_write(run: RunDir) -> bool:
+    """Whether this user may start a run in an existing folder; each part that a start moves or opens is asked."""
+    parts = (run.root, run.lock, run.claims, run.logs)
+    return all(os.access(part, os.W_OK) for part in parts if os.path.lexists(part))
 
 
 def _wait_for(lock: int, run: RunDir, deadline_s: float) -> None:

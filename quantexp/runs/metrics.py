@@ -127,6 +127,8 @@ class LossCurve:
     losses: tuple[float, ...] = ()
     #: Iterations whose value is NaN or Inf, excluded above.
     nonfinite: tuple[int, ...] = ()
+    #: Iterations with several values, of which the last is taken.
+    repeated: tuple[int, ...] = ()
 
 
 def loss_curve(metrics: Iterable[Mapping[str, Any]], measure: str = "loss") -> LossCurve:
@@ -135,16 +137,19 @@ def loss_curve(metrics: Iterable[Mapping[str, Any]], measure: str = "loss") -> L
     Lines without iteration or value are left out.
     """
     losses: dict[int, float] = {}
+    repeated: set[int] = set()
     is_always_measured = measure in ALWAYS_MEASURED
     for line in metrics:
         iteration, loss = line.get("iteration"), line.get(measure)
-        if isinstance(iteration, int) and is_always_measured and measure in line and loss is None:
-            losses[iteration] = math.nan
-        elif isinstance(iteration, int) and isinstance(loss, int | float):
+        if loss is None and is_always_measured and measure in line:
+            loss = math.nan
+        if isinstance(iteration, int) and isinstance(loss, int | float):
+            if iteration in losses:
+                repeated.add(iteration)
             losses[iteration] = float(loss)
     finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}
     nonfinite = tuple(i for i in sorted(losses) if i not in finite)
-    return LossCurve(tuple(finite), tuple(finite.values()), nonfinite)
+    return LossCurve(tuple(finite), tuple(finite.values()), nonfinite, tuple(sorted(repeated)))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +22,26 @@ class RunsRoot:
 
     @property
     def snapshots(self) -> Path:
-        """The source snapshots of the runs, one folder for each hash."""
-        return self.root / "snapshots"
+        """This user's source snapshots, one folder for each hash."""
+        return _own(self.root / "snapshots")
 
     @property
     def submissions(self) -> Path:
-        """One folder for each submission to SLURM: script, list of runs, output of the jobs."""
-        return self.root / "submissions"
+        """One folder for each of this user's submissions to SLURM: script, list of runs, output of the jobs."""
+        return _own(self.root / SUBMISSIONS)
+
+
+#: The name of the folder of submissions; that of a further user of a shared folder begins with it.
+SUBMISSIONS = "submissions"
+
+
+def _own(folder: Path) -> Path:
+    """A private folder of this user: `NAME`, or `NAME-UID` where that is another user's."""
+    try:
+        is_own = folder.stat().st_uid == os.getuid()
+    except OSError:
+        return folder
+    return folder if is_own else folder.with_name(f"{folder.name}-{os.getuid()}")
 
 
 @dataclass(frozen=True)

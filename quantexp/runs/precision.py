@@ -22,6 +22,8 @@ class PrecisionEntry(TypedDict, total=False):
     calls: Count
     recomputed_calls: Count
     quantised_calls: Count
+    product_elements: Count
+    product_rows: Count
     status: str
     reason: str
 
@@ -34,17 +36,16 @@ class Precision(TypedDict, total=False):
     quantised_calls: Count
     failures: list[str]
     router_calls: dict[str, Count]
+    #: What was drawn and compared in later iterations.
+    drawn: dict[str, Count]
     entries: Required[list[PrecisionEntry]]
 
 
 def proof_word(precision: Mapping[str, Any] | None) -> str | None:
-    """`proved`, `declared` if the formats of some slots cannot be proved, `failed`; None without a proof."""
+    """`proved` or `failed`; None without a proof."""
     if precision is None or precision.get("proved") is None:
         return None
-    if not precision["proved"]:
-        return "failed"
-    entries = (entry for entry in precision.get("entries") or () if isinstance(entry, dict))
-    return "declared" if any(entry.get("status") == "declared" for entry in entries) else "proved"
+    return "proved" if precision["proved"] else "failed"
 
 
 def read_precision(file: Path) -> Precision:

@@ -1,4 +1,4 @@
-"""provenance.json: versions, commit and uncommitted changes, source snapshot, host, command line, hashed content.
+"""provenance.json: versions, code, commit and uncommitted changes, source snapshot, host, command line, hashed content.
 
 It holds no environment variables, and of the uncommitted changes none of a file that may hold secrets
 (`quantexp.runs.secret_files`).
@@ -11,12 +11,13 @@ import functools
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from quantexp import __version__
 from quantexp.reading.json_files import require_json
+from quantexp.runs.code_digest import DECIDING, OF_MEGATRON_LM, code_digest
 from quantexp.runs.precision import PrecisionEntry
 from quantexp.runs.redaction import redacted
 from quantexp.runs.secret_files import SECRET_FILES, git_output
@@ -49,6 +50,8 @@ class Provenance(TypedDict):
     quantexp: str
     python: str
     packages: dict[str, str | None]
+    #: The digest of the code that decides numbers, at the first start.
+    code: str
     source: Source
     host: str
     platform: str
@@ -74,6 +77,8 @@ class Start(TypedDict):
     host: str
     folder: str
     command: list[str]
+    #: As that of the first start; missing where an earlier version of quantexp went on.
+    code: NotRequired[str]
     changed: list[str]
 
 
@@ -119,6 +124,7 @@ class RecordedProvenance(TypedDict, total=False):
     quantexp: str
     python: str
     packages: dict[str, str | None]
+    code: str
     source: RecordedSource
     host: str
     platform: str
@@ -140,6 +146,19 @@ def read_provenance(file: Path) -> RecordedProvenance:
     return require_json(file, RecordedProvenance)
 
 
+def codes_of(recorded: Mapping[str, Any]) -> list[str | None]:
+    """The digest of the code of each start of an attempt; None where it was not recorded."""
+    return [start.get("code") for start in (recorded, *recorded.get("starts", ()))]
+
+
+def change_of_code(recorded: Mapping[str, Any], new: Provenance) -> list[str]:
+    """That a start goes on with other code than the one before it, in words; empty if it does not."""
+    before = codes_of(recorded)[-1]
+    return [] if before == new["code"] else [f"code {before or UNKNOWN_CODE} -> {new['code']}"]
+
+
+#: Instead of a digest that was not recorded.
+UNKNOWN_CODE = "not recorded"
 #: The key of an identity that names the training loop of a run which quantexp's own loop did not train.
 LOOP = "loop"
 #: Packages whose versions affect the run.
@@ -180,6 +199,9 @@ def provenance(
         "quantexp": __version__,
         "python": platform.python_version(),
         "packages": versions(),
+        "code": code_digest(
+            snapshot and snapshot / "quantexp", DECIDING + OF_MEGATRON_LM * (LOOP in content)
+        ),
         "source": content_of_source,
         "host": platform.node(),
         "platform": platform.platform(),
@@ -216,6 +238,7 @@ def add_start(
         "host": new["host"],
         "folder": new["folder"],
         "command": new["command"],
+        "code": new["code"],
         "changed": words,
     }
     write_json(file, redacted({**recorded, "starts": [*starts, start]}))

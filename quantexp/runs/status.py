@@ -52,6 +52,8 @@ class Phase(StrEnum):
     #: An iteration that checks the operands where they reach the matrix products.
     PROVING = "proving the precision map"
     CAPTURING = "capturing"
+    #: The rest of an iteration that was proved or captured: the passes are complete.
+    STEPPING = "optimizer step"
     EVALUATING = "evaluating"
     TASKS = "running tasks"
     SAVING = "saving the model"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
@@ -83,10 +85,24 @@ def write_sweep(file: Path, content: dict[str, Any]) -> None:
         RunError: the folder cannot be written.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_shared(file.parent)
         write_json(file, content)
     except OSError as error:
         raise cannot_write(file, error) from error
+
+
+def make_shared(folder: Path) -> None:
+    """Make a folder that all users of its parent may write.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        parent = folder.parent.stat().st_mode
+        if parent & 0o022:
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IMODE(parent))
 
 
 def cannot_write(file: Path, error: OSError) -> RunError:

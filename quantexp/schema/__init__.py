@@ -14,6 +14,7 @@ from quantexp.schema.analysis import (
 )
 from quantexp.schema.capture import (
     CaptureConfig,
+    CaptureLayout,
     CaptureLevel,
     CaptureRule,
     CaptureValues,
@@ -103,6 +104,7 @@ __all__ = [
     "AuxLoss",
     "Backend",
     "CaptureConfig",
+    "CaptureLayout",
     "CaptureLevel",
     "CaptureRule",
     "CaptureValues",

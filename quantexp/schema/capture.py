@@ -33,6 +33,13 @@ class StoreKind(Enum):
     safetensors = "safetensors"
 
 
+class CaptureLayout(Enum):
+    """The folders of captured values: those of the run alone, or those of their formats for all runs too."""
+
+    by_run = "by_run"
+    by_type = "by_type"
+
+
 class SampleOf(Enum):
     """The unit of a sample of a captured tensor."""
 
@@ -94,6 +101,8 @@ class CaptureConfig:
     #: Number of iterations to capture, among those that the keys above select or from there on; 0 means all, null means
     #: one without those keys and all with them.
     control_iter: int | None = limited(None, *_COUNT)
+    #: Also the last iteration of the run, unless `stop_after_capture` ends it earlier.
+    at_end: bool = False
     #: Number of micro-batches of each captured iteration; 0 means all.
     collect_micro_batches: int = limited(1, *_COUNT)
     #: End the run, as completed, once everything requested is on disk.
@@ -131,3 +140,6 @@ class CaptureConfig:
     trigger: TriggerConfig = field(default_factory=TriggerConfig)
     #: A folder other than the run folder; the run's own folder is created below it.
     dir: str | None = None
+    #: by_type also links each file as DIR/<quant_type>/NAME.pt, where the runs of one `dir` share the folders of their
+    #: formats.
+    layout: CaptureLayout = CaptureLayout.by_run

@@ -45,7 +45,8 @@ class DatasetConfig:
     """Where the tokens come from."""
 
     name: str = limited(MISSING, FOLDER_NAME)
-    #: Prefix of a .bin/.idx pair, prepared here or by Megatron; takes precedence over the sample.
+    #: Prefix of a .bin/.idx pair, prepared here or by Megatron; takes precedence over the sample. null means
+    #: data/NAME, where `quantexp prepare` writes.
     path: str | None = None
     #: Use the text that ships with quantexp (byte tokenizer) if no path is given.
     sample: bool = False

@@ -9,6 +9,24 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from quantexp.schema.experiment import Composition
 
+#: Options of the old scripts, with `_` for `-` -> our keys.
+OLD_KEYS = {
+    **dict.fromkeys(("quantization", "quantisation", "scheme"), "quant"),
+    **dict.fromkeys(("quant_type", "custom_quant_type", "quant_scheme"), "quant"),
+    **dict.fromkeys(("fa_quantization", "fa_quant", "qk_quant", "qk_quantization"), "quant/qk"),
+    **dict.fromkeys(("pv_quant", "pv_quantization"), "quant/pv"),
+    **dict.fromkeys(("linear_quant", "linear_quantization"), "quant/linear"),
+    **dict.fromkeys(("training_config", "train_config", "training_preset", "preset"), "training"),
+    **dict.fromkeys(("model_name", "model_type"), "model"),
+    "dataset_name": "dataset",
+    "control_iter": "capture.control_iter",
+    "collect_micro_batches": "capture.collect_micro_batches",
+    **dict.fromkeys(("tensor_dir", "tensor_save_dir"), "capture.dir"),
+    "tensor_save_enabled": "capture",
+    "output_dir": "paths.root",
+    "train_iters": "training.iterations",
+}
+
 
 def section_of(owner: Any, name: str) -> Any:
     """The dataclass type of a field of a dataclass; None if the field is not a section."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import POSITIVE, Limit, at_most, between, limited, limits
+from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_most, between, limited, limits
 
 #: The launcher kinds that have keys of their own in this schema; further kinds are entry points of other packages.
 LOCAL, SLURM = "local", "slurm"
@@ -38,8 +38,8 @@ class JobConfig:
     gpu_type: str | None = limited(None, _ONE_LINE)
     #: CPU cores per process.
     cpus_per_process: int | None = limited(None, *between(1, 65_536))
-    #: Memory per node, in units of 1e9 bytes.
-    mem_gb: float | None = limited(None, POSITIVE, at_most(1_000_000_000))
+    #: Memory per node, in units of 1e9 bytes; 0 is all memory of each node.
+    mem_gb: float | None = limited(None, NOT_NEGATIVE, at_most(1_000_000_000))
 
 
 @dataclass

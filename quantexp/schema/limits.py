@@ -55,6 +55,11 @@ def between(least: int, most: int) -> tuple[Limit, Limit]:
     return at_least(least), at_most(most)
 
 
+def next_multiple(number: int, divisor: int) -> int:
+    """The smallest multiple of a positive divisor that is not below a number: what a refusal proposes instead of it."""
+    return -(-number // divisor) * divisor
+
+
 #: The largest finite fp32 number, rounded down: training computes in fp32, where a larger one is infinite.
 _LARGEST = 3.0e38
 #: fp32's smallest normal number, rounded up: a smaller one may be zero there.

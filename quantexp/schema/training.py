@@ -162,6 +162,8 @@ class EvaluateConfig:
     limit: int | None = limited(None, *_SEQUENCES)
     #: Examples before each question; null means what each task says.
     fewshot: int | None = limited(None, *between(0, 1000))
+    #: Score tokens of the tokenizer's template as the harness's `hf` does; false takes them as context only.
+    score_template: bool = True
 
 
 class Aspect(Enum):

@@ -31,10 +31,10 @@ def did_you_mean(names: Iterable[str]) -> str:
     return f"did you mean {words}?" if words else ""
 
 
-def one_of(names: Iterable[str]) -> str:
+def one_of(names: Iterable[str], conjunction: str = "or") -> str:
     """`a, b or c`."""
     *others, last = [*names] or [""]
-    return f"{', '.join(others)} or {last}" if others else last
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 def _ratio(word: str, name: str) -> float:

@@ -1,21 +1,20 @@
 """Prints facts of a run, plan or machine as headings and values.
 
-Values wrap between words. Words and paths are never broken: a longer one starts at the left edge.
+Values wrap between words; a longer word starts at the left edge. Words, paths and commands are never broken, and paths
+and commands stay on the line of their heading.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from quantexp.folders import short_path
 from quantexp.terminal.escaping import printable, printable_line
+from quantexp.terminal.wrapping import wrapped
 
 _GAP = 2
 
@@ -41,17 +40,17 @@ class Facts:
         self._rows.append((_bold(heading), Text(printable_line(text)), False))
 
     def print(self) -> None:
-        """Print the rows with aligned headings; a line that does not fit beside its heading is printed below it."""
+        """Print the rows with aligned headings; a word that does not fit beside its heading is printed below it."""
         indent = max((heading.cell_len for heading, _, _ in self._rows), default=0) + _GAP
         for heading, value, wraps in self._rows:
             room = self.console.width - indent
             lead = heading
-            for part in _wrapped(value, room) if wraps else [value]:
-                self._print_part(lead, part, indent)
+            for part in wrapped(value, room) if wraps else [value]:
+                self._print_part(lead, part, indent, stays=not wraps)
                 lead = Text()
 
-    def _print_part(self, lead: Text, part: Text, indent: int) -> None:
-        if indent + part.cell_len <= self.console.width:
+    def _print_part(self, lead: Text, part: Text, indent: int, *, stays: bool) -> None:
+        if stays or indent + part.cell_len <= self.console.width:
             gap = " " * (indent - lead.cell_len) if part.plain else ""
             part = Text.assemble(lead, gap, part)
         elif lead.plain:
@@ -61,17 +60,3 @@ class Facts:
 
 def _bold(heading: str) -> Text:
     return Text.from_markup(printable_line(heading), style="bold", emoji=False)
-
-
-def _wrapped(value: Text, room: int) -> Iterator[Text]:
-    """Lines of at most `room` characters, broken between words; a longer word has its own line."""
-    for line in value.split(allow_blank=True):
-        breaks, used = [], 0
-        for word in re.finditer(r"\S+\s*", line.plain):
-            if used and used + cell_len(word[0].rstrip()) > room:
-                breaks.append(word.start())
-                used = 0
-            used += cell_len(word[0])
-        for part in line.divide(breaks):
-            part.rstrip()
-            yield part

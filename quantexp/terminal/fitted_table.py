@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantexp.terminal.escaping import printable, printable_line
+from quantexp.terminal.wrapping import words_of, wrapped
 
 #: The worth of a column that is never dropped.
 ALWAYS = 100
@@ -26,12 +27,16 @@ _GAP = 2
 _STRETCH = 100
 
 
+#: The cells of a row: console markup, or `Text`.
+Row = Sequence[str | Text]
+
+
 class Shrink(Enum):
     """How a column shrinks cells that are too wide."""
 
     #: The column does not shrink.
     NEVER = auto()
-    #: The cell wraps between words.
+    #: The cell wraps between words; a command is one word.
     WRAP = auto()
     #: As a last resort the cell loses its start, because the end of a run's name identifies it.
     CUT_START = auto()
@@ -59,9 +64,58 @@ class Fitted:
     left_out: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a table that are shown, and their widths; tables of one layout stand below each other as one."""
+
+    columns: Sequence[Column]
+    #: The shown columns, and the width of each.
+    widths: Mapping[int, int]
+    #: Whether they fit; rich narrows the columns of a table that is still too wide, and may then wrap any cell.
+    fits: bool
+    #: The headings of dropped columns that had content.
+    left_out: tuple[str, ...]
+
+    @property
+    def shown(self) -> set[str]:
+        """The headings of the shown columns."""
+        return {self.columns[i].heading for i in self.widths}
+
+    def table(
+        self, rows: Sequence[Row], title: str | None = None, *, has_headings: bool = True
+    ) -> Table:
+        """A table of these rows; content that is too wide for its column is wrapped or cut."""
+        table = Table(
+            box=None,
+            pad_edge=False,
+            padding=(0, _GAP, 0, 0),
+            title=title,
+            title_justify="left",
+            show_header=has_headings and any(column.heading for column in self.columns),
+        )
+        for i, width in self.widths.items():
+            column = self.columns[i]
+            table.add_column(
+                column.heading,
+                justify="right" if column.is_number else "left",
+                no_wrap=column.shrink is not Shrink.WRAP,
+                overflow="fold" if column.shrink is Shrink.WRAP else "ellipsis",
+                width=width,
+            )
+        cells = [list(map(_cell, row, self.columns)) for row in rows]
+        room = self.widths if self.fits else dict.fromkeys(self.widths, 0)
+        for stretch in _stretches(cells, self.columns, room):
+            parts = (
+                [_cut(row[i], self.columns[i], width) for row in stretch]
+                for i, width in self.widths.items()
+            )
+            table.add_row(*map(Text("\n").join, parts))
+        return table
+
+
 def fitted_table(
     columns: Sequence[Column],
-    rows: Sequence[Sequence[str | Text]],
+    rows: Sequence[Row],
     width: int,
     title: str | None = None,
 ) -> Fitted:
@@ -69,6 +123,12 @@ def fitted_table(
 
     Hidden characters are shown by their codes; line feeds too, except in columns of numbers and those that wrap.
     """
+    layout = layout_of(columns, rows, width)
+    return Fitted(layout.table(rows, title), layout.left_out)
+
+
+def layout_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Layout:
+    """The layout of `fitted_table`, for the content of all rows that will be shown."""
     cells = [list(map(_cell, row, columns)) for row in rows]
     natural = [_natural(i, column, cells) for i, column in enumerate(columns)]
     least = [_least(i, column, cells, natural[i]) for i, column in enumerate(columns)]
@@ -85,30 +145,7 @@ def fitted_table(
         names = [i for i in shown if columns[i].shrink is Shrink.CUT_START]
         least = [min(n, _LEAST_CUT) if i in names else n for i, n in enumerate(least)]
     widths = _widths(columns, least, natural, shown, width)
-    has_headings = any(column.heading for column in columns)
-    table = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, _GAP, 0, 0),
-        title=title,
-        title_justify="left",
-        show_header=has_headings,
-    )
-    for i in shown:
-        column = columns[i]
-        table.add_column(
-            column.heading,
-            justify="right" if column.is_number else "left",
-            no_wrap=column.shrink is not Shrink.WRAP,
-            overflow="fold" if column.shrink is Shrink.WRAP else "ellipsis",
-            width=widths[i],
-        )
-    # rich narrows the columns of a table that is still too wide, and may then wrap any cell
-    room = widths if _sum(least, shown) <= width else dict.fromkeys(shown, 0)
-    for stretch in _stretches(cells, columns, room):
-        parts = ([_cut(row[i], columns[i], widths[i]) for row in stretch] for i in shown)
-        table.add_row(*map(Text("\n").join, parts))
-    return Fitted(table, tuple(left_out))
+    return Layout(columns, widths, _sum(least, shown) <= width, tuple(left_out))
 
 
 def _cell(content: str | Text, column: Column) -> Text:
@@ -132,7 +169,7 @@ def _least(i: int, column: Column, cells: Sequence[Sequence[Text]], natural: int
         return natural
     least = max(column.min_width, *map(cell_len, column.heading.split("\n")))
     if column.shrink is Shrink.WRAP:
-        words = [word for row in cells for word in row[i].plain.split()]
+        words = {word.rstrip() for row in cells for word in words_of(row[i].plain)}
         least = max([least, *map(cell_len, words)])
     return least
 
@@ -180,6 +217,8 @@ def _stretches(
 
 
 def _cut(cell: Text, column: Column, width: int) -> Text:
+    if column.shrink is Shrink.WRAP and cell_len(cell.plain) > width:
+        return Text("\n").join(wrapped(cell, width))
     if column.shrink is not Shrink.CUT_START or cell_len(cell.plain) <= width:
         return cell
     return Text("…").append_text(cell[len(cell) - (width - 1) :])

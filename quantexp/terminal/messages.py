@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from quantexp.terminal.escaping import printable_line
 
@@ -19,7 +21,15 @@ def complain(message: str, listed: Sequence[str] = ()) -> None:
         f"quantexp: {one_short_line(message)}",
         *(f"  {one_short_line(item)}" for item in listed),
     ]
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    try:
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+    except BrokenPipeError:
+        drop_rest(sys.stderr)
+
+
+def drop_rest(stream: TextIO) -> None:
+    """Drop what a stream holds and gets from now on, because its reader has ended, such as head."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def one_short_line(message: str) -> str:
@@ -27,7 +37,7 @@ def one_short_line(message: str) -> str:
 
     Characters that act on a terminal instead of being shown are escaped.
     """
-    shown = printable_line(" ".join(message.split()))
+    shown = printable_line(re.sub(r"\s*[\r\n]\s*|\t", " ", message.strip()))
     words = _LONG_WORD.sub(lambda word: _shortened(word[0], LONGEST_WORD), shown)
     return _shortened(words, LONGEST_MESSAGE)
 

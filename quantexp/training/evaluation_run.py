@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from quantexp.analysis.evaluate.summary import summary_of
+from quantexp.config.start_point import first_weights
 from quantexp.runs.disk import writing
 from quantexp.runs.evaluation import DOCUMENT_COLUMNS, write_evaluation
 from quantexp.runs.fencing import require_ours
@@ -42,7 +43,9 @@ def evaluate_run(context: RunContext) -> None:
                 from quantexp.training.tasks.harness import TaskRun
 
                 tokenizer = data_of(experiment)[1]
-                tasks = TaskRun(evaluator, experiment, tokenizer, context.require_going)
+                weights = first_weights(experiment)
+                assert weights is not None
+                tasks = TaskRun(evaluator, experiment, tokenizer, weights, context.require_going)
             context.set_phase(Phase.EVALUATING)
             so_far = 0.0, 0
             for index, group in enumerate(evaluator.groups(batches.held_out()), 1):

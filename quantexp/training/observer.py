@@ -17,13 +17,14 @@ from quantexp.capture.select.curves import scores_scheme
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
+from quantexp.model.training_state import read_index
 from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
 from quantexp.runs.dossiers import read_dossiers
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.metrics import Metrics, is_fault, read_metrics
 from quantexp.runs.status import Phase, now
-from quantexp.schema import CaptureLevel
+from quantexp.schema import CaptureLayout, CaptureLevel, Precision
 from quantexp.training.capture_hooks import CaptureHooks
 from quantexp.training.context import RunContext
 from quantexp.training.curves import Curves
@@ -76,6 +77,7 @@ class RunObserver:
                 context.rank.rank,
                 int(capture.queue_gb * 1e9),
                 capture.store,
+                by_type=capture.layout is CaptureLayout.by_type,
             )
             self.token_recorder = TokenRecorder(self.experiment, folder, own.rank, text_of)
             self.recorder = Recorder(
@@ -133,7 +135,10 @@ class RunObserver:
         from quantexp.quant.hooks import hook_operands
         from quantexp.training.megatron.watched import Watched
 
-        self.watched = Watched(chunks)
+        self.watched = Watched(chunks, self.experiment.training.seed)
+        if (start := self.context.start) is not None and start.state.is_file():
+            histories = read_index(start.state).amax_histories
+            self.watched.histories.expect({name: h["amaxes"] for name, h in histories.items()})
         self.hooks = CaptureHooks(self.experiment, self.watched, chunks)
         if self.recorder is not None:
             operand_recorder = OperandRecorder(self.recorder)
@@ -154,10 +159,17 @@ class RunObserver:
         return self.proofs.are_open
 
     def proof(
+        self, iteration: int, declared: PrecisionMap, *, is_complete: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watch an iteration's matrix products, completely or in drawn parts; a mismatch ends the run."""
+        prove = self.proofs.of_products if is_complete else self.proofs.of_drawn
+        return prove(self.watched, iteration, declared)
+
+    def proof_of_evaluation(
         self, iteration: int, declared: PrecisionMap
     ) -> contextlib.AbstractContextManager[None]:
-        """Watch an iteration's matrix products and write the verdict; a mismatch ends the run."""
-        return self.proofs.of_products(self.watched, iteration, declared)
+        """The same for the evaluation after an iteration, in drawn parts."""
+        return self.proofs.of_drawn(self.watched, iteration, declared, evaluates=True)
 
     def outside_products(self, watch: StateWatch, stepped: bool) -> None:
         """Add what was rounded outside of products to the proof."""
@@ -165,11 +177,14 @@ class RunObserver:
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Pass the current iteration and micro-batch to the capture and to status.json."""
-        phase = Phase.PROVING if self.proofs.is_running else Phase.TRAINING
+        self.watched.begin(iteration, index)
         for recorder in self.recorders:
             recorder.begin(iteration, index, loss_scale)
         is_capturing = self.recorder is not None and self.recorder.is_capturing
-        if is_capturing or self.dossiers.takes_values:
+        phase = Phase.TRAINING
+        if self.proofs.is_running:  # takes longer than the capture
+            phase = Phase.PROVING
+        elif is_capturing or self.dossiers.takes_values:
             phase = Phase.CAPTURING
         self.context.set_micro_batch(phase, iteration, index + 1)
 
@@ -195,6 +210,8 @@ class RunObserver:
                         name, module.precision, "backward", "post", "main_grad", weight.main_grad
                     )
             recorder.settle()
+        if self.context.status.phase is not Phase.TRAINING:
+            self.context.set_phase(Phase.STEPPING)
 
     def evaluation(self) -> None:
         """Capture nothing until the next micro-batch: evaluation belongs to no iteration."""
@@ -204,6 +221,8 @@ class RunObserver:
 
     def iteration(self, metrics: Metrics) -> bool:
         """Write a line of metrics.jsonl and log to the trackers; False if the run ends with its capture."""
+        is_fp16 = self.experiment.training.precision is Precision.fp16
+        self.watched.histories.is_kept = is_fp16 or not metrics.skipped
         line = {**asdict(metrics), "time": now()}
         if self.context.rank.leads:
             require_ours(self.run)
@@ -287,6 +306,7 @@ class RunObserver:
         """Write all pending tensors and merge the ranks' captures into one; every rank calls this after training."""
         from quantexp.capture.report import write_report
 
+        self.proofs.write_drawn()
         if self.recorder is not None:
             self._update_queue_status()
             self.context.set_phase(Phase.WRITING)

@@ -1,34 +1,83 @@
-"""Writes precision.json: the proof of the last iteration that was watched, and those before it. Rank 0 alone writes."""
+"""Writes precision.json: the last complete proof, what was drawn and compared since, and the proofs before it.
+
+Rank 0 alone writes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from quantexp.errors import EngagementError
+from quantexp.model.sizes import flops_per_iteration, num_micro_batches_each
 from quantexp.quant.outside_products import state_slots
 from quantexp.runs.status import read_json, write_json
 from quantexp.training.context import RunContext
 
 if TYPE_CHECKING:
+    from quantexp.proof.drawn import DrawnChecks
     from quantexp.proof.outside_products import StateWatch
     from quantexp.proof.verdict import Verdict
-    from quantexp.quant.precision import PrecisionMap
+    from quantexp.quant.precision import ModuleId, PrecisionMap
+    from quantexp.quant.sites import Slot
     from quantexp.training.megatron.watched import Watched
 
 #: Consecutive iterations without proof that fail the run; fp16 needs one for each halving of the loss scale.
 MAX_PROOFS = 64
+
+#: Iterations between two writes of what was drawn.
+WRITTEN_EACH = 100
+
+
+@dataclass
+class Drawn:
+    """What this rank has drawn and compared since the last complete proof."""
+
+    iterations: int = 0
+    evaluations: int = 0
+    first: int = 0
+    last: int = 0
+    #: Elements.
+    operands: int = 0
+    products: int = 0
+    slots: set[tuple[ModuleId, Slot]] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+
+    def include(self, checks: DrawnChecks, iteration: int, *, evaluates: bool) -> None:
+        """Add an iteration, or an evaluation."""
+        self.first = self.first or iteration
+        self.last = iteration
+        self.iterations += not evaluates
+        self.evaluations += evaluates
+        self.operands += checks.operands
+        self.products += checks.products
+        self.slots |= checks.slots
+
+    def record(self) -> dict[str, object]:
+        """The entry of precision.json."""
+        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        return {**numbers, "slots": len(self.slots)}
 
 
 class Proofs:
     """The proofs of a run; every rank calls each method."""
 
     def __init__(self, context: RunContext) -> None:
+        from quantexp.proof.turns import number_of_looks
+
         self._context, self._run = context, context.run
         self._proofs = _earlier_proofs(context)
         self._verdict: Verdict | None = None
+        self._drawn = Drawn()
+        experiment = context.experiment
+        training = experiment.training
+        flops = flops_per_iteration(
+            experiment.model, training.seq_length, training.global_batch_size
+        )
+        self._looks = number_of_looks(flops / context.rank.world_size)
+        self._num_micro_batches = num_micro_batches_each(experiment)
         self._attempts = 0
         #: Whether the scheme rounds outside of products, which is added to each proof.
         self._is_more = bool(state_slots(context.experiment.quant))
@@ -44,6 +93,8 @@ class Proofs:
         """Watch an iteration's matrix products and write the verdict; a mismatch ends the run."""
         from quantexp.proof.verdict import require
 
+        self.write_drawn()
+        self._drawn = Drawn()
         self.is_running = True
         with watched.proving(iteration, declared) as result_of_all:
             yield
@@ -54,6 +105,52 @@ class Proofs:
         require(self._verdict)
         if not self._is_more:
             self._repeat_if_unproved(self._verdict)
+
+    @contextlib.contextmanager
+    def of_drawn(
+        self, watched: Watched, iteration: int, declared: PrecisionMap, *, evaluates: bool = False
+    ) -> Iterator[None]:
+        """Check drawn parts of an iteration's products, or of an evaluation after it; a mismatch ends the run."""
+        from quantexp.proof.drawn import DrawnChecks
+
+        checks = DrawnChecks()
+        looks, number = self._looks, self._num_micro_batches
+        if evaluates:  # rare, and without backward products, whose turn it might be
+            looks, number = max(1, looks), 0
+        with watched.drawing(iteration, declared, checks, looks, number):
+            yield
+        self._conclude(checks, iteration, evaluates=evaluates)
+
+    def _conclude(self, checks: DrawnChecks, iteration: int, *, evaluates: bool) -> None:
+        from quantexp.training.megatron.collectives import any_rank
+
+        drawn = self._drawn
+        drawn.include(checks, iteration, evaluates=evaluates)
+        failed = any_rank(bool(checks.failures))
+        when = "in the evaluation after" if evaluates else "in"
+        if failed:
+            self._end(checks, iteration, when)
+        elif iteration % WRITTEN_EACH == 0:
+            self.write_drawn()
+
+    def _end(self, checks: DrawnChecks, iteration: int, when: str) -> None:
+        """Write the failures of all ranks, and end the run."""
+        from quantexp.proof.merging import named_in_order
+        from quantexp.proof.verdict import require_none
+        from quantexp.training.megatron.collectives import gather
+
+        named = named_in_order(gather(checks.in_order()))
+        self._drawn.failures = [f"{when} iteration {iteration}: {failure}" for failure in named]
+        self.write_drawn()
+        require_none(named, iteration, when)
+
+    def write_drawn(self) -> None:
+        """Write what was drawn and compared since the last proof; nothing if there was no proof."""
+        if self._proofs and self._drawn.first:
+            self._proofs[-1]["drawn"] = self._drawn.record()
+            if self._drawn.failures:
+                self._proofs[-1] |= {"proved": False, "failures": self._drawn.failures}
+            self._write_proof()
 
     def _write_proof(self) -> None:
         """Write precision.json: the last proof, and those before it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from quantexp.folders import cache_dir
 from quantexp.formats.verify.certificate import standing
 from quantexp.memory.room import require_memory_here
 from quantexp.model.layout import Layout
-from quantexp.runs.provenance import add_what_ran
+from quantexp.runs.provenance import add_what_ran, read_provenance
 from quantexp.runs.status import Phase
 from quantexp.training.context import RunContext
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
     from quantexp.training.megatron.data_loader import RankBatches
+
+
+LOG = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -53,6 +57,11 @@ def rank_session(context: RunContext) -> Iterator[tuple[torch.device, RankBatche
             products = products_of(training, device)
             provenance = context.run.provenance
             add_what_ran(provenance, device_name(device), certificate.record(), products)
+            for start in read_provenance(provenance).get("starts", ()):
+                if changed := ", ".join(start["changed"]):
+                    LOG.info(
+                        f"went on from iteration {start['goes_on_from']} with changes: {changed}"
+                    )
         batches = rank_batches(experiment, context.rank, prefixes, tokenizer, start=context.start)
         context.set_phase(Phase.BUILDING)
         yield device, batches

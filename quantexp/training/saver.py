@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy
+from quantexp.config.start_point import first_weights
 from quantexp.errors import RunError
+from quantexp.folders import user_path
 from quantexp.model.checkpoint_writer import (
     Draft,
     complete,
@@ -28,6 +30,7 @@ from quantexp.model.checkpoint_writer import (
     write_part,
 )
 from quantexp.model.checkpoints import folder_of
+from quantexp.model.huggingface.token_roles import TokenRoles, token_roles
 from quantexp.model.layout import Layout
 from quantexp.model.pieces import Piece
 from quantexp.model.rank_records import RankRecord, await_records, write_record
@@ -73,6 +76,16 @@ def make_saver(context: RunContext) -> CheckpointSaver:
     return CheckpointSaver(context, gather(new_token())[0])
 
 
+def _roles_of(context: RunContext) -> TokenRoles:
+    """Those of the checkpoint that the run goes on from, or of what it started from."""
+    own, published = context.start, context.experiment.model.from_hf
+    return token_roles(
+        None if own is None else own.weights,
+        first_weights(context.experiment),
+        None if published is None else user_path(published),
+    )
+
+
 class CheckpointSaver:
     """The saver of one rank (see `quantexp.training.megatron.callbacks.Saver`)."""
 
@@ -89,6 +102,7 @@ class CheckpointSaver:
         self._has_saved = False
         #: When the background stops waiting for other ranks.
         self._until: float | None = None
+        self._roles = _roles_of(context) if context.rank.leads else TokenRoles()
 
     def save(
         self,
@@ -110,7 +124,7 @@ class CheckpointSaver:
             content = weights_of(chunks, self.experiment.model, self.layout, self.context.rank.rank)
         folder = folder_of(self.context.run, iteration)
         save = _Save(
-            Draft(folder, self.token, self.layout.num_processes),
+            Draft(folder, self.token, self.layout.num_processes, self._roles),
             {name: self._copy(tensor) for name, tensor in content.named_tensors()},
             {name: each.piece for name, each in content.pieces.items()},
             index_of(content, iteration, self.layout, nonfinite),

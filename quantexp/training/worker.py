@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import platform
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -253,7 +254,7 @@ class Worker:
 
             write_report([self.context.run.root], self.context.run.root, REPORT_LOOK_S)
         except Exception as error:  # noqa: BLE001
-            root = self.context.run.root
+            root = shlex.quote(str(self.context.run.root))
             LOG.exception("report.html was not written; quantexp report %s", root)
             self._note(f"report.html was not written ({first_line(error)}); quantexp report {root}")
             with contextlib.suppress(OSError):  # the final state is already written
@@ -320,7 +321,7 @@ class Worker:
         except Exception as error:
             if self.context.interrupted:  # a library converted the KeyboardInterrupt
                 raise KeyboardInterrupt from error
-            root = self.context.run.root
+            root = shlex.quote(str(self.context.run.root))
             LOG.exception("the figures were not drawn; quantexp draw %s", root)
             self._note(f"the figures were not drawn ({first_line(error)}); quantexp draw {root}")
 

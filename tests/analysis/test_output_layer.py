@@ -65,7 +65,7 @@ def test_figures_name_it() -> None:
     formatter = lines.axes[0].xaxis.get_major_formatter()
     assert [formatter(layer, 0) for layer in (0, 1, 2)] == ["0", "1", "output"]
     cells = [Cell(m.module, "x fprop", m.place.layer, m.value, "") for m in MEMBERS]
-    assert grid_of(cells, min, 40).layers == ("0", "1", "output")
+    assert grid_of(cells, min, 40, 3.0).layers == ("0", "1", "output")
 
 
 def test_requantisation_scores_its_own_site() -> None:

@@ -95,6 +95,6 @@ def test_workers_end_with_a_killed_process() -> None:
     process = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, check=False)
     assert process.returncode == -9, "the pipe is closed: no worker holds it"
     _, alive = psutil.wait_procs(
-        [psutil.Process(pid) for pid in [int(process.stdout)] if psutil.pid_exists(pid)], 10
+        [psutil.Process(pid) for pid in [int(process.stdout)] if psutil.pid_exists(pid)], 120
     )
     assert not alive

@@ -24,7 +24,8 @@ from quantexp.capture.names import TensorName
 from quantexp.capture.operands import source_of
 from quantexp.capture.record.recorder import Recorder
 from quantexp.capture.statistics.summary import statistics
-from quantexp.capture.store.folder import CaptureStore, Stored
+from quantexp.capture.store.files import Stored
+from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.manifest import MANIFEST, finish_capture
 from quantexp.capture.store.metadata import About
 from quantexp.capture.store.values import PLACE, values_and_metadata_in

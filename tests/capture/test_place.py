@@ -12,7 +12,9 @@ from quantexp.capture.place import place_of_captures
 def test_run_with_a_capture_dir_has_its_captures_there(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "m_d_bf16-1"
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(f"capture: {{dir: {tmp_path / 'big'}}}\n")
+    (run / "config.yaml").write_text(
+        f"capture: {{dir: {tmp_path / 'big'}}}\npaths: {{root: {run.parent}}}\n"
+    )
     assert place_of_captures(run) == tmp_path / "big" / "m_d_bf16-1"
 
 

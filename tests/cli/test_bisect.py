@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from quantexp.cli import bisect_replays
 from quantexp.cli.main import main
 from quantexp.config.compose import compose
+from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status, write_status
+from quantexp.runs.status import State, Status, read_json, write_json, write_status
+from quantexp.schema import Experiment
 from tests.cli import bisections
 from tests.conftest import run_here
 
@@ -226,6 +229,20 @@ def test_bounds_are_those_of_the_measure(
     make_run(iteration=4)
     assert main(["bisect", "m_d_bf16-00000001", *words]) == 1
     assert capsys.readouterr().err == f"quantexp: {message}\n"
+
+
+def test_a_replay_of_other_code_is_repeated(tiny: Callable[..., Experiment]) -> None:
+    experiment = tiny()
+    with open_run(experiment, "cpu", []) as (folder, _):
+        run = folder.run
+    for state in (State.COMPLETED, State.FAILED):
+        write_status(run.status, Status(state, created="2026-01-01"))
+        run.metrics.write_text(f'{{"iteration": {experiment.training.last_iteration}}}\n')
+        provenance = read_json(run.provenance)
+        assert bisect_replays._has_run(run, experiment)
+        write_json(run.provenance, {**provenance, "code": "0123456789abcdef"})
+        assert not bisect_replays._has_run(run, experiment)
+        write_json(run.provenance, provenance)
 
 
 def test_one_run_is_taken(capsys: Captured) -> None:

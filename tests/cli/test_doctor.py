@@ -62,6 +62,33 @@ def test_cache_that_cannot_be_written_is_reported_with_the_remedy(
     assert check.result.endswith("set paths.cache=FOLDER")
 
 
+def test_memory_of_the_quick_test_is_that_of_the_readme() -> None:
+    """0.15 GB: products through fp32, without AVX-512, take 0.04 GB more; both numbers are rounded."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (said,) = re.findall(r"([\d.]+) GB of memory", readme)
+    assert doctor.quick_test_gb()["llama32-1b"] == pytest.approx(float(said), abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("free", "ok", "end"),
+    [
+        (64e9, None, " GB with llama31-8b"),
+        (4e9, None, "; too little for deepseek2_lite or llama31-8b"),
+        (0.1e9, False, "; too little for tiny, small, llama32-1b, deepseek2_lite or llama31-8b"),
+    ],
+)
+def test_memory_fails_where_no_quick_test_fits(
+    free: float, ok: bool | None, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SimpleNamespace(available=free, total=64e9)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor, "host_memory_gb", lambda: 64.0)
+    check = doctor._memory()
+    assert (check.name, check.ok) == ("memory", ok)
+    assert check.result.startswith(f"{free / 1e9:.1f} GB free; training=fast takes ")
+    assert check.result.endswith(end)
+
+
 def test_missing_torch_is_reported_and_stops_no_other_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,10 +168,11 @@ def test_the_compiled_code_and_its_vectors_are_named() -> None:
     ],
 )
 def test_the_kernels_of_16_bit_products_are_listed_with_their_speed(
-    native: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+    native: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("quantexp.runs.device.multiplies_natively", lambda p: p.value in native)
-    monkeypatch.setattr("quantexp.launch.product_rate.product_gflop_per_s", lambda *_: 95.24)
+    monkeypatch.setattr("quantexp.launch.machine_rates.product_gflop_per_s", lambda *_: 95.24)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     check = doctor._products()
     assert check.ok
     assert check.result == words.replace("~", "95.2 GFLOP/s")

@@ -30,8 +30,7 @@ def _in_an_empty_folder(in_tmp: Path) -> None:
 def test_weights_are_needed(capsys: Captured) -> None:
     assert main(["evaluate", "training=fast"]) == 1
     assert capsys.readouterr().err == (
-        "quantexp: quantexp evaluate needs weights: training.start_from=RUN@ITERATION or "
-        "model.init_from=FOLDER\n"
+        "quantexp: quantexp evaluate needs weights: RUN@ITERATION or model.init_from=FOLDER\n"
     )
 
 
@@ -70,7 +69,7 @@ def test_parts_are_for_evaluations(capsys: Captured) -> None:
 
 def test_dry_run_shows_the_forward_slots_alone(capsys: Captured) -> None:
     words = [*WORDS, *HELD_OUT, "training.start_from=run@2", "quant=FA_linear_mxfp8"]
-    assert main(["evaluate", *words, "dry_run=true"]) == 0
+    assert main(["evaluate", *words, "dry_run=true"]) == 1  # there is no run
     shown = capsys.readouterr().out
     assert "linear.fprop.x" in shown
     assert "of evaluation on this machine" in shown
@@ -97,6 +96,9 @@ def test_sweep_is_evaluated_skipped_and_compared(
     assert Path(records[1]["run"]).name.startswith("llama32-1b_wikipedia_linear_mxfp4_evaluated-")
     assert main(sweep) == 0
     assert "skipped" in capfd.readouterr().out
+    short = ["evaluate", "_bf16@2", *HELD_OUT, f"paths.cache={cache}", "quant=linear_mxfp4"]
+    assert main(short) == 0
+    assert "skipped" in capfd.readouterr().out, "model and data are those of the run"
     assert main(["compare", "runs"]) == 0
     assert "_evaluated-" in (shown := capfd.readouterr().out)
     assert "it evaluates without training; quantexp evaluate and quantexp report show it" in shown

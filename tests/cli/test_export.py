@@ -122,7 +122,7 @@ def test_shards_are_exported_to_the_bytes_of_the_published_form(
     published = run_of(words, tmp_path / "published", cache)
     shards = run_of([*words, "checkpoint.publish=false"], tmp_path / "shards", cache)
     left = {path.name for path in checkpoint_of(shards, 2).iterdir()}
-    assert left == {"state", "config.json", "hashes.json"}
+    assert left == {"state", "config.json", "generation_config.json", "hashes.json"}
     one, other = (
         export([str(run.root), "format=hf", "iteration=2"], run.root.parent)
         for run in (published, shards)
@@ -168,6 +168,7 @@ def test_wrong_words_of_export_are_reported(llama: RunDir, tmp_path: Path) -> No
     out = export([name, "format=hf", "iteration=2", f"out={tmp_path / 'here'}"], root)
     assert sorted(file.name for file in out.iterdir()) == [
         "config.json",
+        "generation_config.json",
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",

@@ -11,8 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from quantexp.cli import list_runs
 from quantexp.cli.kinds import KINDS
-from quantexp.cli.list import choices, format_rows, record, show
+from quantexp.cli.list import choices, format_rows, record, show, show_names
 from quantexp.cli.list_runs import run_rows
 from quantexp.cli.main import main
 from quantexp.errors import ConfigError
@@ -22,6 +23,7 @@ from quantexp.formats.codes import code_values
 from quantexp.formats.lookup import shipped_formats
 from quantexp.formats.table import FORMATS
 from quantexp.quant.scheme import SCHEMES
+from quantexp.runs.metrics import last_metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, write_status
 
@@ -188,6 +190,27 @@ def test_list_without_a_kind_lists_all_but_the_runs(tmp_path: Path) -> None:
     assert list(record([], None, tmp_path)) == [kind for kind in KINDS if kind != "runs"]
 
 
+def test_list_without_a_kind_is_short_and_has_the_ten_schemes(tmp_path: Path) -> None:
+    """A line for each kind where the names fit, and every name whole."""
+    out = io.StringIO()
+    show_names(record([], None, tmp_path), Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines)
+    for kind in ("models", "datasets", "presets", "formats", "experiments"):
+        assert [name for name in names(kind) if f" {name}" not in words] == []
+    more = len(names("schemes")) - len(SCHEMES)
+    assert f"{', '.join(SCHEMES)} and {more} more" in " ".join(words.split())
+
+
+def test_list_schemes_has_the_ten_apart_from_the_others(capsys: Captured) -> None:
+    assert main(["list", "schemes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:11]] == ["schemes", *SCHEMES]
+    assert lines[11] == "more schemes"
+
+
 def finished_run(root: Path, name: str, status: Status, metrics: str | None = None) -> None:
     run = RunDir(root / name)
     run.root.mkdir(parents=True)
@@ -249,6 +272,64 @@ def test_a_listed_run_has_its_model(tmp_path: Path) -> None:
     indented = "".join(f"  {line}\n" for line in shape.splitlines())
     (tmp_path / "m_d_a-1" / "config.yaml").write_text(f"model:\n{indented}")
     assert run_rows(tmp_path)[0]["model"] == "llama32-1b cut to 384M of 1.24B parameters"
+
+
+def test_runs_are_read_as_they_are_printed_and_their_columns_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest run has the longest name, a large loss and damaged metrics, and still fits its columns."""
+    monkeypatch.setattr(list_runs, "_TOGETHER", 2)
+    read: list[str] = []
+    monkeypatch.setattr(
+        list_runs, "last_metrics", lambda run: (read.append(run.root.name), last_metrics(run))[1]
+    )
+    for day, (name, metrics) in enumerate(
+        {
+            "m_d_much-longer-3": '{"iteration": 1',
+            "m_d_damaged-4": '{"iteration": "x", "loss": 1}\n',
+            "m_d_b-2": '{"iteration": 1, "loss": 123456.75}\n',
+            "m_d_a-1": '{"iteration": 1, "loss": 5.25}\n',
+            "m_d_a-0": "",
+        }.items(),
+        start=1,
+    ):
+        status = Status(State.COMPLETED, created=f"2026-01-0{day}T00:00:00+00:00", iterations=1)
+        finished_run(tmp_path, name, status, metrics)
+    rows = run_rows(tmp_path)
+    assert (len(rows), read) == (5, [])
+    seen: list[int] = []
+    out = io.StringIO()
+    monkeypatch.setattr(
+        out, "write", lambda text: (seen.append(len(read)), io.StringIO.write(out, text))[1]
+    )
+    show({"runs": rows}, Console(file=out, width=120))
+    assert seen[0] == 2
+    lines = out.getvalue().splitlines()
+    assert [line.split()[3] for line in lines[2:7]] == ["-", "5.2500", "1.23e+05", "-", "-"]
+    column = lines[1].index("state")
+    assert all(line[column - 2 : column] == "  " for line in lines[1:7])
+    assert lines[5][column:].startswith("unreadable")
+    assert lines[7].startswith("m_d_damaged-4: metrics.jsonl, line 1: iteration must be")
+
+
+def test_damage_of_a_configuration_has_its_line_and_other_sections_of_a_model_do_not_count(
+    tmp_path: Path,
+) -> None:
+    for name, text in {
+        "m_d_a-1": "model:\n  name: mine\n  # note\n\n  num_layers: 2\ntraining: {lr: 1}\n",
+        "m_d_b-2": "seed: 1\nmodel:\n  name: [\n",
+        "m_d_c-3": "training: {}\nmodel:\n  num_layers: many\n",
+        "m_d_d-4": "'model': {name: quoted}\n",
+    }.items():
+        finished_run(
+            tmp_path, name, Status(State.COMPLETED, created=f"2026-01-0{name[-1]}T00:00:00+00:00")
+        )
+        (tmp_path / name / "config.yaml").write_text(text)
+    rows = {row["run"]: row for row in run_rows(tmp_path)}
+    assert rows["m_d_a-1"]["model"] == "mine"
+    assert rows["m_d_d-4"]["model"] == "quoted"
+    assert rows["m_d_b-2"]["reason"].startswith("config.yaml, line 4: ")
+    assert rows["m_d_c-3"]["reason"].startswith("config.yaml: model.num_layers must be")
 
 
 def test_list_of_no_runs_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

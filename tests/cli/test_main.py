@@ -144,13 +144,19 @@ def test_closed_terminal_is_an_interrupt_except_under_nohup(
             signal.signal(number, handler)
 
 
-def test_closed_pipe_ends_the_command_quietly() -> None:
-    script = "import sys\nfrom quantexp.cli.main import main\nsys.exit(main(['list']))\n"
-    command = f'{sys.executable} -c "{script}" | true'
+@pytest.mark.parametrize(
+    ("words", "pipe", "code"),
+    [(["list"], "|", 1), (["list", "foo"], "2>&1 |", 1), (["--dry-run"], "2>&1 |", 2)],
+)
+def test_closed_pipe_ends_the_command_quietly(words: list[str], pipe: str, code: int) -> None:
+    script = f"import sys\nfrom quantexp.cli.main import main\nsys.exit(main({words}))\n"
+    command = f'{sys.executable} -c "{script}" {pipe} true'
     process = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
     assert process.stderr == ""
+    assert process.returncode == code
+    assert not list(Path.cwd().rglob("tracebacks"))
 
 
 def test_completion_never_shows_a_traceback(

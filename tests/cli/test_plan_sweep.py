@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from quantexp.cli.plan_record import Plan, make_plan
-from quantexp.cli.plan_sweep import show_sweep
+from quantexp.cli.plan_sweep import exit_code, show_sweep
+from quantexp.cli.plan_text import tflop
 from quantexp.config.compose import compose
 from quantexp.schema import Experiment
 
@@ -47,8 +48,7 @@ def test_every_run_has_a_row_that_fits_80_columns(
         memory,
         "GB",
         *rows[0][3:5],
-        f"{plans[0].tflop:.1f}",
-        "TFLOP",
+        *tflop(plans[0].tflop).split(),
         "60",
         "s",
         "fits",
@@ -126,14 +126,14 @@ def test_row_has_a_mark_if_the_run_does_not_fit_or_start(
     assert [mark in out.getvalue() for mark in marks] == [True] * 3
 
 
-def test_reasons_why_runs_cannot_start_are_last_each_once(
+def test_reasons_why_runs_cannot_start_are_first_each_once(
     experiments: list[Experiment], plans: list[Plan]
 ) -> None:
     large = "9.0 GB do not fit in 1.0 GB (this machine): take another"
     blocked = [replace(plan, missing="no data") for plan in plans]
     blocked[1], blocked[2] = (replace(plan, to_fit=large) for plan in blocked[1:])
     text = lines_of(experiments, blocked)
-    assert text[-4:] == [
+    assert text[:4] == [
         "will not start: all 3 runs",
         "  no data",
         "will not start: FA_mxfp8; linear_hifp8",
@@ -142,6 +142,8 @@ def test_reasons_why_runs_cannot_start_are_last_each_once(
     assert [line.split()[-2:] for line in text if line.endswith(("too large", "cannot start"))] == [
         ["cannot", "start"],
     ] * 3
+    assert exit_code(experiments, blocked, print) == 1
+    assert exit_code(experiments, plans, print) == 0
 
 
 def test_simultaneous_runs_that_do_not_fit_together_are_reported(
@@ -150,6 +152,7 @@ def test_simultaneous_runs_that_do_not_fit_together_are_reported(
     monkeypatch.setattr("quantexp.launch.refusal.host_memory_gb", lambda: 3.0)
     for experiment in experiments:
         monkeypatch.setattr(experiment.launcher, "max_parallel", 2)
-    assert lines_of(experiments, plans)[-1].startswith(
+    assert lines_of(experiments, plans)[0].startswith(
         "will not start: launcher.max_parallel=2: the 2 largest runs take "
     )
+    assert exit_code(experiments, plans, print) == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from quantexp.cli.plan import record
-from quantexp.cli.plan_record import Plan
+from quantexp.cli.plan_record import Plan, make_plan, with_time
+from quantexp.cli.plan_text import show, tflop
+from quantexp.config.compose import compose
 
 from .plans import FULL, planned, text_of
 
@@ -45,14 +49,61 @@ def test_time_is_printed_with_the_measured_rate(full: Plan) -> None:
         "about 3.1 h of training on this machine (measured: 95.2 GFLOP/s in bf16 products)"
         in text_of(plan)
     )
-    assert full.time_s is not None
-    assert set(record(full)) >= {
+    fast = planned("training=fast", "model.num_layers=1")
+    assert fast.time_s is not None
+    assert set(record(fast)) >= {
         "iterations",
         "tokens",
         "tflop",
         "time_s",
         "product_gflop_per_s",
     }
+
+
+def test_the_map_is_printed_before_the_machine_is_measured(full: Plan) -> None:
+    out = io.StringIO()
+
+    def complete(plan: Plan) -> Plan:
+        assert "precision map" in out.getvalue()
+        assert "time " not in out.getvalue()
+        return replace(plan, time_s=60.0, product_gflop_per_s=95.2)
+
+    show(full, Console(file=out, width=160), complete)
+    assert "about 60 s of training on this machine" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0.0, "0.00 MFLOP"),
+        (0.0000002, "0.20 MFLOP"),
+        (0.004, "4.0 GFLOP"),
+        (0.19, "0.19 TFLOP"),
+        (1234.5, "1,234.5 TFLOP"),
+        (12_345.0, "12 PFLOP"),
+    ],
+)
+def test_work_has_a_unit_in_which_it_is_not_zero(number: float, words: str) -> None:
+    assert tflop(number) == words
+
+
+def test_a_run_that_does_not_fit_has_no_time(full: Plan) -> None:
+    plan = replace(full, to_fit="9.0 GB do not fit", time_s=None, product_gflop_per_s=None)
+    assert with_time(plan, compose(["training=fast"], None, {})) == plan
+    assert "not known: it does not fit on this machine" in text_of(plan)
+
+
+def test_variables_of_the_old_scripts_are_printed_below_the_scheme(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "mxfp8")
+    monkeypatch.setenv("TENSOR_SAVE_ENABLED", "0")
+    plan = make_plan(compose(["training=fast"]))
+    lines = [line.strip() for line in text_of(plan).splitlines()]
+    scheme = next(i for i, line in enumerate(lines) if line.startswith("scheme "))
+    assert lines[scheme + 1 : scheme + 3] == record(plan)["from_environment"]
+    assert lines[scheme + 1] == "CUSTOM_QUANT_TYPE=mxfp8 stands for quant=FA_linear_mxfp8"
+    assert lines[scheme + 2] == "TENSOR_SAVE_ENABLED=0 stands for capture=off"
 
 
 def test_time_of_a_job_is_unknown() -> None:
@@ -63,12 +114,13 @@ def test_time_of_a_job_is_unknown() -> None:
     assert "not known: the GPU has no memory free for a measurement" in text_of(on_full_gpu)
 
 
-def test_reasons_why_a_run_cannot_start_are_last(full: Plan) -> None:
+def test_reasons_why_a_run_cannot_start_are_first_and_the_map_follows(full: Plan) -> None:
     plan = replace(full, to_fit="9.0 GB do not fit in 1.0 GB (this machine): take another")
-    *_, data, memory = text_of(plan, 400).splitlines()
+    data, memory, title, *_ = text_of(plan, 400).splitlines()
     assert data.startswith("will not start: dataset=wikipedia has no data")
     assert memory == f"will not start: {plan.to_fit}"
-    anyway = text_of(replace(plan, memory="ignore"), 400).splitlines()[-1]
+    assert title.strip() == "precision map"
+    anyway = text_of(replace(plan, memory="ignore"), 400).splitlines()[1]
     assert anyway == f"starts although it does not fit (memory=ignore): {plan.to_fit}"
 
 
@@ -123,7 +175,9 @@ def test_experts_that_are_alike_share_a_row() -> None:
 def test_attention_path_is_printed(path: str, words: str) -> None:
     plan = planned("training=fast", f"training.attention={path}")
     assert record(plan)["attention"] == path
-    assert words in next(line for line in text_of(plan).splitlines() if "attention  " in line)
+    assert words in next(
+        line for line in text_of(plan).splitlines() if line.startswith("attention  ")
+    )
 
 
 def test_unscaled_hifp8_is_marked() -> None:

@@ -200,3 +200,80 @@ def test_message_says_that_runs_begin_at_the_first_iteration(
     start_again(None, root, interrupted, [], console)
     assert "1 run starts at the first iteration" in console.export_text()
     assert len(launched) == 1
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED])
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_moved_or_copied_folder_is_the_run(
+    left: Callable[..., RunDir],
+    root: Path,
+    launched: list[tuple[Experiment, int]],
+    state: State,
+    copies: bool,
+    whole: bool,
+) -> None:
+    run = left(state)
+    there = root.parent / "elsewhere"
+    there.mkdir()
+    before, after = (root, there / "b") if whole else (run.root, there / run.root.name)
+    (shutil.copytree if copies else shutil.move)(before, after)
+    named = after / run.root.name if whole else after
+    start_again(str(named), root, failed if state is State.FAILED else interrupted, [], QUIET)
+    ((experiment, _),) = launched
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
+        assert folder.run.root == named
+    assert run.root.exists() == copies
+
+
+def test_renamed_folder_keeps_its_name_with_and_without_checkpoints(
+    left: Callable[..., RunDir], root: Path, launched: list[tuple[Experiment, int]]
+) -> None:
+    run = left(State.FAILED)
+    run.root.rename(root / "mine")
+    (root / "link").symlink_to("mine")
+    for word in ("mine", "link"):
+        start_again(str(root / word), root, failed, [], QUIET)
+    for experiment, _ in launched:
+        with open_run(experiment, "cpu", ["test"]) as (folder, _):
+            assert folder.run.root == root / "mine"
+    assert len(launched) == 2
+
+
+def test_run_that_vanished_from_a_moved_sweep_is_created_beside_it(
+    left: Callable[..., RunDir],
+    tiny: Callable[..., Experiment],
+    root: Path,
+    launched: list[tuple[Experiment, int]],
+) -> None:
+    run = left(State.COMPLETED)
+    config = plain(with_absolute_paths(tiny()))
+    file = sweep_of(
+        root, [{"run": run.root.name, "config": config}, {"run": None, "config": config}]
+    )
+    shutil.rmtree(run.root)
+    moved = root.rename(root.parent / "moved")
+    start_again(str(moved / file.relative_to(root)), moved, interrupted, [], QUIET)
+    assert [experiment.paths.root for experiment, _ in launched] == [str(moved)] * 2
+
+
+def test_copy_that_would_write_into_the_captures_of_its_original_is_refused(
+    left: Callable[..., RunDir],
+    root: Path,
+    tmp_path: Path,
+    launched: list[tuple[Experiment, int]],
+) -> None:
+    shared = tmp_path / "captures"
+    run = left(State.FAILED, f"capture.dir={shared}", "capture=stats")
+    (shared / run.root.name).mkdir(parents=True)
+    shutil.copytree(root, tmp_path / "copy")
+    start_again(str(tmp_path / "copy"), root, failed, [], QUIET)
+    ((experiment, _),) = launched
+    with (
+        pytest.raises(RunError, match=r"copy of .*, whose captured tensors are in .*; start it"),
+        open_run(experiment, "cpu", ["test"]),
+    ):
+        pass
+    shutil.rmtree(root)
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
+        assert folder.ready

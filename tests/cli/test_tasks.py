@@ -44,7 +44,9 @@ def test_tasks_are_for_evaluations(capsys: Captured) -> None:
     )
 
 
-@pytest.mark.parametrize("word", ["limit=2", "fewshot=1", "task_folder=mine"])
+@pytest.mark.parametrize(
+    "word", ["limit=2", "fewshot=1", "task_folder=mine", "score_template=false"]
+)
 def test_keys_of_tasks_need_one(word: str, capsys: Captured) -> None:
     assert refused([*EVALUATE, f"evaluate.{word}"], capsys) == (
         f"evaluate.{word} has no effect without tasks: add tasks=NAME, or drop it"
@@ -58,12 +60,15 @@ def test_tasks_need_one_process(capsys: Captured) -> None:
     )
 
 
+@pytest.mark.parametrize("package", ["lm_eval", "transformers"])
 def test_a_missing_package_has_its_remedy(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    package: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quantexp.config.tasks.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(
+        "quantexp.config.tasks.importlib.util.find_spec", lambda name: name != package or None
+    )
     assert refused([*EVALUATE, "tasks=a"], capsys) == (
-        "evaluate.tasks needs the package lm_eval, which is not installed; pip install 'quantexp[lm_eval]'"
+        f"evaluate.tasks needs the package {package}, which is not installed; pip install 'quantexp[lm-eval]'"
     )
 
 
@@ -91,7 +96,7 @@ def test_an_unknown_task_is_refused_with_similar_names(
 
 def test_the_plan_names_them(folder: str, capsys: Captured) -> None:
     words = [*EVALUATE, folder, "tasks=texts,next_word", "dry_run=true"]
-    assert main(words) == 0
+    assert main(words) == 1  # there is no run
     assert "texts, next_word: in bf16 and under the scheme, which" in capsys.readouterr().out
 
 

@@ -35,17 +35,15 @@ def test_missing_data_without_the_sample_says_what_to_give(capsys: Captured) -> 
     assert main(["dataset=dolma"]) == 1
     assert capsys.readouterr().err == (
         "quantexp: dataset=dolma has no data: give dataset.path=PREFIX of a Megatron .bin/.idx "
-        "pair (`quantexp prepare` makes one of raw text) and dataset.tokenizer_path=FOLDER, or "
-        "training=fast for the built-in sample\n"
+        "pair and its dataset.tokenizer_path=FOLDER, or raw text (`quantexp prepare dataset=dolma "
+        "dataset.source=FILES` writes data/dolma, which runs find), or training=fast for the built-in sample\n"
     )
     assert not list(Path.cwd().iterdir())
 
 
-def test_missing_tokenizer_path_says_what_to_give(capsys: Captured) -> None:
+def test_a_wrong_path_of_data_comes_before_its_tokenizer(capsys: Captured) -> None:
     assert main(["training=fast", "dataset.path=/data/wiki"]) == 1
-    assert capsys.readouterr().err.startswith(
-        "quantexp: dataset.tokenizer=huggingface needs a path: give a folder with tokenizer.json"
-    )
+    assert capsys.readouterr().err.startswith("quantexp: no tokenised dataset at /data/wiki: ")
 
 
 @pytest.fixture

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +10,7 @@ from quantexp.cli import watch
 from quantexp.cli.main import main
 from quantexp.runs.paths import RunsRoot
 from quantexp.runs.status import State, write_json
+from tests.cli.watching import Watching
 from tests.launchers.slurm.conftest import MakeRun
 
 Captured = pytest.CaptureFixture[str]
@@ -27,43 +22,17 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-class Watching:
-    """The command in a process of its own."""
-
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-m", "quantexp", "watch", *words]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.lines = [self.process.stdout.readline().rstrip("\n") for _ in range(3)]
-        self.address = self.lines[0].split(" ")[-1]
-
-    def state(self) -> Any:
-        with urllib.request.urlopen(f"{self.address}state?since=0", timeout=20) as answer:
-            return json.load(answer)
-
-    def end(self) -> tuple[int, str]:
-        self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, errors
-
-
 def test_it_prints_the_address_and_serves_the_runs_until_ctrl_c(make_run: MakeRun) -> None:
     run = make_run("m_d_bf16-1", State.COMPLETED, iteration=8)
     before = {file: file.stat().st_mtime_ns for file in run.root.rglob("*")}
-    watching = Watching()
-    try:
+    with Watching() as watching:
         assert watching.lines[0].startswith(f"{Path('runs').absolute()}: http://127.0.0.1:")
         port = watching.address.split(":")[2].partition("/")[0]
         assert f"ssh -N -L {port}:127.0.0.1:{port} " in watching.lines[1]
-        while not (content := watching.state()["content"]) or not content["runs"][0]["state"]:
-            pass
+        content = watching.content_when(lambda content: content["runs"][0]["state"])
         (row,) = content["runs"]
         assert (row["name"], row["state"], row["loss"]) == ("m_d_bf16-1", "completed", "4.0000")
-    finally:
-        code, errors = watching.end()
-    assert (code, errors) == (130, "quantexp: interrupted\n")
+        assert watching.end() == (130, "quantexp: interrupted\n")
     assert {file: file.stat().st_mtime_ns for file in run.root.rglob("*")} == before
 
 
@@ -71,29 +40,18 @@ def test_a_restart_has_the_address_of_before_and_a_second_server_another_port(
     make_run: MakeRun,
 ) -> None:
     make_run("m_d_bf16-1", State.COMPLETED)
-    first = Watching()
-    try:
-        beside = Watching("runs")
+    with Watching() as first, Watching("runs") as beside:
         assert beside.address != first.address
         assert beside.address.split("/")[3] == first.address.split("/")[3]
-        assert beside.end()[0] == 130
-    finally:
-        assert first.end()[0] == 130
-    again = Watching()
-    again.end()
-    assert again.address == first.address
+    with Watching() as again:
+        assert again.address == first.address
 
 
 def test_a_folder_where_runs_may_appear_can_be_watched(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for words in ((), ("empty",)):
-        watching = Watching(*words)
-        try:
-            while not (content := watching.state()["content"]):
-                pass
-            assert content["summary"] == "no runs yet"
-        finally:
-            watching.end()
+        with Watching(*words) as watching:
+            assert watching.content_when(bool)["summary"] == "no runs yet"
 
 
 def test_the_sweeps_are_those_beside_the_runs(make_run: MakeRun, tmp_path: Path) -> None:
@@ -109,7 +67,7 @@ def test_the_sweeps_are_those_beside_the_runs(make_run: MakeRun, tmp_path: Path)
             server.watch.refresh()
             (sweep,) = server.watch.state("", 0)["content"]["sweeps"]
         finally:
-            server.server_close()
+            server.close()
         assert (sweep["name"], sweep["states"]) == ("a", "1 completed")
 
 
@@ -130,10 +88,10 @@ def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: Captured, make_run
     make_run("m_d_bf16-1", State.COMPLETED)
     server = watch.start(Path("runs").absolute(), None, None)
     try:
-        assert main(["watch", "--port", str(server.server_port)]) == 1
+        assert main(["watch", "--port", str(server.port)]) == 1
     finally:
-        server.server_close()
-    words = f"port {server.server_port} of this machine cannot be used: Address already in use"
+        server.close()
+    words = f"port {server.port} of this machine cannot be used: Address already in use"
     assert words in capsys.readouterr().err
 
 

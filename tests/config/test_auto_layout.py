@@ -147,7 +147,7 @@ def test_processes_that_no_layout_uses_are_refused() -> None:
 
 def test_any_other_mistake_is_named_as_without_auto() -> None:
     assert refusal("model=llama31-8b", *NODE, "training.min_lr=1") == (
-        "training.min_lr must be at most training.lr=0.0003, got 1"
+        "training.min_lr must be at most training.lr=0.0003, got 1; take training.min_lr=3e-05"
     )
     assert "launcher.num_processes must be at least 0" in refusal(
         "model=llama31-8b", "launcher.num_processes=-1"

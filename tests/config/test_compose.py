@@ -77,6 +77,114 @@ def test_overridden_shipped_extra_scheme_loses_its_name() -> None:
     assert changed.startswith("qk_custom+pv_hifp8~")
 
 
+_TEN_ITERATIONS = ["model=tiny", "training=fast", "training.iterations=10"]
+_EVALUATED = ["evaluate.only=true", "training.start_from=a@5", "capture=off"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["quant=linear_mxfp4", "quant.rules=[{format: mxfp8, iterations: [11, null]}]"],
+            r"linear_mxfp4",
+        ),
+        (["quant=bf16", "quant.rules=[{format: bf16}]"], r"bf16~\w{6}"),
+        (["quant=linear_mxfp4", "quant.rules=[{format: mxfp8}]"], r"linear_mxfp8~\w{6}"),
+        (
+            ["quant=linear_mxfp4", "quant.rules=[{format: mxfp8, layers: [0]}]"],
+            r"linear_mxfp4~\w{6}",
+        ),
+        (
+            [
+                "quant=FA_linear_mxfp4",
+                "quant.rules=[{sites: [linear], format: hifp8, iterations: [1, 5]}, "
+                "{sites: [linear], format: mxint8, iterations: [6, 12]}]",
+            ],
+            r"linear_custom\+qk_mxfp4~\w{6}",
+        ),
+        (
+            ["quant=bf16", "quant.rules=[{format: mxfp4, iterations: [10, null]}]"],
+            r"rules_mxfp4_e2m1~\w{6}",
+        ),
+        (
+            ["quant=FA_linear_mxfp4", "quant.rules=[{sites: [linear], format: bf16}]"],
+            r"qk_mxfp4~\w{6}",
+        ),
+        (
+            [
+                "quant=linear_mxfp4",
+                "quant/output=mxfp4",
+                "quant.rules=[{sites: [output], format: bf16}]",
+            ],
+            r"linear_mxfp4~\w{6}",
+        ),
+        (
+            [
+                "quant=linear_mxfp4",
+                "quant.rules=[{format: bf16}]",
+                "quant.optimizer.exp_avg.format=mxfp8",
+            ],
+            r"exp_avg_mxfp8~\w{6}",
+        ),
+        (["quant=more/linear_mxfp4_fprop", *_EVALUATED], "linear_mxfp4_fprop"),
+        (["quant=bf16", *_EVALUATED], "bf16"),
+    ],
+)
+def test_the_name_is_of_what_the_run_quantises(words: list[str], expected: str) -> None:
+    assert re.fullmatch(expected, str(name(*_TEN_ITERATIONS, *words)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quant=linear_mxfp4", "quant.rules=[{format: bf16}]"],
+        ["quant=linear_mxfp4", "quant.rules=[{format: bf16, iterations: [1, 10]}]"],
+        [
+            "quant=linear_mxfp4",
+            "quant.rules=[{layers: [0], format: bf16}, {layers: [-1], format: bf16}]",
+        ],
+        ["quant=bf16", "quant.rules=[{format: mxfp4, iterations: [11, null]}]"],
+        [
+            "quant=bf16",
+            "quant.rules=[{format: mxfp4, iterations: [8, null]}]",
+            "training.stop_after=7",
+        ],
+        [
+            "quant=bf16",
+            "quant.rules=[{format: mxfp4, iterations: [1, 5]}]",
+            "training.start_from=a@5",
+        ],
+        ["quant=bf16", "quant.rules=[{format: mxfp4}, {format: bf16}]"],
+        ["quant=bf16", "quant/output=mxfp8", "quant.rules=[{sites: [output], format: bf16}]"],
+        ["quant=own"],
+    ],
+)
+def test_a_scheme_that_quantises_nothing_in_the_run_is_refused(words: list[str], own: Path) -> None:
+    (own / "quant" / "own.yaml").write_text(OWN + "rules: [{format: bf16}]\n")
+    with pytest.raises(ConfigError) as error:
+        name(*_TEN_ITERATIONS, *words, config_dir=own)
+    scheme = words[0].removeprefix("quant=")
+    first = 6 if "training.start_from=a@5" in words else 1
+    last = 7 if "training.stop_after=7" in words else 10
+    assert str(error.value) == (
+        f"quant.rules of {scheme} leave nothing quantised in the 2 layers of tiny in iterations {first} to {last}; "
+        "take more layers (model.num_layers=), more iterations or other rules, or quant=bf16"
+    )
+
+
+def test_a_scheme_of_the_backward_pass_is_refused_in_an_evaluation() -> None:
+    words = "quant=linear_mxfp4_dgrad leaves nothing quantised in the forward pass, which is all that an evaluation has"
+    with pytest.raises(ConfigError, match=words):
+        name(*_TEN_ITERATIONS, "quant=more/linear_mxfp4_dgrad", *_EVALUATED)
+
+
+def test_a_file_that_quantises_nothing_is_named_bf16(own: Path) -> None:
+    sites = "defaults: [linear: none, qk: none, pv: none, _self_]\n"
+    for text in (sites, f"{sites}name: precise\n"):
+        (own / "quant" / "own.yaml").write_text(text)
+        assert name("quant=own", config_dir=own) == "bf16"
+
+
 def test_own_scheme_keeps_its_name(own: Path) -> None:
     assert name("quant=own", "training.seed=2", config_dir=own) == "own"
 
@@ -224,7 +332,11 @@ def test_format_in_place_of_a_scheme_is_refused_with_the_schemes(word: str, mean
     [
         (
             ["training.lr=1e1", "training.min_lr=2e1"],
-            "training.min_lr must be at most training.lr=1e1, got 2e1",
+            "training.min_lr must be at most training.lr=1e1, got 2e1; take training.min_lr=1",
+        ),
+        (
+            ["training.iterations=null"],
+            "training.iterations must have a value, got null; drop it for the default",
         ),
         (["training.iterations=1e9"], "training.iterations must be a whole number, got '1e9'"),
     ],
@@ -233,6 +345,30 @@ def test_message_has_a_number_as_it_was_typed(words: list[str], message: str) ->
     with pytest.raises(ConfigError) as caught:
         compose(words, None, {})
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["training.iterations=1"],
+        ["training.iterations=3", "training.lr_schedule=wsd"],
+        ["training.global_batch_size=7", "evaluation.every=1", "evaluation.samples=5"],
+        ["training.micro_batch_size=3", "launcher.num_processes=2", "launcher.nodes=1"],
+        ["training.lr=1e-7"],
+    ],
+    ids=" ".join,
+)
+def test_proposed_value_works(words: list[str]) -> None:
+    """One key that contradicts others of a preset: the command works with the values that the messages propose."""
+    proposed: list[str] = []
+    for _ in range(3):
+        try:
+            compose(["training=fast", *words, *proposed], None, {})
+        except ConfigError as error:
+            (value,) = re.findall(r"; take (\S+=\S+)$", str(error))
+            proposed.append(value)
+    assert proposed
+    compose(["training=fast", *words, *proposed], None, {})
 
 
 def test_own_file_with_a_shipped_name_is_refused(own: Path) -> None:

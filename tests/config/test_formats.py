@@ -118,7 +118,8 @@ def test_a_scheme_file_may_declare_its_formats(folder: Path) -> None:
         (["capture.format=none_such"], "capture.format must be one of .*mxint8.*, got 'none_such'"),
         (
             ["quant=more/linear_nvfp4_recipe", "model.num_layers=2"],
-            "quant.rules of linear_nvfp4_recipe leave nothing quantised in the 2 layers of tiny; take more layers",
+            "quant.rules of linear_nvfp4_recipe leave nothing quantised in the 2 layers of tiny in iterations "
+            "1 to [0-9]+; take more layers",
         ),
     ],
 )

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 from quantexp.data import binary
 from quantexp.data.binary import check_pair, fingerprint, folder_beside, pair_paths
@@ -45,6 +45,29 @@ def test_megatrons_reader_finds_every_document_with_its_end(
     assert bin_path.stat().st_size == (3 + 6 + 3) * np.dtype(dtype).itemsize
 
 
+@pytest.mark.parametrize(
+    "dtype", [np.uint8, np.int8, np.uint16, np.int16, np.int32, np.int64], ids=lambda t: t.__name__
+)
+@pytest.mark.parametrize("multimodal", [False, True])
+def test_pairs_that_megatron_builds_are_opened(
+    tmp_path: Path, dtype: type[np.number], multimodal: bool
+) -> None:
+    contents = [[[1, 2], [3]], [[4, 5, 6]]]
+    builder = IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype, multimodal=multimodal)
+    for document in contents:
+        ids = [each for sequence in document for each in sequence]
+        modes = [1] * len(document) if multimodal else None
+        builder.add_document(ids, [len(sequence) for sequence in document], modes)
+    builder.finalize(str(tmp_path / "a.idx"))
+    pair = open_pair(tmp_path / "a")
+    assert [pair[i].tolist() for i in range(3)] == [[1, 2], [3], [4, 5, 6]]
+    assert pair.document_indices.tolist() == [0, 2, 3]
+    content = (tmp_path / "a.idx").read_bytes()
+    (tmp_path / "a.idx").write_bytes(content + b"x")
+    with pytest.raises(DataError, match=r"a\.idx: damaged: ids of type"):
+        open_pair(tmp_path / "a")
+
+
 def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
@@ -61,6 +84,36 @@ def test_a_missing_file_is_refused_naming_both(tmp_path: Path, missing: str, use
     Path(f"{prefix}{missing}").unlink()
     with pytest.raises(DataError, match=r"expected .*/a\.bin and .*/a\.idx; .*quantexp prepare"):
         use(prefix)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("data/wikipedi", "did you mean {}/data/wikipedia?"),
+        ("dat/wikipedia", "did you mean {}/data/wikipedia?"),
+        ("data/wikipedia.bin", "did you mean {}/data/wikipedia?"),
+        ("data", "did you mean {0}/data/dolma or {0}/data/wikipedia?"),
+        ("a.jsonl", "raw text is converted by `quantexp prepare dataset.source={0}/a.jsonl` with "),
+        ("raw", "dataset.tokenizer=byte, which needs nothing; else give another dataset.path"),
+        (
+            "data/books",
+            "data/books.idx; write them with `quantexp prepare` (dataset.tokenizer=byte needs no",
+        ),
+        ("nope/dolma", "there is no folder {}/nope; write them with `quantexp prepare`"),
+        ("data/half", "{}/data/half.partial is an unfinished preparation: run its `quantexp"),
+    ],
+)
+def test_a_wrong_path_is_refused_with_what_was_perhaps_meant(
+    tmp_path: Path, path: str, words: str
+) -> None:
+    for name in ("wikipedia", "dolma"):
+        write(tmp_path / "data" / name, "x")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "data" / "half.partial").mkdir()
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(DataError) as error:
+        check_pair(tmp_path / path)
+    assert words.format(tmp_path) in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an index at all", b"MMIDIDX\x00\x00" + b"\x01"])

@@ -62,7 +62,7 @@ def test_a_malformed_page_is_rejected_with_its_line_and_the_next_is_read() -> No
 
 
 def test_a_page_that_the_parser_fails_on_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(text: str) -> str:
+    def failing(*_: object) -> str:
         raise ValueError("mwparserfromhell fails on it: x")
 
     monkeypatch.setattr("quantexp.data.sources.to_plain_text", failing)
@@ -72,7 +72,7 @@ def test_a_page_that_the_parser_fails_on_is_rejected(monkeypatch: pytest.MonkeyP
 def test_text_nested_beyond_all_measure_is_rejected_or_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def deep(text: str) -> str:
+    def deep(*_: object) -> str:
         raise RecursionError
 
     monkeypatch.setattr("quantexp.data.sources.to_plain_text", deep)
@@ -116,4 +116,6 @@ def test_a_line_that_cannot_be_read_is_rejected_with_its_number(line: bytes, rea
 
 
 def test_a_row_needs_only_text() -> None:
-    assert row_record({"text": "b"}, 9, "x") == Document("9", "b", "x")
+    assert row_record({"text": "b"}, 9, "x") == Document("", "b", "x")
+    assert row_record({"id": None, "text": "b"}, 9, "x") == Document("", "b", "x")
+    assert row_record({"id": 0, "text": "b"}, 9, "x") == Document("0", "b", "x")

@@ -12,14 +12,16 @@ import torch
 
 from quantexp.analysis.numerics.attention import layers_of, recomputed
 from quantexp.capture.reader import open_capture
+from quantexp.cli.main import main
 from quantexp.config.compose import compose
-from quantexp.data.completed import paths
+from quantexp.data.completed import complete, paths
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError
 from quantexp.launch.fingerprints import data_identity
 from quantexp.runs.paths import RunDir
 from quantexp.schema import TokenizerKind
+from quantexp.schema.dataset import DatasetConfig
 from tests.data.pairs import write_binary
 
 from .prepare.made import lines, prepared, rows, texts
@@ -126,6 +128,31 @@ def test_a_prepared_pair_brings_a_copy_of_its_tokenizer(tmp_path: Path) -> None:
         data_identity(compose([*words, "dataset.split='1'"], None, {}).dataset, 99)
     with pytest.raises(DataError, match=r"the tokenizer has 3 ids and model\.vocab_size is 2"):
         data_identity(dataset, 2)
+
+
+def test_a_run_finds_what_prepare_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama").mkdir()
+    write_tokenizer(tmp_path / "llama", {"?": 0, "owl": 1, "an": 3}, {"</s>": 2})
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(["owl owl", "an owl"])))
+    owners = ["model=llama32-1b", "dataset=wikipedia", "quant=FA_linear_mxfp8"]
+    words = ["dataset.source=a.jsonl", "dataset.tokenizer_path=llama", "dataset.split='1'"]
+    assert main(["prepare", "dataset=wikipedia", *words]) == 0
+    dataset = compose(owners, None, {}).dataset
+    assert (dataset.path, dataset.split) == ("data/wikipedia", "1")
+    assert dataset.tokenizer_path == "data/wikipedia.tokenizer/tokenizer.json"
+    given = DatasetConfig(name="wikipedia", path=f"{tmp_path}/data/wikipedia")
+    complete(given)
+    assert data_identity(dataset, 4) == data_identity(given, 4)
+    for other in ({"sample": True}, {"blend": {"data/wikipedia": 1}}, {"name": "dolma"}):
+        others = DatasetConfig(**({"name": "wikipedia"} | other))
+        complete(others)
+        assert others.path is None
+    (tmp_path / "data" / "wikipedia.bin").unlink()
+    dataset = DatasetConfig(name="wikipedia")
+    complete(dataset)
+    with pytest.raises(DataError, match=r"expected data/wikipedia\.bin"):
+        data_identity(dataset, 4)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quantexp.formats import FORMATS, encode, quantise
@@ -49,7 +49,6 @@ def blocks(draw: st.DrawFn, *, span: int = 40) -> torch.Tensor:
 
 
 @all_mx
-@settings(deadline=None)
 @given(x=blocks(), options=mx_options)
 def test_quantising_mx_again_changes_nothing(
     name: str, x: torch.Tensor, options: dict[str, Any]
@@ -59,7 +58,6 @@ def test_quantising_mx_again_changes_nothing(
     assert_same(quantise(once, name, **options), once)
 
 
-@settings(deadline=None)
 @given(
     x=blocks(),
     scaling=st.sampled_from(["none", "current"]),
@@ -76,7 +74,6 @@ def test_quantising_hif8_again_changes_nothing(
 
 
 @pytest.mark.parametrize("name", FP8_ELEMENTS)
-@settings(deadline=None)
 @given(
     x=blocks(),
     scaling=st.sampled_from(["none", "current"]),
@@ -91,7 +88,6 @@ def test_quantising_fp8_again_changes_nothing(
     assert_same(quantise(once, name, **options), once)
 
 
-@settings(deadline=None)
 @given(
     x=blocks(),
     amax=st.floats(2.0**-60, 2.0**90, width=32),
@@ -114,7 +110,6 @@ def test_quantising_nvfp4_again_with_its_scale_changes_nothing(
 
 
 @all_formats
-@settings(deadline=None)
 @given(x=blocks(), data=st.data())
 def test_every_format_is_symmetric_in_sign(name: str, x: torch.Tensor, data: st.DataObject) -> None:
     """Adding 0 makes the negative zeros of the negation positive, as HiF8 has none."""
@@ -124,7 +119,6 @@ def test_every_format_is_symmetric_in_sign(name: str, x: torch.Tensor, data: st.
 
 
 @all_formats
-@settings(deadline=None)
 @given(x=blocks(), data=st.data())
 def test_order_is_preserved_within_a_block(name: str, x: torch.Tensor, data: st.DataObject) -> None:
     options = data.draw(options_of(name).filter(lambda options: options.get("block", 32) == 32))
@@ -135,7 +129,6 @@ def test_order_is_preserved_within_a_block(name: str, x: torch.Tensor, data: st.
 
 
 @all_mx
-@settings(deadline=None)
 @given(x=blocks(span=8), options=mx_options, exponent=st.integers(-20, 20))
 def test_mx_commutes_with_powers_of_two_away_from_the_ends(
     name: str, x: torch.Tensor, options: dict[str, Any], exponent: int
@@ -147,7 +140,6 @@ def test_mx_commutes_with_powers_of_two_away_from_the_ends(
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if "scaling" in FORMATS[name].options])
-@settings(deadline=None)
 @given(x=blocks(span=8), exponent=st.integers(-20, 20))
 def test_current_scaling_commutes_with_powers_of_two(
     name: str, x: torch.Tensor, exponent: int
@@ -158,7 +150,6 @@ def test_current_scaling_commutes_with_powers_of_two(
     assert_same(scaled, quantise(x, name, scaling="current") * factor)
 
 
-@settings(deadline=None)
 @given(x=blocks(), rounding=st.sampled_from(["even", "away"]))
 def test_no_result_is_further_away_than_half_a_step_of_e2m1(x: torch.Tensor, rounding: str) -> None:
     """With ceil nothing saturates: the error is at most half of the largest step, 2 at scale s."""

@@ -19,7 +19,7 @@ from quantexp.runs.status import State, Status, now, read_status, write_status
 DRIVER = Path(__file__).with_name("driver.py")
 MOMENTS = ("importing", "training", "drawing")
 #: Seconds that anything here may take on a busy machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @dataclass

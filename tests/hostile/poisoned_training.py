@@ -82,7 +82,14 @@ class Poisoner:
             gradient.view(-1)[plant.element % gradient.numel()] = plant.value
         return gradient
 
-    def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
+    def proof(
+        self, iteration: int, declared: Any, *, is_complete: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def proof_of_evaluation(
+        self, iteration: int, declared: Any
+    ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def outside_products(self, watch: Any, stepped: bool) -> None:

@@ -411,7 +411,7 @@ def _exit_status_of_fork(run: Callable[[], None]) -> int:
             status = 0
         finally:
             os._exit(status)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:

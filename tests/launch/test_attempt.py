@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,19 @@ from quantexp import __version__
 from quantexp.config.compose import compose
 from quantexp.config.load import read
 from quantexp.errors import RunError, RunInUseError
+from quantexp.launch import attempt
 from quantexp.launch.attempt import open_run, run_folder, set_aside
 from quantexp.launch.reuse import covers
+from quantexp.runs.code_digest import code_digest
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import INTERRUPTED, State, read_status, write_status
+from quantexp.runs.status import (
+    INTERRUPTED,
+    State,
+    read_json,
+    read_status,
+    write_json,
+    write_status,
+)
 from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment, StoreKind
 
 
@@ -280,6 +290,24 @@ def test_root_that_cannot_be_written_is_named_with_the_remedy(
         opening(experiment)
 
 
+def test_folder_of_another_user_is_read_and_not_written(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = opening(experiment)
+    complete(run)
+    monkeypatch.setattr(attempt, "may_write", lambda run: False)
+    before = {path: path.stat().st_mtime_ns for path in run.root.rglob("*")}
+    with open_run(experiment, "cpu", []) as (folder, lock):
+        assert (folder.ready, lock) == (False, None)
+        assert (folder.skipped or "").startswith("already completed")
+    experiment.force = True
+    with pytest.raises(
+        RunError, match=r"is another user's, who alone may write it, and .*; set pat"
+    ):
+        opening(experiment)
+    assert {path: path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
+
+
 def test_attempt_that_cannot_be_set_aside_is_a_clean_error(experiment: Experiment) -> None:
     run, _ = opening(experiment)
     begin(run)
@@ -365,6 +393,43 @@ def test_completed_run_of_other_versions_runs_again_with_a_message(experiment: E
         assert folder.notice is not None
         assert "completed before with other versions (torch 2.0.0 then, " in folder.notice
     assert (run.attempts / "1" / "status.json").is_file()
+
+
+OTHER = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"code": OTHER}, f"code ({OTHER} then, NOW now)"),
+        ({"code": None}, "code (not recorded then, NOW now)"),
+        ({"starts": OTHER}, f"code (NOW and {OTHER} then, NOW now)"),
+        (
+            {"code": OTHER, "quantexp": "0.0.1"},
+            f"code ({OTHER} then, NOW now) and versions (quantexp 0.0.1 then, {__version__} now)",
+        ),
+    ],
+)
+def test_completed_run_of_other_code_runs_again_with_a_message(
+    experiment: Experiment, changes: dict[str, Any], words: str
+) -> None:
+    """None stands for a run of an earlier version; a start may have gone on with other code."""
+    run, _ = opening(experiment)
+    complete(run)
+    content = read_json(run.provenance)
+    assert content["code"] == code_digest()
+    if "starts" in changes:
+        start = {"created": "2026", "goes_on_from": 1, "host": "", "folder": "", "command": []}
+        changes = {"starts": [{**start, "changed": [], "code": OTHER}]}
+    changed = {key: value for key, value in {**content, **changes}.items() if value is not None}
+    write_json(run.provenance, changed)
+    before = contents(run.root)
+    with open_run(experiment, "cpu", []) as (folder, _):
+        assert folder.skipped is None
+        expected = f"completed before with other {words}: running again"
+        assert folder.notice == expected.replace("NOW", code_digest())
+    assert contents(run.attempts / "1") == before
+    assert read_json(run.provenance)["code"] == code_digest()
 
 
 @pytest.mark.slow

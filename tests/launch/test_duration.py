@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from quantexp.config.compose import compose
 from quantexp.launch import duration as module
 from quantexp.launch.duration import duration, in_words, work
+from quantexp.launch.machine_rates import Rates
 from quantexp.model.sizes import flops_per_iteration, num_parameters
 from quantexp.schema import Experiment
 
@@ -19,10 +19,8 @@ def composed(*words: str) -> Experiment:
 @pytest.fixture(autouse=True)
 def _rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 GFLOP/s, 10 GB/s, a machine with two threads and no GPU."""
-    monkeypatch.setattr(module, "product_gflop_per_s", lambda *_: 100.0)
-    monkeypatch.setattr(module, "copied_bytes_per_s", lambda _: 10e9)
+    monkeypatch.setattr(module, "rates_of", lambda *_: Rates(100.0, 2, 10e9))
     monkeypatch.setattr(module, "device_class", lambda _: "cpu")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 def seconds(*words: str) -> float:
@@ -74,26 +72,12 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_time_on_a_full_gpu_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> float:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(module, "device_class", lambda _: "NVIDIA H200")
-    monkeypatch.setattr(module, "copied_bytes_per_s", full)
+    monkeypatch.setattr(module, "rates_of", lambda *_: None)
     assert duration(composed()) is None
 
 
 def test_time_of_a_job_is_unknown() -> None:
     assert duration(composed("launcher=slurm")) is None
-
-
-def test_rate_of_a_copy_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "_COPY_ELEMENTS", 1 << 10)
-    module.copied_bytes_per_s.cache_clear()
-    first = module.copied_bytes_per_s(torch.device("cpu"))
-    assert first > 0
-    assert module.copied_bytes_per_s(torch.device("cpu")) == first
-    module.copied_bytes_per_s.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +90,8 @@ def test_rate_of_a_copy_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> Non
         (11_000, "3.1 h"),
         (90_000, "25 h"),
         (864_000, "10 days"),
-        (260_000_000, "3,009 days"),
+        (3_000_000, "months"),
+        (260_000_000, "years"),
     ],
 )
 def test_time_has_two_digits_where_it_can(seconds: float, words: str) -> None:

@@ -19,7 +19,7 @@ from quantexp.model.checkpoints import (
     saved_iterations,
 )
 from quantexp.runs.paths import RunDir
-from quantexp.runs.provenance import read_provenance
+from quantexp.runs.provenance import codes_of, read_provenance
 from quantexp.runs.status import State, read_status, requeues, write_status
 from quantexp.schema import Code, Experiment
 from tests.launch.fake_checkpoint import save
@@ -186,8 +186,8 @@ def test_other_layout_is_recorded(left: Left, tiny: Tiny) -> None:
 
 
 def test_other_layout_needs_a_checkpoint_and_the_same_run(left: Left, tiny: Tiny) -> None:
-    experiment, run = left()
-    experiment.paths.run = run.root.name
+    experiment, run = left("training.global_batch_size=2", "training.micro_batch_size=1")
+    experiment.paths.run, experiment.launcher.num_processes = run.root.name, 2
     for iteration in (2, 4, 6):
         (folder_of(run, iteration) / HASHES).unlink()
     with pytest.raises(RunError, match=r"cannot take another layout: begins again .*; start it an"):
@@ -212,6 +212,23 @@ def test_source_of_the_first_start_goes_on_unless_the_present_one_is_asked_for(
     snapshot = read_provenance(run.provenance)["source"]["snapshot"]
     assert start["changed"] == [f"source 0123456789abcdef -> {snapshot}"]
     assert read(run.config).code is Code.recorded
+
+
+def test_other_code_is_told_and_recorded_where_a_run_goes_on_with_it(left: Left) -> None:
+    experiment, run = left()
+    recorded = json.loads(run.provenance.read_text())
+    now, before = recorded["code"], "0123456789abcdef"
+    recorded["code"] = before
+    run.provenance.write_text(json.dumps(recorded))
+    _, notice = opened(experiment)
+    assert notice is not None
+    assert notice.splitlines()[1:] == [f"changed: code {before} -> {now}"]
+    provenance = read_provenance(run.provenance)
+    assert codes_of(provenance) == [before, now]
+    assert provenance["starts"][0]["changed"] == [f"code {before} -> {now}"]
+    assert status_of(run).restarts[-1]["changed"] == [f"code {before} -> {now}"]
+    assert opened(experiment) == (run, None), "prepared again, it says it once"
+    assert codes_of(read_provenance(run.provenance)) == [before, now]
 
 
 def test_other_versions_of_packages_are_recorded(left: Left) -> None:

@@ -270,8 +270,8 @@ def test_no_data_at_all_says_what_to_give(base: Experiment) -> None:
     with pytest.raises(
         DataError,
         match=r"dataset=wikipedia has no data: give dataset\.path=PREFIX of a Megatron \.bin/\.idx "
-        r"pair \(`quantexp prepare` makes one of raw text\) and dataset\.tokenizer_path=FOLDER, or "
-        r"training=fast for the built-in sample",
+        r"pair and its dataset\.tokenizer_path=FOLDER, or raw text \(`quantexp prepare dataset=wikipedia "
+        r"dataset\.source=FILES` writes data/wikipedia, which runs find\), or training=fast for the built-in sample",
     ):
         identity(experiment, "cpu")
 
@@ -281,10 +281,24 @@ def test_missing_pair_is_named(base: Experiment, tmp_path: Path) -> None:
         identity(with_data(base, tmp_path / "nowhere"), "cpu")
 
 
-def test_missing_tokenizer_path_says_what_to_give(base: Experiment, tmp_path: Path) -> None:
-    experiment = with_data(base, tmp_path / "nowhere")
+def test_missing_tokenizer_path_says_what_to_give(
+    base: Experiment, prepared: Callable[[str, str], Path]
+) -> None:
+    experiment = with_data(base, prepared("here", "one text"))
     experiment.dataset.tokenizer = TokenizerKind.huggingface
-    with pytest.raises(DataError, match=r"dataset\.tokenizer=huggingface needs a path: give a fol"):
+    words = r"dataset\.tokenizer=huggingface needs a path: give a fol.*or dataset\.tokenizer=byte, which needs nothing"
+    with pytest.raises(DataError, match=words):
+        identity(experiment, "cpu")
+
+
+def test_an_unfinished_preparation_is_named(
+    base: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "wikipedia.partial").mkdir(parents=True)
+    experiment = copy.deepcopy(base)
+    experiment.dataset.sample = False
+    with pytest.raises(DataError, match=r"has no data: .*data/wikipedia\.partial is an unfinished"):
         identity(experiment, "cpu")
 
 
@@ -476,15 +490,20 @@ def test_identity_of_an_evaluation_has_what_a_forward_pass_has(
 
 
 def test_rules_of_an_evaluation_are_those_of_the_checkpoints_iteration() -> None:
-    rule = "quant.rules=[{iterations: [1, 10], format: bf16}]"
+    rule = "quant.rules=[{iterations: [1, 10], sites: [linear], format: bf16}]"
 
     def formats(iteration: int) -> set[str]:
-        words = [f"training.start_from=run@{iteration}", "quant=linear_mxfp4", rule]
+        words = [
+            f"training.start_from=run@{iteration}",
+            "quant=linear_mxfp4",
+            "quant/qk=mxfp8",
+            rule,
+        ]
         experiment = compose(
             ["training=fast", "capture=off", "evaluate.only=true", *words], None, {}
         )
         (declared,) = maps_of(experiment)
         return {e.spec.fmt.name for m in declared.values() for e in m.entries()}
 
-    assert formats(10) == {"bf16"}
-    assert formats(11) == {"bf16", "mxfp4_e2m1"}
+    assert formats(10) == {"bf16", "mxfp8_e4m3"}
+    assert formats(11) == {"bf16", "mxfp8_e4m3", "mxfp4_e2m1"}

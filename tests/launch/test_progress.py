@@ -64,6 +64,7 @@ def running(phase: Phase, seconds: float = 130, **values: Any) -> Status:
         (Phase.TRAINING, 720, {}, "iteration 3 for 12m"),
         (Phase.PROVING, 720, {}, "iteration 3, proving the precision map for 12m"),
         (Phase.CAPTURING, 130, {}, "capturing iteration 3 for 2m"),
+        (Phase.STEPPING, 130, {}, "iteration 3, optimizer step for 2m"),
         (
             Phase.CAPTURING,
             130,

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from quantexp.capture.select.budget import price
 from quantexp.cli.main import main
-from quantexp.errors import ConfigError, TooLargeError
+from quantexp.errors import CaptureError, ConfigError, TooLargeError
 from quantexp.launch.attempt import open_run
-from quantexp.launch.refusal import Request, by_reason, require_memory, too_large_together
+from quantexp.launch.refusal import (
+    Request,
+    by_reason,
+    require_memory,
+    require_startable,
+    too_large_together,
+)
 from quantexp.memory.room import needed_gb, require_memory_here
 from quantexp.runs.outcome import record_end
 from quantexp.runs.status import State, read_status, write_status
@@ -54,6 +61,46 @@ def test_single_run_is_refused_in_one_line_with_what_would_fit(
     assert not list(in_tmp.iterdir()), "nothing was started"
 
 
+def test_captures_that_together_exceed_the_free_disk_are_refused_before_any_run(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"paths.root={tmp_path / 'runs'}"
+    runs = [Request(tiny("capture=tensors", root, f"training.seed={seed}")) for seed in (1, 2)]
+
+    class Usage:
+        free = int(1.5 * price(runs[0].experiment).on_disk)
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    with pytest.raises(CaptureError, match="the captures of 2 runs would take"):
+        require_startable(runs)
+    require_startable(runs[:1])
+    monkeypatch.setattr(
+        "quantexp.launch.refusal._starts", lambda experiment: experiment is runs[0].experiment
+    )
+    require_startable(runs)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("capture.max_gb=0", "and capture.max_gb allows 0; "),
+        ("training.lr=1e-4", " GB with its lists, and .* GB free; "),
+        ("checkpoint.at_end=true", r"1 checkpoints would take [\d.e-]+ GB, and .* has 0 GB free; "),
+    ],
+)
+def test_a_run_that_the_disk_has_no_room_for_leaves_no_folder(
+    word: str, message: str, in_tmp: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "max_gb" not in word:
+        Usage = type("Usage", (), {"free": 0})
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    level = "capture=off" if "checkpoint" in word else "capture=tensors"
+    assert main(["model=tiny", "dataset=synthetic", "training=fast", level, word]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not list(in_tmp.iterdir())
+
+
 def test_advice_is_computed_once_and_only_for_refused_runs(
     tiny: Make, machine: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +121,7 @@ def test_advice_is_computed_once_and_only_for_refused_runs(
 def test_sweep_names_every_run_that_does_not_fit_and_starts_none(
     in_tmp: Path, machine: Callable[[float], None], capsys: Captured
 ) -> None:
-    machine(3.0)
+    machine(4.0)
     words = ["-m", "training=fast", "model=llama32-1b,llama31-8b", "quant=bf16,FA_mxfp8"]
     assert main(words) == 1
     first, *lines = capsys.readouterr().err.splitlines()
@@ -83,7 +130,7 @@ def test_sweep_names_every_run_that_does_not_fit_and_starts_none(
     )
     (line,) = lines
     assert re.match(
-        r"  llama31-8b bf16; llama31-8b FA_mxfp8: [\d.]+ GB do not fit in 3.0 GB \(this machine\): ",
+        r"  llama31-8b bf16; llama31-8b FA_mxfp8: [\d.]+ GB do not fit in 4.0 GB \(this machine\): ",
         line,
     )
     assert not list(in_tmp.iterdir())

@@ -25,7 +25,7 @@ from quantexp.model.checkpoints import folder_of
 from quantexp.runs.metrics import Speed
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, write_status
-from quantexp.schema import Experiment, Precision
+from quantexp.schema import Experiment, Precision, Rule
 
 METRICS = {"iteration": 8, "loss": 5.0, "memory_gb": 1.5}
 SPEED = Speed(tokens_per_s=1234.0)
@@ -157,6 +157,17 @@ def test_scheme_of_a_run_in_fp32_names_its_precision(ended: Callable[..., Outcom
     assert line in printed(lambda console: print_sweep([outcome, outcome], [], console))
     bf16 = printed(lambda console: print_sweep([ended(), ended("FA_mxfp8")], [], console))
     assert "working precision" not in bf16
+
+
+def test_rules_that_were_never_in_force_are_named(ended: Callable[..., Outcome]) -> None:
+    outcome = ended("linear_mxfp8")
+    last = outcome.experiment.training.last_iteration
+    outcome.experiment.quant.rules = [
+        Rule(iterations=[last, None], format="mxfp4"),
+        Rule(iterations=[last + 1, None], format="mxfp4"),
+    ]
+    text = printed(lambda console: print_outcome(outcome, console))
+    assert f"never in force in iterations 1 to {last}: quant.rules[1]" in " ".join(text.split())
 
 
 def test_one_run_is_singular(ended: Callable[..., Outcome]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,9 @@ from quantexp.megatron_lm.folder import amax_histories, folder_of, identity_of, 
 from quantexp.megatron_lm.run import LmRun
 from quantexp.megatron_lm.schemes import Schemes
 from quantexp.runs.paths import RunDir
+from quantexp.runs.provenance import codes_of, read_provenance
 from quantexp.runs.ranks import Rank
-from quantexp.runs.status import read_status
+from quantexp.runs.status import read_json, read_status, write_json, write_status
 from tests.megatron_lm.arguments import llama
 
 _ARGS = llama(save="checkpoints", rank=3, tensorboard_dir="tb", log_interval=1, adam_eps=1e-8)
@@ -58,6 +60,25 @@ def test_a_start_without_a_checkpoint_moves_the_earlier_attempt_aside(tmp_path: 
     run.lock.unlink()  # of this process, which holds it to its end
     assert open_folder(run, _EXPERIMENT, _IDENTITY, 2) is None  # it completed no iteration
     assert (run.attempts / "1" / "status.json").is_file()
+
+
+def test_a_start_that_goes_on_with_other_code_logs_and_records_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.training.log.LOG.propagate", True)
+    run = RunDir(tmp_path / "run")
+    open_folder(run, _EXPERIMENT, _IDENTITY, 0)
+    status, recorded = read_status(run.status), read_json(run.provenance)
+    assert status is not None
+    write_status(run.status, replace(status, iteration=2, started="2026-01-01"))
+    write_json(run.provenance, {**recorded, "code": "0123456789abcdef"})
+    run.lock.unlink()
+    assert open_folder(run, _EXPERIMENT, _IDENTITY, 2) == 2
+    change = f"code 0123456789abcdef -> {recorded['code']}"
+    assert caplog.messages == [f"goes on from iteration 2 with changes: {change}"]
+    provenance = read_provenance(run.provenance)
+    assert provenance["starts"][0]["changed"] == [change]
+    assert codes_of(provenance) == ["0123456789abcdef", recorded["code"]]
 
 
 def test_a_folder_in_use_or_without_room_is_refused(tmp_path: Path) -> None:

@@ -32,10 +32,8 @@ def test_records_come_back_by_rank_when_the_last_one_is_there(tmp_path: Path) ->
         write_record(tmp_path, 0, RankRecord())
 
     thread = threading.Thread(target=write_later)
-    start = time.monotonic()
     thread.start()
     assert await_records(tmp_path, 2) == [RankRecord(), RECORD]
-    assert time.monotonic() - start >= 0.1
     thread.join()
 
 

@@ -17,7 +17,13 @@ import pytest
 #: Cases of an attack in the default tests.
 FEW = 25
 
-profile = hypothesis.settings(max_examples=FEW, derandomize=True, database=None, deadline=None)
+# A busy machine fails no test: hypothesis measures the time of an example, and of making it.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
+
+profile = hypothesis.settings(max_examples=FEW, derandomize=True, database=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from quantexp.processes import compiled
-from quantexp.processes.compiled import library
+from quantexp.processes.compiled import address, library
 
 
 @pytest.fixture
@@ -121,3 +122,34 @@ def test_a_damaged_library_is_compiled_again(
     assert library(source, "slower").library.seven() == 7
     assert elsewhere.read_bytes().startswith(b"\x7fELF")
     assert capsys.readouterr().err == ""
+
+
+def short() -> torch.Tensor:
+    x = torch.arange(8.0)
+    x.untyped_storage().resize_(8)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (
+            torch.ones(8, dtype=torch.float64),
+            "takes torch.float32 on the CPU, got torch.float64 on cpu",
+        ),
+        (torch.ones(8, device="meta"), "takes torch.float32 on the CPU, got torch.float32 on meta"),
+        (torch.ones(9), r"takes 8 elements in a row, got shape \[9\]"),
+        (torch.ones(16)[::2], r"takes 8 elements in a row, got shape \[8\] with strides \(2,\)"),
+        (torch.ones(1).expand(8), r"got shape \[8\] with strides \(0,\)"),
+        (torch._neg_view(torch.ones(8)), "takes 8 elements in a row"),
+        (short(), r"a tensor of shape \[8\] needs 32 bytes, and its storage has 8"),
+    ],
+)
+def test_compiled_code_gets_no_memory_but_that_of_the_elements(x: torch.Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        address(x, 8, torch.float32)
+
+
+def test_elements_in_the_middle_of_a_storage_have_an_address() -> None:
+    x = torch.arange(16.0)
+    assert address(x[4:12].view(2, 4), 8, torch.float32) == x.data_ptr() + 16

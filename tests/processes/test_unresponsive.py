@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """\
 import hashlib, os, signal, sys, threading, time
 from quantexp.processes import unresponsive
-unresponsive.PATIENCE_S = 0.2
+unresponsive.PATIENCE_S = {patience_s}
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(True))
 signal.signal(signal.SIGUSR2, lambda *_: None)
@@ -32,17 +32,21 @@ LONG = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "words", "code"),
-    [(LONG, "asked\nleft\n", 7), ("time.sleep(1)", "asked\ngoes on\n", 0)],
+    ("meanwhile", "patience_s", "words", "code"),
+    [
+        (LONG, 0.2, "asked\nleft\n", 7),
+        # Twice the patience after the handler, which a busy machine may delay.
+        ("while not taken: time.sleep(0.1)\ntime.sleep(2)", 1.0, "asked\ngoes on\n", 0),
+    ],
 )
 def test_process_leaves_only_if_its_main_thread_handles_no_signal(
-    meanwhile: str, words: str, code: int
+    meanwhile: str, patience_s: float, words: str, code: int
 ) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(meanwhile=meanwhile)],
+        [sys.executable, "-c", PROGRAM.format(meanwhile=meanwhile, patience_s=patience_s)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (process.stdout, process.returncode) == (words, code), process.stderr

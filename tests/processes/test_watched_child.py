@@ -100,7 +100,7 @@ def test_signals_reach_the_child_and_the_parent_ends_as_it_does(
         while not file.exists():
             assert process.poll() is None
         os.kill(int(file.read_text()) if to_child else process.pid, number)
-        assert process.wait(30) == code
+        assert process.wait(120) == code
 
 
 def test_child_ends_with_its_parent(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ SCRIPT = str(with_parent.__file__)
 STARTS = """\
 import os, subprocess, sys, time
 ending = [sys.executable, "-I", "-S", sys.argv[1], sys.argv[2] or str(os.getpid())]
-child = subprocess.Popen([*ending, sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([*ending, sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -36,7 +36,7 @@ def parent() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def has_ended(process: psutil.Process, within_s: float = 10) -> bool:
+def has_ended(process: psutil.Process, within_s: float = 120) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -63,10 +63,8 @@ def test_parent_that_ended_before_is_noticed(reaped: bool) -> None:
     else:
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    start = time.monotonic()
     process = subprocess.run([sys.executable, "-I", "-S", SCRIPT, str(dead.pid), *command])
     assert process.returncode == -signal.SIGTERM
-    assert time.monotonic() - start < 30
     dead.wait()
 
 

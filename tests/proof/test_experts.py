@@ -11,7 +11,7 @@ from megatron.core.transformer.moe import router
 from torch import Tensor
 
 from quantexp.formats import quantise, resolve
-from quantexp.proof.grids import Status
+from quantexp.proof.findings import Status
 from quantexp.proof.merging import merged
 from quantexp.proof.verdict import NO_TOKENS, NOT_CALLED, SlotCalls, Verdict, status_of
 from quantexp.quant.precision import ModuleId, ModulePrecision
@@ -101,7 +101,10 @@ def test_a_router_in_low_precision_fails(
     status = read_status(run_tiny(*words, expect=1).status)
     assert status is not None
     assert status.state is State.FAILED
-    assert "layer 1 router: must be in high precision, it lies on the grid of" in status.reason
+    assert (
+        "layer 1 router: must be in high precision, an operand is not what entered it"
+        in status.reason
+    )
 
 
 def test_recomputed_experts_are_counted_separately(
@@ -129,7 +132,7 @@ def of(status: str, reason: str, calls: int) -> Verdict:
     counts = {"calls": calls, "recomputed_calls": 0, "quantised_calls": calls}
     (entry,) = DECLARED[EXPERT].entries()
     record = {**entry_record(entry), **counts, "status": status, "reason": reason}
-    return Verdict(1, [record], [], {"layer 1 router": 3})
+    return Verdict(1, [record], [], router_calls={"layer 1 router": 3})
 
 
 def test_an_expert_with_tokens_on_one_rank_has_that_ranks_status() -> None:

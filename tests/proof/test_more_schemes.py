@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -91,11 +92,10 @@ def test_delayed_scales_are_proved_in_later_iterations(run_tiny: RunTiny, scheme
 def test_a_scale_of_its_own_in_place_of_the_delayed_one_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor that shrank to a sixteenth, which hifp8's tapering reveals."""
-    monkeypatch.setattr(StepState, "amax", lambda self, operand: torch.tensor(1e3))
+    monkeypatch.setattr(StepState, "amax_for", lambda self, spec, x: torch.tensor(1e3))
     reason = failure(run_tiny("quant=more/linear_hifp8_delayed", *ONE_STEP, expect=1))
     assert "declared hifp8" in reason
-    assert "are not on the grid of hifp8" in reason
+    assert "elements are not those of its source" in reason
 
 
 def without_transform(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
@@ -111,8 +111,7 @@ def test_an_operand_without_its_transform_fails(
     quantise_linear_operands(monkeypatch, without_transform)
     words = [f"quant.linear.wgrad.{name}.hadamard={kind}" for name in "gx"]
     reason = failure(run_tiny("quant=linear_mxfp4", *words, *ONE_STEP, expect=1))
-    assert "linear.wgrad.g: declared mxfp4_e2m1, it is not the" in reason
-    assert f"it is not the {kind} Hadamard transform of its source" in reason
+    assert re.search(r"linear.wgrad.g: declared mxfp4_e2m1, \d+ of \d+ elements are not", reason)
 
 
 def test_a_transform_with_other_signs_fails(
@@ -126,20 +125,7 @@ def test_a_transform_with_other_signs_fails(
 
     quantise_linear_operands(monkeypatch, other_signs)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
-    assert "it is not the random Hadamard transform of its source" in reason
-
-
-def test_a_transformed_operand_without_its_source_fails(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def silent(announcement: Any, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        announcement.__dict__["sources"] = None
-        return original(announcement, a, b, scale)
-
-    original = quantexp.quant.multiply.multiply
-    monkeypatch.setattr(quantexp.quant.multiply, "multiply", silent)
-    reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
-    assert "its source before quantisation is missing, and it cannot be judged without" in reason
+    assert re.search(r"linear.wgrad.g: declared mxfp4_e2m1, \d+ of \d+ elements are not", reason)
 
 
 @pytest.mark.parametrize("slot", ["dgrad.g", "wgrad.x"])
@@ -152,7 +138,7 @@ def test_the_originals_in_place_of_stochastic_operands_fail(
     quantise_linear_operands(monkeypatch, original_of)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
     assert f"linear.{slot}: declared mxfp4_e2m1" in reason
-    assert "are not on the grid of mxfp4_e2m1" in reason
+    assert "are not those of its source: it is not quantised" in reason
 
 
 @pytest.mark.parametrize(

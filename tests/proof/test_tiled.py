@@ -111,7 +111,7 @@ def test_tiles_that_multiply_the_originals_fail_the_run(
     monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", lies_within(name))
     reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
     assert f"{slot}: declared mxfp8_e4m3" in reason
-    assert "not on the grid" in reason
+    assert "are not those of its source: it is not quantised" in reason
 
 
 @pytest.mark.parametrize(("original", "product"), [(0, "dgrad_q"), (1, "dgrad_k")])
@@ -127,7 +127,7 @@ def test_original_beside_a_copy_of_the_same_read_fails_the_run(
     monkeypatch.setattr(tile_products, "quantise_pair", one_of_two)
     reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
     assert f"qk.{product}.dS: declared mxfp8_e4m3" in reason
-    assert "not on the grid" in reason
+    assert "are not those of its source: it is not quantised" in reason
 
 
 def test_one_tile_that_multiplies_the_originals_is_enough(
@@ -157,7 +157,7 @@ def test_bf16_that_is_quantised_fails_the_run(
         "quantise_operand",
         lambda x, operand, axis, *args, **kwargs: quantise(x, "mxfp8"),
     )
-    assert "declared bf16, it lies on the grid of" in failure(
+    assert "elements are not those of its source; it is mxfp8_e4m3" in failure(
         run_tiny("quant=bf16", *TILED, expect=1)
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from quantexp.proof.grids import Status
+from quantexp.proof.comparing import narrowed
+from quantexp.proof.findings import Status
 from quantexp.proof.verdict import Parts
-from quantexp.proof.watch import narrowed
 
 
 def parts_of(*amaxes: float) -> Parts:

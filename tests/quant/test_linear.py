@@ -12,7 +12,6 @@ from quantexp.quant.hooks import hook_operands
 from quantexp.quant.linear import backward_needs_input, gradient_copies, input_copies, wgrad
 from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.quant.product_context import ProductContext
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import DGRAD_G, FPROP_X, WGRAD_G, WGRAD_X
 from quantexp.quant.step_state import StepState, use_step_state
@@ -150,18 +149,3 @@ def test_the_backward_saves_one_tensor_of_the_inputs_size(
     y.sum().backward()
     assert x.grad is not None
     assert w.grad is not None
-
-
-def test_sources_of_an_expert_without_tokens_have_the_products_shapes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shapes = []
-
-    def multiply(context: ProductContext, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        assert context.sources is not None
-        shapes.append([tuple(x.shape) for x in (*context.sources(), a, b)])
-        return a @ b
-
-    monkeypatch.setattr("quantexp.quant.multiply.multiply", multiply)
-    assert wgrad(declared("hifp8"), normal(0, 64), normal(0, 32)).shape == (64, 32)
-    assert shapes == [[(64, 0), (0, 32), (64, 0), (0, 32)]]

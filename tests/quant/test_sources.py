@@ -13,10 +13,6 @@ from torch import Tensor
 
 from quantexp.config.compose import compose
 from quantexp.formats import Axis, resolve
-from quantexp.proof.grids import Finding, Status
-from quantexp.proof.verdict import status_of, worst
-from quantexp.proof.watch import ProductWatch
-from quantexp.quant import sources
 from quantexp.quant.hooks import hook_operands
 from quantexp.quant.linear import (
     clipped_input,
@@ -195,44 +191,3 @@ def test_a_clipped_gradient_has_the_scale_of_each_source() -> None:
     assert clipped.tolist() == [[0.0, 1.0], [1.0, 0.0]]
     together = clipped_input(precision, torch.ones_like(x), x, None)
     assert together.tolist() == [[1.0, 1.0], [1.0, 0.0]]
-
-
-def statuses(precision: ModulePrecision, rows: Rows) -> dict[str, tuple[Status, int]]:
-    """Status and calls of every slot."""
-    _, x, w, g = expert()
-    watch = ProductWatch({EXPERT: precision}, {})
-    with watch.watching():
-        products(precision, rows, x, w, g, copied=True)
-    return {
-        str(slot): (status_of(found)[0], found.calls)
-        for (_, slot), found in watch.observed.slots.items()
-    }
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_watch_judges_each_source_and_counts_one_call(name: str) -> None:
-    result = statuses(declared(*SCHEMES[name]), expert()[0])
-    assert len(result) == 6
-    for slot, (status, calls) in result.items():
-        products_of = WITH_WEIGHTS.get(name, ())
-        assert status is Status.ENGAGED, slot
-        assert calls == (2 if slot.split(".")[1] in products_of else 1), slot
-
-
-def test_one_scale_for_both_sources_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quantexp.quant import linear
-
-    monkeypatch.setattr(linear, "quantise_by_source", lambda *_: None)
-    result = statuses(declared(*SCHEMES["fp8"]), expert()[0])
-    for slot, (status, _) in result.items():
-        assert status is (Status.ENGAGED if slot.endswith("w") else Status.MISMATCH), slot
-    assert sources.quantise_by_source is not linear.quantise_by_source  # type: ignore[attr-defined]
-
-
-def test_the_worst_source_decides() -> None:
-    bad, good, unclear = (
-        Finding(status) for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE)
-    )
-    assert worst([unclear, good, bad]) is bad
-    assert worst([unclear, good]) is good
-    assert worst([unclear]) is unclear

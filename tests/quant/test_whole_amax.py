@@ -12,15 +12,11 @@ from torch import Tensor
 
 from quantexp.config.compose import compose
 from quantexp.formats import Axis, resolve
-from quantexp.proof.grids import Status
-from quantexp.proof.verdict import status_of
-from quantexp.proof.watch import ProductWatch
 from quantexp.quant.attention import fused, tiled, tiles
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import context, scores
 from quantexp.quant.hooks import hook_operands
 from quantexp.quant.linear import (
-    backward_needs_input,
     dgrad,
     fprop,
     gradient_copies,
@@ -29,7 +25,6 @@ from quantexp.quant.linear import (
 )
 from quantexp.quant.multiply import clipped_gradient
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.quant.product_context import watch_products
 from quantexp.quant.sites import FPROP_W, FPROP_X
 from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.quant.weight_cache.weights import WeightCopies
@@ -239,88 +234,6 @@ def test_a_delayed_scale_with_history_is_not_reduced() -> None:
         state.finish()
         _, ranks = operands_of_ranks(lambda _: of_layer(precision, x, w, g))
         assert ranks.reductions == []
-
-
-def statuses(
-    module: ModuleId, precision: ModulePrecision, work: Callable[[int], object]
-) -> set[Status]:
-    """The statuses of all slots on two ranks that are watched."""
-
-    def watched(rank: int) -> set[Status]:
-        one = ProductWatch({module: precision}, {})
-        with one.watching():
-            work(rank)
-        return {status_of(slot)[0] for slot in one.observed.slots.values()}
-
-    return set().union(*Ranks(2).run(watched))
-
-
-@pytest.mark.parametrize("words", SCALED.values(), ids=SCALED)
-def test_watch_judges_shards_by_the_amax_of_the_whole(words: tuple[str, ...]) -> None:
-    precision = declared(FC1, *words)
-    x, w, g = normal(64, 2, 64), normal(64, 96, seed=2).t().contiguous(), normal(64, 2, 96, seed=3)
-
-    def work(rank: int) -> None:
-        of_layer(precision, x, half(w, rank, 0), half(g, rank, 2))
-
-    assert statuses(FC1, precision, work) == {Status.ENGAGED}
-
-
-@pytest.mark.parametrize("path", ["plain", "tiled"])
-def test_watch_judges_heads_by_the_amax_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    monkeypatch.setattr(tiles, "ROWS", 32)
-    precision = declared(ATTENTION, *FULL["fp8"])
-    qkv, dO = heads()
-
-    def work(rank: int) -> None:
-        of_attention(path, precision, [half(x, rank, 2) for x in qkv], half(dO, rank, 2))
-
-    assert statuses(ATTENTION, precision, work) == {Status.ENGAGED}
-
-
-@pytest.mark.parametrize("path", ["linear", "plain", "tiled", "fused"])
-def test_a_shard_under_its_own_exact_scale_is_a_mismatch(
-    monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    """The planted quantiser does not reduce, and the watch does."""
-    from quantexp.quant import linear, multiply
-    from quantexp.quant.attention import tile_products
-    from quantexp.quant.weight_cache import weights
-
-    def none(*_: object) -> None:
-        return None
-
-    for quantiser in (multiply, linear, weights):
-        monkeypatch.setattr(quantiser, "whole_amax", none)
-    monkeypatch.setattr(tile_products, "reduced", lambda module, amax: amax)
-    qkv, dO = heads()
-    x, w, g = normal(64, 2, 64), normal(64, 96, seed=2).t().contiguous(), normal(64, 2, 96, seed=3)
-    words = {"linear": SCALED["fp8"], "fused": EXACT}.get(path, FULL["fp8"])
-    module = FC1 if path == "linear" else ATTENTION
-    precision = declared(module, *words)
-
-    def work(rank: int) -> None:
-        if path == "linear":
-            of_layer(precision, x, half(w, rank, 0), half(g, rank, 2))
-        else:
-            of_attention(path, precision, [half(x, rank, 2) for x in qkv], half(dO, rank, 2))
-
-    assert Status.MISMATCH in statuses(module, precision, work)
-
-
-def test_a_watched_backward_keeps_the_input_that_determines_a_reduced_scale() -> None:
-    hifp8, mxfp8 = (declared(FC1, f"quant=linear_{name}") for name in ("hifp8", "mxfp8"))
-
-    def needed(_: int) -> list[bool]:
-        before = backward_needs_input(hifp8)
-        with watch_products():
-            return [before, backward_needs_input(hifp8), backward_needs_input(mxfp8)]
-
-    assert Ranks(1).run(needed) == [[False, True, False]]
-    with watch_products():
-        assert not backward_needs_input(hifp8)
 
 
 def test_a_weight_outside_a_step_has_the_scale_of_the_whole() -> None:

@@ -64,7 +64,7 @@ def native_under(setup: str, **environment: str) -> str:
         "from quantexp.schema import Precision\n"
         "print(multiplies_natively(Precision.bf16), 'torch' in sys.modules)\n"
     )
-    limits = dict.fromkeys(device._LIMITS, "") | environment
+    limits = dict.fromkeys(device.LIMITS, "") | environment
     process = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -47,7 +47,8 @@ def test_losses_are_sorted_and_a_repeated_iteration_has_the_later(tmp_path: Path
         '{"iteration": 1, "loss": 5}\n{"iteration": 3, "loss": 9.0}\n'
         '{"iteration": 2, "loss": 4.0}\n{"iteration": 3, "loss": 3.0}\n'
     )
-    assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve((1, 2, 3), (5.0, 4.0, 3.0))
+    expected = LossCurve((1, 2, 3), (5.0, 4.0, 3.0), repeated=(3,))
+    assert loss_curve(read_metrics(RunDir(tmp_path))) == expected
 
 
 def test_non_finite_losses_are_separate(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from quantexp.folders import cache_dir, conf_dir
-from quantexp.runs.paths import RunDir
+from quantexp.runs.paths import RunDir, RunsRoot
+from quantexp.runs.sweep_list import make_shared
 
 
 def test_run_folder_has_the_contracts_names() -> None:
@@ -61,3 +64,31 @@ def test_relative_cache_is_below_the_working_directory(in_tmp: Path) -> None:
 
 def test_shipped_configuration_exists() -> None:
     assert (conf_dir() / "config.yaml").is_file()
+
+
+def test_private_folders_of_a_further_user_have_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = RunsRoot(tmp_path)
+    assert (shared.snapshots.name, shared.submissions.name) == ("snapshots", "submissions")
+    shared.snapshots.mkdir()
+    assert shared.snapshots.name == "snapshots"
+    monkeypatch.setattr(os, "getuid", lambda: 4321)
+    assert (shared.snapshots.name, shared.submissions.name) == ("snapshots-4321", "submissions")
+
+
+@pytest.mark.parametrize(
+    ("root", "umask", "shared"),
+    [(0o1777, 0o22, 0o1777), (0o2775, 0o22, 0o2775), (0o755, 0o22, 0o755), (0o2770, 0o77, 0o2770)],
+)
+def test_list_of_sweeps_is_shared_as_its_folder_is(
+    tmp_path: Path, root: int, umask: int, shared: int
+) -> None:
+    tmp_path.chmod(root)
+    before = os.umask(umask)
+    try:
+        make_shared(tmp_path / "sweeps")
+        make_shared(tmp_path / "sweeps")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == shared

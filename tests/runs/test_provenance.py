@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.runs.provenance import add_what_ran, checkout, command_line, provenance
+from quantexp.runs.code_digest import code_digest
+from quantexp.runs.provenance import LOOP, add_what_ran, checkout, command_line, provenance
 from quantexp.runs.status import read_json, write_json
 
 
@@ -17,6 +18,14 @@ def test_provenance_of_a_checkout_names_the_commit() -> None:
     assert set(source) >= {"commit", "diff"}
     if (Path(__file__).parents[2] / ".git").exists():
         assert len(source["commit"] or "") == 40
+
+
+def test_code_is_that_of_the_snapshot_or_else_of_this_process(tmp_path: Path) -> None:
+    assert provenance({}, [], None)["code"] == code_digest()
+    assert provenance({LOOP: {}}, [], None)["code"] != code_digest(), "that of another loop besides"
+    (tmp_path / "quantexp" / "quant").mkdir(parents=True)
+    (tmp_path / "quantexp" / "quant" / "one.py").write_text("X = 1\n")
+    assert provenance({}, [], tmp_path)["code"] == code_digest(tmp_path / "quantexp")
 
 
 def test_device_and_products_are_added_with_the_verification(tmp_path: Path) -> None:

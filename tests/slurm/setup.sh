@@ -13,6 +13,7 @@
 #   setup.sh kill-node KIND NODE   kills the node's slurmd, as a crash of it does; its tasks run on
 #   setup.sh start-node KIND NODE  starts it again and puts the node back into service
 set -euo pipefail
+unset QUANTEXP_TEST # the daemons outlive the test that starts them (tests/plugins/processes_end.py)
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=${QUANTEXP_SLURM_DIR:-/tmp/quantexp-slurm}
 host=$(hostname -s)

@@ -27,6 +27,10 @@ def test_message_of_several_lines_becomes_one() -> None:
     assert one_short_line("a\n  b\tc\r\nd") == "a b c d"
 
 
+def test_blanks_within_a_command_stay() -> None:
+    assert one_short_line("now it is: quantexp draw 'a  b'") == "now it is: quantexp draw 'a  b'"
+
+
 def test_path_stays_whole_and_a_longer_word_shows_its_ends_and_length() -> None:
     path = "/" + "a" * (LONGEST_WORD - 1)
     assert one_short_line(f"no file {path}") == f"no file {path}"

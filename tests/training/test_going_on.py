@@ -19,11 +19,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from quantexp.config.compose import compose
+from quantexp.launch.attempt import open_run
 from quantexp.model.checkpoints import next_iteration
+from quantexp.runs.code_digest import code_digest
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.outcome import SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, read_status
+from quantexp.runs.status import State, read_json, read_status, write_json
 from quantexp.training.megatron import collectives, step
 from quantexp.training.observer import RunObserver
 from quantexp.training.requests import Request
@@ -88,6 +90,34 @@ def test_run_goes_on_bit_for_bit(
     assert [each["goes_on_from"] for each in restarts(killed)] == [4]
     assert kills.differences(undisturbed.root, killed.root) == []
     assert sorted(path.name for path in killed.attempts.iterdir()) == ["1"]
+
+
+@pytest.mark.slow
+def test_run_that_goes_on_with_other_code_logs_it_and_is_not_skipped_when_completed(
+    tiny_words: list[str], tmp_path: Path, interrupt: Interrupt, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *tiny_words,
+        "training.iterations=3",
+        "checkpoint.every=1",
+        "checkpoint.optimizer=true",
+    ]
+    experiment = compose([*words, "capture=off", *HERE, f"paths.root={tmp_path}"])
+    interrupt(2, kill)
+    with pytest.raises(KilledError):
+        run_here(experiment)
+    (file,) = tmp_path.glob("*/provenance.json")
+    before = "0123456789abcdef"
+    write_json(file, {**read_json(file), "code": before})
+    run = run_here(experiment)
+    change = f"code {before} -> {code_digest()}"
+    assert f"went on from iteration 1 with changes: {change}\n" in capsys.readouterr().err
+    assert restarts(run)[-1]["changed"] == [change]
+    with open_run(experiment, "cpu", []) as (folder, _):
+        assert folder.notice == (
+            f"completed before with other code ({before} and {code_digest()} then, {code_digest()} now): "
+            "running again"
+        )
 
 
 @pytest.mark.slow

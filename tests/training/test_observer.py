@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
@@ -34,14 +35,19 @@ FIRST = Metrics(
 
 
 @pytest.fixture
-def make_observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., RunObserver]:
-    """A function that makes the observer of a rank."""
+def make_observer(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> Iterator[Callable[..., RunObserver]]:
+    """A function that makes the observer of a rank without modules."""
 
     def make(*overrides: str, rank: Rank | None = None, device: str = "cpu") -> RunObserver:
         context = RunContext(RunDir(tmp_path), tiny(*overrides), rank)
-        return RunObserver(context, torch.device(device))
+        observer = RunObserver(context, torch.device(device))
+        observer.built([])
+        return observer
 
-    return make
+    with use_step_state(StepState(0)):
+        yield make
 
 
 def test_iteration_writes_a_line_of_metrics_and_its_number_in_the_status(
@@ -128,18 +134,28 @@ def test_status_has_the_current_iteration_and_micro_batch(
     monkeypatch.setattr(
         "quantexp.training.megatron.collectives.gather", lambda own: [own]
     )  # no process group
-    observer = make_observer("capture=stats")
+    observer = make_observer(
+        "capture=stats", "capture.control_iter=2", "capture.collect_micro_batches=2"
+    )
     status = observer.context.status
     places = []
-    for iteration in (1, 2):
+    for iteration in (1, 2, 3):
         observer.proofs.is_running = iteration == 1
         for index in (0, 1):
             observer.micro_batch(iteration, index, None)
             places.append((status.phase, status.current_iteration, status.micro_batch))
-    assert [place[1:] for place in places] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert places[0][0] is Phase.CAPTURING
-    assert {phase for phase, *_ in places} <= {Phase.CAPTURING, Phase.PROVING, Phase.TRAINING}
-    assert places[-1][0] is Phase.TRAINING
+        observer.gradients(iteration, None)
+        places.append((status.phase, status.current_iteration, status.micro_batch))
+    each = (
+        (Phase.PROVING, Phase.STEPPING),
+        (Phase.CAPTURING, Phase.STEPPING),
+        (Phase.TRAINING,) * 2,
+    )
+    assert places == [
+        (phase, iteration, index)
+        for iteration, (passes, step) in enumerate(each, 1)
+        for phase, index in ((passes, 1), (passes, 2), (step, 2))
+    ]
     saved = read_status(observer.run.status)
     assert saved is not None
     assert saved.phase_since is not None

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -134,11 +133,17 @@ def test_the_save_before_is_awaited_with_a_message(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(saver_module, "_LOGGED_S", 0.2)
+    monkeypatch.setattr(saver_module, "_LOGGED_S", 0.0)
     caplog.set_level(logging.INFO)
-    saver.settle = lambda: lambda: time.sleep(0.4)
+    may_end = threading.Event()
+
+    def waits() -> None:
+        may_end.wait()
+
+    saver.settle = lambda: waits
     save(saver, 1)
     assert saved_iterations(run) == []
+    threading.Timer(0.3, may_end.set).start()
     save(saver, 2)
     assert saved_iterations(run) == [1]
     saver.finish()

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from quantexp.capture.select.budget import require_affordable_together
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, QuantexpError, RunInUseError
-from quantexp.launch.attempt import Opened, open_run, root_of, run_folder
+from quantexp.launch.attempt import Opened, open_run, run_folder
 from quantexp.launch.label import labels
 from quantexp.launch.outcome import outcome
-from quantexp.launch.recorded import with_absolute_paths
+from quantexp.launch.recorded import root_of, with_absolute_paths
 from quantexp.runs.device import device_class
 from quantexp.runs.provenance import checkout, command_line
 from quantexp.schema import Experiment
@@ -29,7 +28,6 @@ def prepare_sheet(points: Sequence[tuple[Experiment, int]], console: Console) ->
 
     Raises:
         ConfigError: the runs have different `paths.root`.
-        CaptureError: the captures of all runs together exceed the free disk space.
     """
     experiments = [experiment for experiment, _ in points]
     roots = {root_of(experiment) for experiment in experiments}
@@ -45,12 +43,6 @@ def prepare_sheet(points: Sequence[tuple[Experiment, int]], console: Console) ->
     with console.status(f"preparing {len(items)} runs"):
         for item in items:
             _prepare(item, sheet, console)
-    ready = [
-        (item.experiment, item.run.root)
-        for item in items
-        if item.run and item.place is Place.WAITING
-    ]
-    require_affordable_together(ready)
     return sheet
 
 

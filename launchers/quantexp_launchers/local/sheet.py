@@ -26,7 +26,7 @@ from quantexp.runs.paths import RunDir, SweepFiles
 from quantexp.runs.provenance import Source
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State, now, read_status, write_status
-from quantexp.runs.sweep_list import cannot_write, read_sweep, sweep_file, write_sweep
+from quantexp.runs.sweep_list import cannot_write, make_shared, read_sweep, sweep_file, write_sweep
 from quantexp.schema import Experiment
 
 
@@ -130,7 +130,7 @@ class Sheet:
             RunError: the sheet cannot be written, or its disk has no locks.
         """
         try:
-            self.files.lock.parent.mkdir(parents=True, exist_ok=True)
+            make_shared(self.files.lock.parent)
             lock = hold(self.files.lock)
         except OSError as error:
             raise cannot_write(self.files.lock, error) from error

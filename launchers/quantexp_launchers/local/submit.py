@@ -71,7 +71,9 @@ def detach_run(experiment: Experiment, console: Console) -> int:
 
 
 def work_through(sheet: Sheet, slots: Sequence[Slot], console: Console) -> int:
-    """Run the unfinished runs of a sheet in the slots, and print the table; returns 0 if all completed, else 1.
+    """Run the unfinished runs of a sheet in the slots, and print the table of several; returns 0 if all completed.
+
+    Otherwise it returns 1.
 
     Raises:
         RunError: the sheet cannot be written.
@@ -81,7 +83,9 @@ def work_through(sheet: Sheet, slots: Sequence[Slot], console: Console) -> int:
         Queue(sheet, slots, stop, display).work()
     outcomes = [item.outcome for item in sheet.items if item.outcome is not None]
     failures = [(i.experiment, i.reason) for i in sheet.items if i.outcome is None]
-    print_sweep(outcomes, failures, console)
+    trained = not all(item.experiment.evaluate.only for item in sheet.items)
+    if len(sheet.items) > 1 or not trained:  # the line of a single training says it all
+        print_sweep(outcomes, failures, console)
     if stop.requested:
         again = (State.PENDING, State.CANCELLED, State.PREEMPTED)
         num_left = sum(item.outcome is None or item.state in again for item in sheet.items)
@@ -93,7 +97,6 @@ def work_through(sheet: Sheet, slots: Sequence[Slot], console: Console) -> int:
     for outcome in outcomes:
         _draw_skipped(outcome, console)
     drawings = [item.experiment.analysis.drawing for item in sheet.items]
-    trained = not all(item.experiment.evaluate.only for item in sheet.items)
     report_sweep(sheet.files.listing, drawings, console, trained=trained)
     return 0 if all(item.completed for item in sheet.items) else 1
 

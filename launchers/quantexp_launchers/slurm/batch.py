@@ -1,4 +1,5 @@
-"""Groups runs into SLURM arrays: one array for each stage and distinct resource request.
+"""Groups runs into SLURM arrays: one array for each stage and distinct resource request, or several where one would
+have more tasks than the cluster allows.
 
 Runs of a later stage start after all runs of an earlier stage completed, whoever submitted those. The limit on parallel
 runs (`launcher.max_parallel`) holds for all arrays together: if there are fewer arrays than the limit, each has a share
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.schema import Experiment, LauncherConfig
+from quantexp_launchers.slurm.scheduler import MAX_ARRAY
 from quantexp_launchers.slurm.states import base_id
 
 
@@ -89,15 +91,22 @@ class Ready:
     snapshot: Path
 
 
-def batches(root: Path, name: str, ready: Iterable[Ready]) -> list[Batch]:
-    """One batch for each stage, distinct request and snapshot, in the order of the points, earlier stages first."""
+def batches(root: Path, name: str, ready: Iterable[Ready], most: int = MAX_ARRAY) -> list[Batch]:
+    """One batch for each stage, distinct request and snapshot, in the order of the points, earlier stages first.
+
+    A batch has at most `most` runs; further runs of the same kind are in further batches.
+    """
     groups: dict[tuple[int, str, Path], list[Ready]] = {}
     for run in ready:
         request = json.dumps(
             dataclasses.asdict(run.experiment.launcher), default=str, sort_keys=True
         )
         groups.setdefault((run.stage, request, run.snapshot), []).append(run)
-    ordered = sorted(groups.values(), key=lambda group: group[0].stage)
+    ordered = [
+        group[first : first + most]
+        for group in sorted(groups.values(), key=lambda group: group[0].stage)
+        for first in range(0, len(group), most)
+    ]
     names = [name] if len(ordered) == 1 else [f"{name}-{n}" for n in range(len(ordered))]
     return [
         Batch(

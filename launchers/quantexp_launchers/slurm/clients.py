@@ -20,8 +20,11 @@ _DEFAULTS = ("SQUEUE_", "SACCT_", "SCANCEL_")
 class ClientError(RunError):
     """A client failed; `last_line` is the end of its stderr, `missing` is true if it is not on PATH."""
 
-    def __init__(self, message: str, last_line: str = "", *, missing: bool = False) -> None:
+    def __init__(
+        self, message: str, client: str, last_line: str = "", *, missing: bool = False
+    ) -> None:
         super().__init__(message)
+        self.client = client
         self.last_line = last_line
         self.missing = missing
 
@@ -47,17 +50,20 @@ def run_client(command: list[str]) -> str:
     except FileNotFoundError as error:
         raise ClientError(
             f"no SLURM here: {client} is not on PATH; go to a machine of the cluster, or add SLURM's folder to PATH",
+            client,
             missing=True,
         ) from error
     except subprocess.TimeoutExpired as error:
         raise ClientError(
             f"the SLURM controller does not answer: {client} was given up after {CLIENT_S:.0f} s; see `scontrol ping` "
-            "and whether munge runs, and try again"
+            "and whether munge runs, and try again",
+            client,
         ) from error
     if completed.returncode:
         last_line = (completed.stderr.strip().splitlines() or ["no message"])[-1]
         raise ClientError(
             f"{client} failed (exit code {completed.returncode}): {last_line}; see `scontrol ping`, and try again",
+            client,
             last_line,
         )
     return completed.stdout

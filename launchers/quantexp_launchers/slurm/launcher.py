@@ -6,6 +6,7 @@ by the table in `ends`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -107,16 +108,34 @@ class SlurmLauncher(Launcher):
 
 
 def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
-    """The standing of each run, with one query for all; if SLURM does not answer, `note` has the error."""
+    """The standing of each run, with one query for all; if SLURM does not answer, `note` has the error.
+
+    Without an answer of accounting, the jobs that the controller does not know have ended, but nobody knows how.
+    """
+    statuses, accounting = [status for _, status in runs], None
     note = None
     jobs: list[SlurmJob | None] = [None] * len(runs)
     try:
-        jobs = jobs_of([status for _, status in runs])
+        try:
+            jobs = jobs_of(statuses)
+        except ClientError as error:
+            if error.client != "sacct":
+                raise
+            accounting = f"how its job ended is not known: {error}"
+            jobs = jobs_of(statuses, past=False)
     except ClientError as error:
         note = f"its job was not queried: {error}"
-    return [
+    standings = [
         replace(_standing(run, status, job, note), job=None if job is None else _reported(job))
         for (run, status), job in zip(runs, jobs, strict=True)
+    ]
+    if accounting is None:
+        return standings
+    return [
+        replace(each, sure=False, note=accounting)
+        if each.is_unrecorded_end and each.job is None
+        else each
+        for each in standings
     ]
 
 
@@ -259,7 +278,7 @@ def _being_submitted(status: Status) -> bool:
 def _began(run: RunDir, status: Status) -> bool:
     """Whether a submitted run's job has ever started."""
     has_started = status.state is not State.PENDING or status.started is not None
-    return has_started or any(file.exists() for file in job_logs(run, status))
+    return has_started or any(os.access(file, os.R_OK) for file in job_logs(run, status))
 
 
 def _end(run: RunDir, status: Status, job: SlurmJob) -> tuple[State, str]:
@@ -284,7 +303,11 @@ def job_logs(run: RunDir, status: Status, job_id: str | None = None) -> list[Pat
 
 def _end_of_log(run: RunDir, status: Status, job: SlurmJob) -> str:
     """The end of the run's log, or of its job's output."""
-    if run.rank_log(0).exists():
+    if os.access(run.rank_log(0), os.R_OK):  # not so if the logs are another user's
         return log_end(run.rank_log(0))
-    logs = [log for log in job_logs(run, status, job.id) if log.exists() and log.stat().st_size]
+    logs = [
+        log
+        for log in job_logs(run, status, job.id)
+        if os.access(log, os.R_OK) and log.stat().st_size
+    ]
     return log_end(logs[-1]) if logs else "it left no log"

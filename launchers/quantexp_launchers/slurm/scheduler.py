@@ -16,6 +16,7 @@ accounting, but unknown to the controller, was lost with the controller's memory
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
@@ -35,6 +36,8 @@ from quantexp_launchers.slurm.states import (
     task_index,
 )
 
+#: SLURM's default limit of the tasks of an array.
+MAX_ARRAY = 1001
 #: Maximum job ids in one call, which limits the length of the command line.
 IDS_PER_CALL = 500
 #: Days that a search of accounting by name covers if no start is given.
@@ -69,6 +72,19 @@ def require_slurm() -> None:
                 f"there is no SLURM here ({client} is not on PATH); submit from a login node, or leave launcher=slurm "
                 "out to run on this machine"
             )
+
+
+def max_array_size() -> int:
+    """The largest number of tasks of an array on this cluster (MaxArraySize); the default if the controller is silent.
+
+    1 on a cluster without arrays.
+    """
+    try:
+        text = run_client(["scontrol", "show", "config"])
+    except ClientError:
+        return MAX_ARRAY
+    sizes = re.findall(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    return max(1, int(sizes[0])) if sizes else MAX_ARRAY
 
 
 def submit_script(text: str, file: Path, launcher: LauncherConfig) -> str:

@@ -98,7 +98,7 @@ def parameters(request: Request, before: Sequence[str], after: Sequence[str]) ->
         "nodes": launcher.nodes,
         "ntasks_per_node": launcher.num_processes // launcher.nodes,
         "cpus_per_task": launcher.cpus_per_process,
-        "mem": None if launcher.mem_gb is None else f"{math.ceil(launcher.mem_gb * 1e9 / 2**20)}M",
+        "mem": _memory(launcher.mem_gb),
         "constraint": launcher.constraint,
         "exclude": launcher.exclude,
         "nodelist": launcher.nodelist,
@@ -227,6 +227,13 @@ def _srun_args(request: Request) -> list[str]:
         *pyxis(request),
         *request.launcher.srun_args,
     ]
+
+
+def _memory(gb: float | None) -> str | None:
+    """sbatch's --mem; 0 is all memory of a node."""
+    if not gb:
+        return None if gb is None else "0"
+    return f"{math.ceil(gb * 1e9 / 2**20)}M"
 
 
 def _gpus(launcher: LauncherConfig) -> str | None:

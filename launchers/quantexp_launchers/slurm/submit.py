@@ -1,4 +1,5 @@
-"""Submits points to SLURM: checks and prepares everything first, then submits one array for each request.
+"""Submits points to SLURM: checks and prepares everything first, then submits one array for each request, or several
+where the cluster allows fewer tasks in one (MaxArraySize).
 
 It does not wait for the jobs. The submitter holds the lock of every folder during the submission, so several submitters
 of the same sweep submit each run once. It writes the submission's name into the folders before it calls sbatch, so
@@ -18,11 +19,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quantexp.capture.select.budget import require_affordable_together
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import Opened, open_run, root_of, run_folder
-from quantexp.launch.recorded import with_absolute_paths
+from quantexp.launch.attempt import Opened, open_run, run_folder
+from quantexp.launch.recorded import root_of, with_absolute_paths
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.provenance import command_line
@@ -41,16 +41,15 @@ from quantexp_launchers.slurm.batch import (
 )
 from quantexp_launchers.slurm.check import check_script
 from quantexp_launchers.slurm.clients import ClientError, run_client
-from quantexp_launchers.slurm.scheduler import require_slurm, submit_script
+from quantexp_launchers.slurm.scheduler import max_array_size, require_slurm, submit_script
 from quantexp_launchers.slurm.script import run_script
 from quantexp_launchers.slurm.states import base_id, ids_of_tasks
 from quantexp_launchers.slurm.submitted import print_submitted
 
 #: Seconds to wait for other submitters of the same runs.
 PATIENCE_S = 300.0
-#: Characters that paths.root must not contain: SLURM replaces % in file names and treats \ as their end, and the colon
-#: separates the parts of PYTHONPATH and of mounts.
-_NOT_IN_ROOT = "%\\:"
+#: Characters that paths.root must not contain: SLURM replaces % in file names and treats \ as their end.
+_NOT_IN_ROOT = "%\\"
 
 
 def submit_run(experiment: Experiment, console: Console) -> int:
@@ -119,12 +118,14 @@ def send(
         ConfigError: the points have different paths.root, or an invalid one.
         RunError: SLURM is not installed, or refuses a request; nothing was submitted.
         DataError: data is missing.
-        CaptureError: the captures of all runs together exceed the free disk space.
+        CaptureError: the capture of one exceeds its budget or the free disk space.
     """
     require_slurm()
     root = _common_root([experiment for experiment, _ in points])
     check_root(root, [experiment.launcher for experiment, _ in points])
-    for batch in batches(root, "quantexp", [Ready(e, stage, root, root) for e, stage in points]):
+    most = max_array_size()
+    wanted = [Ready(e, stage, root, root) for e, stage in points]
+    for batch in batches(root, "quantexp", wanted, most):
         if (notice := check_batch(batch)) is not None:
             console.print(notice, soft_wrap=True, markup=False)
     with contextlib.ExitStack() as locks:
@@ -132,11 +133,8 @@ def send(
         for folder in folders:
             if folder.notice is not None:
                 console.print(folder.notice, soft_wrap=True, markup=False)
-        require_affordable_together(
-            [(e, f.run.root) for (e, _), f in zip(points, folders, strict=True) if f.ready]
-        )
         prepared(_sent(points, folders, []))
-        arrays = _send(root, points, folders)
+        arrays = _send(root, points, folders, most)
     return _sent(points, folders, arrays), arrays
 
 
@@ -244,7 +242,9 @@ def _open_runs(points: list[tuple[Experiment, int]], locks: contextlib.ExitStack
     return [folders[index] for index in range(len(points))]
 
 
-def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened]) -> list[Array]:
+def _send(
+    root: Path, points: list[tuple[Experiment, int]], folders: list[Opened], most: int
+) -> list[Array]:
     ready, waiting = [], []
     for (experiment, stage), folder in zip(points, folders, strict=True):
         if folder.elsewhere is not None:
@@ -252,7 +252,7 @@ def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened
         elif folder.skipped is None:
             ready.append(Ready(experiment, stage, folder.run.root, folder.snapshot))
     name = f"quantexp-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    to_send = assign_lanes(batches(root, name, ready))
+    to_send = assign_lanes(batches(root, name, ready, most))
     arrays: list[Array] = []
     try:
         for batch in to_send:

@@ -6,21 +6,25 @@ none has no gap, and a warning says why; what differs is then told from the firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from quantexp.analysis.compare.baseline import baseline_of, how_to_make_one
 from quantexp.analysis.compare.gap import Gap, gap_to
 from quantexp.analysis.compare.labels import NOT_COMPARED, labels_of
 from quantexp.analysis.compare.leaves import Difference, differing
-from quantexp.analysis.compare.matched import Mismatch, in_words, last_iteration
+from quantexp.analysis.compare.matched import Mismatch, code_words, in_words, last_iteration
 from quantexp.analysis.compare.precision import PrecisionChange, precision_changes
 from quantexp.analysis.compare.side import Side
 from quantexp.errors import RunError
 from quantexp.processes.cores import ranges
 from quantexp.runs.find import Missing
-from quantexp.runs.metrics import early_end
+from quantexp.runs.metrics import LossCurve, early_end
+
+#: In nats: two equal gaps differ by less, because a subtraction rounds; and two gaps of losses in float32 that are
+#: all smaller may be equal by chance, or because the scheme changes nothing.
+_ROUNDING, _COMMON = 1e-9, 1e-5
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Row:
     gap: Gap | None
     config: tuple[Difference, ...]
     precision: tuple[PrecisionChange, ...]
+    #: The label of an earlier row of another seed that has the same numbers, so that both are one run.
+    same_as: str | None = None
 
     @property
     def matched(self) -> bool:
@@ -78,7 +84,7 @@ def compare(
     if not sides:
         raise RunError("there is no run to compare; give runs, a sweep's list or a folder of runs")
     labels = labels_of(sides)
-    rows = tuple(_row(labels, sides, i) for i in range(len(sides)))
+    rows = _with_repeats([_row(labels, sides, i) for i in range(len(sides))])
     gone = [f"{_missing(one)}: {one.reason}" for one in missing]
     return Comparison(rows, (*gone, *_warnings(rows, is_compared)))
 
@@ -102,6 +108,44 @@ def _row(labels: Sequence[str], sides: Sequence[Side], i: int) -> Row:
             )
         ),
     )
+
+
+def _with_repeats(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows, those that repeat an earlier one under another seed, or one not perturbed, with its label."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i].is_perturbed)
+    same_as: dict[int, str | None] = {}
+    for i in order:
+        earlier = (rows[j] for j in same_as if _is_same_run(rows[i], rows[j]))
+        same_as[i] = next((row.label for row in earlier), None)
+    return tuple(replace(row, same_as=same_as[i]) for i, row in enumerate(rows))
+
+
+def _is_same_run(row: Row, other: Row) -> bool:
+    """Whether two seeds of a scheme have the same losses, or the same gaps."""
+    here, there = row.side, other.side
+    if here.scheme != there.scheme or (here.seed, here.chaos) == (there.seed, there.chaos):
+        return False
+    if _is_same_curve(here.losses, there.losses):
+        return True
+    if row.gap is None or other.gap is None or max(map(abs, row.gap.gaps)) < _COMMON:
+        return False
+    gaps, theirs = (LossCurve(gap.iterations, gap.gaps) for gap in (row.gap, other.gap))
+    return _is_same_curve(gaps, theirs, _ROUNDING)
+
+
+def _is_same_curve(here: LossCurve, there: LossCurve, tolerance: float = 0.0) -> bool:
+    """Whether two curves are equal in all iterations that both have, at least one."""
+    pairs: Iterator[tuple[float, float]]
+    if here.iterations == there.iterations:
+        pairs = zip(here.losses, there.losses, strict=True)
+    else:
+        theirs = dict(zip(there.iterations, there.losses, strict=True))
+        mine = zip(here.iterations, here.losses, strict=True)
+        pairs = iter([(loss, theirs[i]) for i, loss in mine if i in theirs])
+    first = next(pairs, None)
+    if first is None or abs(first[0] - first[1]) > tolerance:
+        return False
+    return all(abs(one - other) <= tolerance for one, other in pairs)
 
 
 def _config(side: Side, baseline: Side) -> list[Difference]:
@@ -128,7 +172,25 @@ def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
             warnings.append(f"{row.label} is {row.side.state}{at}{': ' if reason else ''}{reason}")
         if words := early_end(last_iteration(row.side), row.side.status):
             warnings.append(f"{row.label}: {words}")
-        if not (row.side.precision or {}).get("proved"):
+        if missing := _missing_between(row.side.losses):
+            warnings.append(
+                f"{row.label}: metrics.jsonl has no loss of iterations {ranges(missing)}"
+            )
+        if repeated := sorted({*row.side.losses.repeated, *row.side.measured.repeated}):
+            warnings.append(
+                f"{row.label}: metrics.jsonl has iterations more than once, of which the last line counts: "
+                f"{ranges(repeated)}"
+            )
+        if row.same_as is not None:
+            warnings.append(
+                f"{row.label} has the numbers of {row.same_as}: they are the same run, which counts once"
+            )
+        if failures := row.side.proof_failures:
+            more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+            warnings.append(
+                f"{row.label} failed its proof, so it counts as no seed: {failures[0]}{more}"
+            )
+        elif not (row.side.precision or {}).get("proved"):
             warnings.append(f"{row.label} has no proof that its precision map was in force")
         if row.side.measure != "loss" and not row.side.measured.iterations:
             warnings.append(f"{row.label} has recorded no {row.side.measure}")
@@ -140,7 +202,26 @@ def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
                 warnings.append(
                     f"{row.label}: iterations whose {measure} was not finite are left out: {ranges(curve.nonfinite)}"
                 )
-    return [*warnings, *_unmatched(rows)]
+    return [*warnings, *_different_code(rows), *_unmatched(rows)]
+
+
+def _missing_between(curve: LossCurve) -> list[int]:
+    """The iterations between the first and the last that have no value, finite or not."""
+    iterations = {*curve.iterations, *curve.nonfinite}
+    if not iterations:
+        return []
+    return [i for i in range(min(iterations), max(iterations)) if i not in iterations]
+
+
+def _different_code(rows: Sequence[Row]) -> list[str]:
+    """One warning if several codes made the runs."""
+    codes = dict.fromkeys(code_words(row.side) for row in rows)
+    if len(codes) < 2:
+        return []
+    return [
+        "these runs were made by different code, which can change numbers; their labels have it: "
+        + ", ".join(codes)
+    ]
 
 
 def _without_baseline(rows: Sequence[Row]) -> list[str]:
@@ -187,8 +268,6 @@ def _last_loss(side: Side) -> float | None:
 
 def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
     side, gap = row.side, row.gap
-    speed = side.speed.tokens_per_s
-    other = None if row.lacks else baseline.side.speed.tokens_per_s
     return {
         "label": row.label,
         "run": side.run.root.name,
@@ -198,6 +277,7 @@ def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
         "dataset": side.names.dataset,
         "scheme": side.names.scheme,
         "seed": side.seed,
+        "code": list(side.codes),
         "state": side.state,
         "iteration": last_iteration(side),
         "loss": _last_loss(side),
@@ -215,7 +295,7 @@ def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
             "late": gap.late,
             "num_late": gap.num_late,
         },
-        "speed": {**asdict(side.speed), "ratio": speed / other if speed and other else None},
+        "speed": asdict(side.speed),
         "config": [difference._asdict() for difference in row.config],
         "precision": [asdict(change) for change in row.precision],
         "losses": asdict(side.losses),

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from quantexp.analysis.compare.comparison import Comparison
-from quantexp.analysis.compare.forest import LEGEND_ROWS, draw_forest
+from quantexp.analysis.compare.forest import LEGEND_ROWS, draw_forest, lines_beside
 from quantexp.analysis.compare.lines import Band, Line, lines_of, scheme_label
 from quantexp.analysis.compare.running_mean import running_mean, window_of
 from quantexp.analysis.compare.verdicts import Verdicts
@@ -51,7 +51,7 @@ def draw_curves(comparison: Comparison, verdicts: Verdicts, folder: Path) -> lis
     bottom.axhline(0, color=GREY, linewidth=1.2)
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
     names = [line.label for line in drawn]
-    names += [words for verdict in judged for words in verdict.full_words.split("; ")]
+    names += [words for verdict in judged for words in lines_beside(verdict)]
     longest = max(map(len, names), default=0)
     label_inch = min(_MOST_LABEL_INCH, 0.3 + _LETTER_INCH * longest)
     height = _HEIGHT_INCH + extra_inch

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from quantexp.analysis.compare.verdicts import Floors, Verdict, Verdicts
+from quantexp.analysis.compare.floors import Floors
+from quantexp.analysis.compare.verdicts import Verdict, Verdicts
 from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.analysis.style import GREY, INK, NOTE_PT, TICK_PT, dress
 from quantexp.terminal.escaping import printable
 
 _SEED_SHADE, _CHAOS_SHADE = 0.12, 0.3
+#: The letters of a line beside the plot.
+_LETTERS = 40
 #: The height of the legend above the schemes, in rows.
 LEGEND_ROWS = 0.8
+
+
+def lines_beside(verdict: Verdict) -> list[str]:
+    """The verdict and its reasons in lines that fit beside the plot."""
+    reasons = [textwrap.wrap(reason, _LETTERS) for reason in verdict.note.split("; ")]
+    return [verdict.short_words, *(line for lines in reasons for line in lines)]
 
 
 def draw_forest(
@@ -38,7 +48,7 @@ def draw_forest(
         ax.plot(
             verdict.gaps, [row + 0.28] * len(verdict.gaps), "|", color=style.colour, markersize=5
         )
-        lines = [f"{verdict.label}, {len(verdict.seeds)} seeds", *verdict.full_words.split("; ")]
+        lines = [f"{verdict.label}, {len(verdict.seeds)} seeds", *lines_beside(verdict)]
         words = "\n".join(map(printable, lines))
         place = {"xy": (1.01, row), "xycoords": ("axes fraction", "data")}
         ax.annotate(words, **place, va="center", fontsize=TICK_PT, color=INK, annotation_clip=False)  # type: ignore[arg-type]

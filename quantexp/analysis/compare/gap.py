@@ -11,6 +11,22 @@ from quantexp.runs.metrics import LossCurve
 LATE_SHARE = 0.1
 
 
+def late_window(first: int, last: int, length: int | None = None) -> tuple[int, int]:
+    """The first and the last iteration of a window that ends with `last`.
+
+    It has `length` iterations, but none before `first`; None is a tenth of those from `first` on, at least one.
+    """
+    length = max(1, round(LATE_SHARE * (last - first + 1))) if length is None else length
+    return max(first, last - length + 1), last
+
+
+def values_in(window: tuple[int, int], curve: LossCurve | Gap) -> list[float]:
+    """The values of the iterations of a window that the curve has."""
+    first, last = window
+    values = curve.gaps if isinstance(curve, Gap) else curve.losses
+    return [x for i, x in zip(curve.iterations, values, strict=True) if first <= i <= last]
+
+
 @dataclass(frozen=True)
 class Gap:
     """Differences of training loss in nats per token, without iterations in which either loss is not finite."""
@@ -30,13 +46,17 @@ class Gap:
 
     @property
     def num_late(self) -> int:
-        """The number of iterations of the final mean, at least one."""
-        return max(1, round(LATE_SHARE * len(self.gaps)))
+        """The number of iterations of the final mean, at least one; fewer than the last tenth if some are missing."""
+        return len(self._late)
 
     @property
     def late(self) -> float:
         """The mean over the last tenth, because a single iteration's loss and gap vary with the batch."""
-        return fmean(self.gaps[-self.num_late :])
+        return fmean(self._late)
+
+    @property
+    def _late(self) -> list[float]:
+        return values_in(late_window(self.iterations[0], self.iteration), self)
 
 
 def gap_to(here: LossCurve, baseline: LossCurve) -> Gap | None:

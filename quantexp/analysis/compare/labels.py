@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantexp.analysis.compare.leaves import distinguishing, leaves
+from quantexp.analysis.compare.matched import code_words
 from quantexp.analysis.compare.side import Side
 
 #: Sections and keys that do not affect the results, or that the precision map covers.
@@ -22,7 +23,7 @@ def is_of_no_matter(key: str) -> bool:
 
 
 def labels_of(sides: Sequence[Side]) -> list[str]:
-    """The scheme of each run, with the options, model, data and seed that distinguish it from the others.
+    """The scheme of each run, with the options, model, data, code and seed that distinguish it from the others.
 
     Perturbed runs always show their number. Runs that differ in nothing that affects the results are told apart by
     their folders' hashes.
@@ -35,11 +36,12 @@ def labels_of(sides: Sequence[Side]) -> list[str]:
             f"chaos {s.chaos}" if s.chaos else None,
             s.names.model,
             s.names.dataset,
+            f"code {code_words(s)}",
             None if s.seed is None else f"seed {s.seed}",
         )
         for i, s in enumerate(sides)
     ]
-    shown = [i for i in range(6) if i < 3 or len({part[i] for part in parts}) > 1]
+    shown = [i for i in range(7) if i < 3 or len({part[i] for part in parts}) > 1]
     labels = [" ".join(str(part[i]) for i in shown if part[i] is not None) for part in parts]
     return [
         f"{label} {side.run.root.name.rpartition('-')[2]}" if labels.count(label) > 1 else label

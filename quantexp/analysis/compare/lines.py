@@ -89,6 +89,8 @@ def groups_of(rows: Sequence[Row]) -> list[list[int]]:
 def _is_repetition(row: Row, first: Row) -> bool:
     if row.side.scheme != first.side.scheme or None in (row.side.seed, first.side.seed):
         return False
+    if row.side.codes != first.side.codes:
+        return False
     chance = (SEED, CHAOS) if row.is_perturbed and first.is_perturbed else (SEED,)
     return all(
         difference.key in chance or is_of_no_matter(difference.key)
@@ -98,10 +100,13 @@ def _is_repetition(row: Row, first: Row) -> bool:
 
 def is_usable(row: Row, rows: Sequence[Row]) -> bool:
     """Whether a mean over the seeds of its scheme uses the run."""
+    if row.same_as:
+        return False
     if row.is_baseline or row.lacks:
         return row.side.broke_off is None
-    baseline = rows[row.baseline].side
-    return why_left_out(row.side, baseline, row.mismatches, BASELINE) is None
+    baseline = rows[row.baseline]
+    why = why_left_out(row.side, baseline.side, row.mismatches, BASELINE)
+    return why is None and not baseline.same_as
 
 
 def scheme_label(row: Row) -> str:
@@ -115,10 +120,12 @@ def _drawn_as(row: Row) -> str:
 
 def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line:
     everyone = [rows[i] for i in group]
-    members = [row for row in everyone if is_usable(row, rows)] or everyone
+    counted = [row for row in everyone if is_usable(row, rows)]
+    counted = counted or [row for row in everyone if not row.side.is_void]
+    members = counted or everyone
     first = everyone[0]
     is_baseline = first.is_baseline
-    label, count = first.label, f"{len(members)} of " * (members != everyone) + f"{len(everyone)}"
+    label, count = first.label, f"{len(counted)} of " * (counted != everyone) + f"{len(everyone)}"
     if first.is_perturbed:
         label = f"{scheme_label(first)}, weights perturbed, {count} run{'s' * (len(everyone) > 1)}"
     elif len(everyone) > 1:

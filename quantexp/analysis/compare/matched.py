@@ -2,7 +2,8 @@
 
 What decides them is recorded as the run's identity (`quantexp.launch.identity`); every key of it outside the scheme
 belongs to one of the aspects below, so that no difference goes unsaid. The number of iterations is compared as it was
-asked for and as it was reached. Versions of packages are no part of an identity, and can change numbers all the same.
+asked for and as it was reached. Versions of packages and the code are no part of an identity, and can change numbers
+all the same. A run whose proof failed did not run its scheme, and is matched with none.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.compare.leaves import Difference, differing
-from quantexp.analysis.compare.side import NOT_FINITE, Side
+from quantexp.analysis.compare.side import Side
 
 DATA_ORDER = "data order"
 INITIALISATION = "initialisation"
 LENGTH = "length"
 TRAINING = "training"
 ARITHMETIC = "arithmetic"
+CODE = "code"
+PROOF = "proof"
 UNKNOWN = "unknown"
 
 #: Keys or prefixes of keys of an identity -> the aspect they determine; the longest match counts.
@@ -57,7 +60,7 @@ _FINGERPRINTED = {
     "training.start.optimizer": "another optimizer state to start from",
 }
 _FINGERPRINT = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{16,}\b")
-_ORDER = (DATA_ORDER, INITIALISATION, LENGTH, TRAINING, ARITHMETIC, UNKNOWN)
+_ORDER = (DATA_ORDER, INITIALISATION, LENGTH, TRAINING, ARITHMETIC, CODE, PROOF)
 
 
 @dataclass(frozen=True)
@@ -84,17 +87,21 @@ def mismatches(here: Side, baseline: Side) -> list[Mismatch]:
     lengths = {"training.iterations", "training.stop_after"}
     if lengths.isdisjoint(d.key for d in _differences(here, baseline)):
         _note_what_was_reached(here, baseline, whys)
-    return [Mismatch(aspect, ", ".join(whys[aspect])) for aspect in _ORDER if aspect in whys]
+    if here.codes != baseline.codes:
+        whys[CODE] = [f"{code_words(here)} against {code_words(baseline)}"]
+    of_whom = {"": here, " for the baseline": baseline}
+    whys[PROOF] = [f"failed{whom}" for whom, side in of_whom.items() if side.proof_failures]
+    return [Mismatch(aspect, ", ".join(whys[aspect])) for aspect in _ORDER if whys.get(aspect)]
 
 
 def why_left_out(
     here: Side, baseline: Side, differences: Sequence[Mismatch], name: str
 ) -> str | None:
-    """Why no mean over seeds uses a pair of runs, in a few words; None for a matched pair whose losses stay finite.
+    """Why no mean over seeds uses a pair of runs, in a few words; None for a matched pair that is not void.
 
     `differences` are the pair's mismatches, and `name` is the scheme of its baseline.
     """
-    if not differences and NOT_FINITE not in (here.broke_off, baseline.broke_off):
+    if not (differences or here.is_void or baseline.is_void):
         return None
     if here.broke_off:
         return here.broke_off
@@ -162,6 +169,11 @@ def _words(difference: Difference) -> str:
         return f"{difference.key} {_shown(difference.here)} against {_shown(difference.baseline)}"
     what = _FINGERPRINTED.get(difference.key, f"another {difference.key}")
     return f"{what}: {_shown(difference.here)} against {_shown(difference.baseline)}"
+
+
+def code_words(side: Side) -> str:
+    """`1f2e3d4c`; `1f2e3d4c then 5a6b7c8d` of a run that went on with other code."""
+    return _shown(" then ".join(side.codes))
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,9 @@
 Student's t assumes normal values; the sign-flip test (Fisher, The Design of Experiments, 1935, section 21) assumes only
 that noise is as often positive as negative, but with n values no p-value of it is below 2^(1-n). Holm's correction
 (Scandinavian Journal of Statistics 6, 1979) keeps the chance of a single false alarm among several tests at the level.
+
+Three to five values do not show the shape of their noise: of noise with a long tail, they often are close together and
+far from its mean. `is_clear` therefore takes the size of noise from other runs, and `is_sound` needs six values.
 """
 
 from __future__ import annotations
@@ -16,10 +19,14 @@ from statistics import fmean, stdev
 LEVEL = 0.05
 #: Fewer values say nothing about their own spread.
 FEWEST = 3
+#: Fewer values have the same sign by chance in more than `LEVEL` of cases.
+FEWEST_ALONE = 6
+#: Of `is_sound` and `is_clear`, chosen by `benchmarks/false_alarms.py --shapes`.
+_SKEW, _SPREAD = 0.06, 2.0
 #: More values have too many signs to try.
 _MOST_FLIPPED = 20
 #: More seeds than these are not counted.
-MOST_SEEDS = 1000
+MOST_SEEDS = 100
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -79,6 +86,32 @@ def sign_flip_p_value(values: Sequence[float]) -> float | None:
     return float(np.mean(np.abs(sums) >= abs(sum(values)) - tolerance))
 
 
+def is_sound(values: Sequence[float]) -> bool:
+    """Whether six or more values show by themselves that no odd shape of noise explains a small p-value of their mean.
+
+    The sign-flip test must agree, as far as it can be made. A longer tail from the mean towards zero must not show, by
+    the skewness m3 / m2^(3/2): values not seen may lie in it, and bring the mean to zero. The less it matters the more
+    values there are.
+    """
+    n, mean = len(values), fmean(values)
+    sign_flip = sign_flip_p_value(values)
+    if n < FEWEST_ALONE or not (sign_flip is None or sign_flip < LEVEL):
+        return False
+    second, third = (fmean((value - mean) ** k for value in values) for k in (2, 3))
+    skewness = third / second**1.5 if second else 0.0
+    return math.copysign(skewness, skewness * mean) > -_SKEW * math.sqrt(n)
+
+
+def is_clear(values: Sequence[float], floor: float, deviation: float) -> bool:
+    """Whether values are far beyond the noise of other runs: `floor_of` their differences, which have this deviation.
+
+    The whole interval lies beyond the floor, and the values spread at most twice as much as those differences, so that
+    they have no other noise of their own.
+    """
+    low, high = interval(values)
+    return max(low, -high) > floor and stdev(values) <= _SPREAD * deviation
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values corrected for their number, in the same order."""
     corrected = [1.0] * len(p_values)
@@ -90,10 +123,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(mean: float, deviation: float) -> int | None:
-    """The number of seeds whose interval would leave zero out, if mean and spread stay; None beyond `MOST_SEEDS`."""
+    """The number of seeds whose interval would leave zero out, if mean and spread stay; None beyond `MOST_SEEDS`.
+
+    It is at least `FEWEST_ALONE`.
+    """
     if half_width(deviation, MOST_SEEDS) >= abs(mean):
         return None
-    low, high = FEWEST - 1, MOST_SEEDS
+    low, high = FEWEST_ALONE - 1, MOST_SEEDS
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if half_width(deviation, middle) < abs(mean) else (middle, high)
@@ -109,3 +145,10 @@ def floor_of(differences: Sequence[float]) -> float | None:
         return None
     mean_square = fmean(value * value for value in differences)
     return t_quantile(len(differences)) * math.sqrt(mean_square)
+
+
+def seed_floor(levels: Sequence[float]) -> float | None:
+    """What the difference of two such levels, each of another seed, exceeds with the chance `LEVEL`; None below two."""
+    if len(levels) < 2:
+        return None
+    return t_quantile(len(levels) - 1) * math.sqrt(2) * stdev(levels)

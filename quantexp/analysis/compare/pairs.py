@@ -79,6 +79,10 @@ def _partner(row: Row, others: Sequence[Row]) -> tuple[Row, Sequence[Mismatch]] 
 
 def _why_left_out(row: Row, other: Row, mismatches: Sequence[Mismatch], against: str) -> str | None:
     why = why_left_out(row.side, other.side, mismatches, against)
-    if why is None and gap_to(row.side.measured, other.side.measured) is None:
-        return f"no {row.side.measure}"
-    return why
+    if why is not None:
+        return why
+    if row.same_as is not None:
+        return f"the same run as {row.same_as}"
+    if other.same_as is not None:
+        return f"{other.label} is the same run as {other.same_as}"
+    return None if gap_to(row.side.measured, other.side.measured) else f"no {row.side.measure}"

@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 
 from quantexp.analysis.tensors.run_record import RunNames, names_of
 from quantexp.errors import UnreadableError
+from quantexp.quant.label import is_unquantised
 from quantexp.runs.metrics import LossCurve, Speed, loss_curve, read_metrics, speed_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import read_precision
-from quantexp.runs.provenance import read_provenance
+from quantexp.runs.provenance import UNKNOWN_CODE, codes_of, read_provenance
 from quantexp.runs.recorded_config import read_config
 from quantexp.runs.status import State, Status, read_status
 
 BASELINE = "bf16"
-NOT_FINITE = "not finite"
+NOT_FINITE, PROOF_FAILED = "not finite", "proof failed"
+_UNPROVED = "it was not proved in full, because operands contained NaN or Inf"
 _Content = TypeVar("_Content")
 
 
@@ -63,18 +65,42 @@ class Side:
         return f"{self.losses.losses[-1]:.4f}" if finite else "-"
 
     @property
+    def proof_failures(self) -> list[str]:
+        """What was not as declared or could not be proved; empty for a run that is proved, or not proved yet."""
+        precision = self.precision or {}
+        entries = precision.get("entries") or ()
+        wrong = [str(e.get("reason")) for e in entries if e.get("status") == "mismatch"]
+        unproved = [_UNPROVED] if precision.get("proved") is False else []
+        return list(precision.get("failures") or wrong or unproved)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the run never counts as a seed, also beside a run that ended as it did."""
+        return self.broke_off in (NOT_FINITE, PROOF_FAILED, State.FAILED.value)
+
+    @property
     def broke_off(self) -> str | None:
-        """`not finite` if the last loss is not, or the state of a run before its last iteration; None for others."""
+        """A failed proof, a last loss that is not finite, `failed`, or the state before the last iteration."""
         status = self.status
+        if self.proof_failures:
+            return PROOF_FAILED
         if self.last_loss == NOT_FINITE:
             return NOT_FINITE
-        if (
-            status is None
-            or status.state is State.COMPLETED
-            or status.iteration >= status.iterations
-        ):
+        if status is None or status.state is State.COMPLETED:
             return None
-        return status.state.value
+        is_whole = status.iteration >= status.iterations and status.state is not State.FAILED
+        return None if is_whole else status.state.value
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The digests of the code that made the run, several if it went on with other code.
+
+        A run of an earlier version, which recorded none, has the snapshot of its source.
+        """
+        provenance = self.provenance or {}
+        codes = tuple(dict.fromkeys(digest or UNKNOWN_CODE for digest in codes_of(provenance)))
+        snapshot = (provenance.get("source") or {}).get("snapshot")
+        return (f"snapshot {snapshot}",) if codes == (UNKNOWN_CODE,) and snapshot else codes
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
@@ -121,7 +147,7 @@ class Side:
         maps = self.maps
         if maps:
             return all(e.get("format") == BASELINE for entries in maps.values() for e in entries)
-        return self.names.scheme == BASELINE
+        return is_unquantised(self.names.scheme or "")
 
 
 def read_side(

@@ -18,14 +18,13 @@ from quantexp.model.decoder import OUTPUT
 from quantexp.runs.precision import proof_word
 from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
+from quantexp.terminal.wrapping import wrapped
 
 _COLUMNS = (
     Column("scheme", shrink=Shrink.CUT_START),
     Column("loss", is_number=True),
     Column("gap", is_number=True),
     Column("late gap", worth=6, is_number=True),
-    Column("speed", worth=4, is_number=True),
-    Column("tokens/s", worth=2, is_number=True),
     Column("memory", worth=1, is_number=True),
     Column("iterations", worth=3, is_number=True),
     Column("proof", worth=5),
@@ -33,7 +32,7 @@ _COLUMNS = (
 )
 #: The width of an iteration's gap, in characters.
 _GAP_WIDTH = 10
-_PROOF = {"proved": "proved", "declared": "[yellow]declared[/]", "failed": "[red]failed[/]"}
+_PROOF = {"proved": "proved", "failed": "[red]failed[/]"}
 
 
 _VERDICTS = (
@@ -41,16 +40,19 @@ _VERDICTS = (
     Column("seeds", worth=3, is_number=True),
     Column("gap", is_number=True),
     Column("95% interval", worth=4),
-    Column("relative", worth=2, is_number=True),
-    Column("p", worth=1, is_number=True),
-    Column("verdict", shrink=Shrink.WRAP, min_width=12),
+    Column("relative", worth=1, is_number=True),
+    Column("p", worth=2, is_number=True),
+    Column("verdict"),
 )
 
 
 def print_comparison(comparison: Comparison, verdicts: Verdicts, console: Console) -> None:
     """Print warnings, the table of results, verdicts, the gap at intermediate iterations, and the differences."""
     for warning in comparison.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=False)
+        for part in wrapped(
+            Text.assemble(("warning", "yellow"), " ", plain(warning)), console.width
+        ):
+            console.print(part, soft_wrap=True)
     shown = _results(comparison, console)
     for line in _footer(comparison, verdicts, shown):
         console.print(line, style="dim italic", markup=False)
@@ -62,7 +64,7 @@ def print_comparison(comparison: Comparison, verdicts: Verdicts, console: Consol
 
 def _results(comparison: Comparison, console: Console) -> set[str]:
     """The headings of the shown columns."""
-    rows = [_cells(row, comparison) for row in comparison.rows]
+    rows = [_cells(row) for row in comparison.rows]
     title = f"{len(rows)} run{'s' * (len(rows) != 1)}"
     table = fitted_table(_COLUMNS, rows, console.width, title).table
     console.print(table)
@@ -71,33 +73,25 @@ def _results(comparison: Comparison, console: Console) -> set[str]:
 
 def _footer(comparison: Comparison, verdicts: Verdicts, shown: set[str]) -> list[str]:
     """Explanations of the shown columns, in lines of at most 80 characters."""
-    late = {row.gap.num_late for row in comparison.rows if row.gap}
-    over = f" ({max(late)} iteration{'s' * (max(late) > 1)})" if late else ""
-    speeds = {
-        "speed": "speed: of the emulation, to bf16's",
-        "tokens/s": "tokens/s: the median without iteration 1",
-    }
+    late = sorted({row.gap.num_late for row in comparison.rows if row.gap})
+    number = " to ".join(map(str, dict.fromkeys((late[0], late[-1])))) if late else ""
+    over = f" ({number} iteration{'s' * (late[-1] > 1)})" if late else ""
     lines = [
         verdicts.noise,
         "gap: loss above bf16 in the last iteration that both have",
         f"late gap: its mean over the last tenth{over}" if "late gap" in shown else "",
-        "; ".join(words for heading, words in speeds.items() if heading in shown),
     ]
     return [line for line in lines if line]
 
 
-def _cells(row: Row, comparison: Comparison) -> list[str | Text]:
-    side, baseline = row.side, comparison.rows[row.baseline]
-    speed = side.speed.tokens_per_s
-    other = None if row.lacks else baseline.side.speed.tokens_per_s
+def _cells(row: Row) -> list[str | Text]:
+    side = row.side
     mark = "" if row.matched else " [yellow]![/]"
     memory = side.speed.memory_gb
     return [
         escape(row.label) + mark,
         side.last_loss,
         *_gaps(row),
-        f"x{speed / other:.2f}" if speed and other else "-",
-        f"{speed:,.0f}" if speed else "-",
         "-" if memory is None else f"{memory:.1f} GB",
         f"{last_iteration(side)}",
         _PROOF.get(proof_word(side.precision) or "", "-"),
@@ -118,10 +112,14 @@ def _print_verdicts(verdicts: Verdicts, console: Console) -> None:
     title = f"gap to {verdicts.against}: mean {verdicts.measure} of {verdicts.window}"
     cells = [_verdict_cells(verdict) for verdict in verdicts.schemes]
     for scheme in verdicts.unjudged:
-        cells.append([plain(scheme.label), "0", *["-"] * 4, plain(scheme.full_words)])
+        cells.append([plain(scheme.label), "0", *["-"] * 4, plain(scheme.short_words)])
     table = fitted_table(_VERDICTS, cells, console.width, title).table
     console.print()
     console.print(table)
+    notes = [(verdict.label, verdict.note) for verdict in verdicts.schemes]
+    for label, note in [*notes, *((scheme.label, scheme.note) for scheme in verdicts.unjudged)]:
+        if note:
+            console.print(plain(f"{label}: {note}"))
     shown = {str(column.header) for column in table.columns}
     for line in _floor_lines(verdicts, with_p="p" in shown):
         console.print(line, style="dim italic", markup=False)
@@ -154,7 +152,7 @@ def _verdict_cells(verdict: Verdict) -> list[str | Text]:
         "-" if low is None else f"{low:+.4f} to {high:+.4f}",
         "-" if verdict.relative is None else f"{verdict.relative:+.2%}",
         "-" if verdict.p_holm is None else f"{verdict.p_holm:.2g}",
-        plain(verdict.full_words),
+        plain(verdict.short_words),
     ]
 
 

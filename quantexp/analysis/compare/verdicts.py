@@ -7,7 +7,12 @@ same seed. Those numbers are independent of each other. Two floors stand beside 
     chaos   what bf16 has to itself if its initial weights differ in last bits (`training.chaos`)
     seed    what two bf16 runs of unlike seeds differ by
 
-Each is the difference of two runs that chance alone exceeds once in twenty times.
+Each is the difference of two runs that chance alone exceeds once in twenty times. The rule, in this order:
+
+    inside the chaos floor      the whole interval is closer to zero than the chaos floor
+    cannot be told              the p-value is not below 5%; or it is, but noise of another shape, or as many schemes
+                                as there are, could be the reason
+    above, below                otherwise
 """
 
 from __future__ import annotations
@@ -20,23 +25,26 @@ from statistics import fmean, stdev
 
 from quantexp.analysis.compare.arguments import HOW_TO_RECORD
 from quantexp.analysis.compare.comparison import Comparison, Row
-from quantexp.analysis.compare.gap import LATE_SHARE, gap_to
-from quantexp.analysis.compare.lines import groups_of, is_usable, scheme_label
+from quantexp.analysis.compare.floors import Floors, floors_of, gaps_in, level_in, span_of
+from quantexp.analysis.compare.lines import groups_of
 from quantexp.analysis.compare.noise import (
     FEWEST,
+    FEWEST_ALONE,
     LEVEL,
-    floor_of,
     holm,
     interval,
+    is_clear,
+    is_sound,
     mean_p_value,
     seeds_needed,
     sign_flip_p_value,
-    t_quantile,
 )
 from quantexp.analysis.compare.pairs import LeftOut, Pair, Paired, paired
 from quantexp.analysis.compare.side import BASELINE
 from quantexp.errors import RunError
-from quantexp.runs.metrics import LossCurve
+
+#: Gaps that differ by less are the same number: subtraction rounds.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,29 @@ class Verdict:
     words: str = ""
     #: The runs of its other seeds, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
+    #: The least number of iterations of the window that a seed has.
+    num_iterations: int = 0
 
     @property
     def full_words(self) -> str:
         """The verdict, with the number of seeds that it leaves out and why."""
-        return "; ".join(
-            filter(None, (self.words, _left_out_words(self.left_out, len(self.seeds))))
-        )
+        return "; ".join(filter(None, (self.words, self.left_out_words)))
+
+    @property
+    def short_words(self) -> str:
+        """The verdict without its reason."""
+        return self.words.partition(" (")[0]
+
+    @property
+    def note(self) -> str:
+        """What the short words leave out; may be empty."""
+        reason = self.words.removeprefix(self.short_words).strip(" ()")
+        return "; ".join(filter(None, (reason, self.left_out_words)))
+
+    @property
+    def left_out_words(self) -> str:
+        """The number of seeds that it leaves out, and why; may be empty."""
+        return _left_out_words(self.left_out, len(self.seeds))
 
 
 @dataclass(frozen=True)
@@ -77,11 +101,17 @@ class Unjudged:
 
     label: str
     left_out: tuple[LeftOut, ...]
+    short_words = "no seed to judge"
 
     @property
     def full_words(self) -> str:
         """The reason in place of a verdict."""
-        return f"no seed to judge: {_left_out_words(self.left_out, 0)}"
+        return f"{self.short_words}: {self.note}"
+
+    @property
+    def note(self) -> str:
+        """The number of seeds, and why none can be used."""
+        return _left_out_words(self.left_out, 0)
 
 
 def _left_out_words(left_out: Sequence[LeftOut], num_used: int) -> str:
@@ -91,18 +121,6 @@ def _left_out_words(left_out: Sequence[LeftOut], num_used: int) -> str:
     number = num_used + len(left_out)
     whys = ", ".join(dict.fromkeys(one.why for one in left_out))
     return f"{len(left_out)} of {number} seed{'s' * (number > 1)} left out ({whys})"
-
-
-@dataclass(frozen=True)
-class Floors:
-    """What chance does to the bf16 runs that differ in the seed alone."""
-
-    label: str
-    chaos: float | None
-    #: Pairs of a perturbed run and its seed's.
-    num_chaos: int
-    seed: float | None
-    num_seeds: int
 
 
 @dataclass(frozen=True)
@@ -124,7 +142,10 @@ class Verdicts:
         windows = {verdict.window for verdict in self.schemes}
         if len(windows) != 1:
             return "the last iterations of each run"
-        return "".join(f"iterations {first} to {last}" for first, last in windows)
+        ((first, last),) = windows
+        number, least = last - first + 1, min(verdict.num_iterations for verdict in self.schemes)
+        some = f" (at least {least} of {number} recorded)" if least < number else ""
+        return f"iterations {first} to {last}{some}"
 
     @property
     def noise(self) -> str:
@@ -165,26 +186,24 @@ def judge(
         raise RunError(f"measure={measure}: no run has recorded it; {HOW_TO_RECORD[measure]}")
     groups = [[rows[i] for i in group] for group in groups_of(rows)]
     schemes = paired(rows, groups, against)
-    usable = [scheme for scheme in schemes if scheme.pairs]
-    drafts = [_draft(scheme, window, against or BASELINE) for scheme in usable]
+    drafts = [_draft(scheme, window, against or BASELINE) for scheme in schemes]
+    judged = [(d, s) for d, s in zip(drafts, schemes, strict=True) if isinstance(d, Verdict)]
     baselines = [group for group in groups if group[0].is_baseline]
-    judged = [group for group in groups if not group[0].side.quantises_nothing]
-    floors = [_floors(group, rows, window) for group in baselines]
-    chaos: dict[Path | None, float | None] = {
-        row.side.run.root: floor.chaos
+    quantised = [group for group in groups if not group[0].side.quantises_nothing]
+    floors = [floors_of(group, rows, window) for group in baselines]
+    by_root: dict[Path | None, Floors] = {
+        row.side.run.root: floor
         for group, floor in zip(baselines, floors, strict=True)
         for row in group
     }
-    roots = [_baseline_root(scheme.pairs, rows) for scheme in usable]
-    used = zip(baselines, floors, strict=True)
-    shown = [floor for group, floor in used if any(row.side.run.root in roots for row in group)]
+    own = [by_root.get(_baseline_root(scheme.pairs, rows)) for _, scheme in judged]
     return Verdicts(
         measure,
-        conclude(drafts, [chaos.get(root) for root in roots]),
-        tuple(shown),
+        conclude([draft for draft, _ in judged], own),
+        tuple(floor for floor in floors if floor in own),
         against or BASELINE,
-        tuple(Unjudged(each.label, each.left_out) for each in schemes if not each.pairs),
-        max(len({row.side.seed for row in group}) for group in judged or groups),
+        tuple(draft for draft in drafts if isinstance(draft, Unjudged)),
+        max(len({row.side.seed for row in group}) for group in quantised or groups),
     )
 
 
@@ -193,55 +212,22 @@ def _baseline_root(pairs: Sequence[Pair], rows: Sequence[Row]) -> Path | None:
     return next((rows[row.baseline].side.run.root for row, _ in pairs if row.matched), None)
 
 
-def _floors(group: Sequence[Row], rows: Sequence[Row], window: int | None) -> Floors:
-    whole = [row for row in group if is_usable(row, rows)] or group
-    own = {row.side.run.root: row for row in whole if row.side.measured.iterations}
-    pairs = [
-        (row, own[rows[row.baseline].side.run.root])
-        for row in rows
-        if row.is_perturbed and row.matched and rows[row.baseline].side.run.root in own
-        if is_usable(row, rows) and row.side.measured.iterations
-    ]
-    differences = [_difference(pair, _span([pair], window)) for pair in pairs]
-    levels = [_level(row.side.measured, _span([(row, row)], window)) for row in own.values()]
-    many = len(levels) > 1
-    return Floors(
-        scheme_label(group[0]),
-        floor_of(differences),
-        len(differences),
-        t_quantile(len(levels) - 1) * math.sqrt(2) * stdev(levels) if many else None,
-        len(levels),
+def _draft(scheme: Paired, window: int | None, against: str) -> Verdict | Unjudged:
+    if not scheme.pairs:
+        return Unjudged(scheme.label, scheme.left_out)
+    span = span_of(scheme.pairs, window)
+    measured = [(*pair, *gaps_in(pair, span)) for pair in scheme.pairs]
+    left_out = [LeftOut(row.side.seed, lack) for row, _, _, lack in measured if lack is not None]
+    whole = [(row, other, gaps) for row, other, gaps, lack in measured if lack is None]
+    if not whole:
+        return Unjudged(scheme.label, (*scheme.left_out, *left_out))
+    gap_by_seed = {row.side.seed or 0: fmean(gaps) for row, _, gaps in whole}
+    level = fmean(level_in(other, span) for _, other, _ in whole)
+    return replace(
+        verdict_on(scheme.label, against, gap_by_seed, level, span),
+        left_out=(*scheme.left_out, *left_out),
+        num_iterations=min(len(gaps) for _, _, gaps in whole),
     )
-
-
-def _span(pairs: Sequence[Pair], window: int | None) -> tuple[int, int]:
-    """The window that all pairs have."""
-    last = min(row.side.measured.iterations[-1] for pair in pairs for row in pair)
-    length = max(1, round(LATE_SHARE * last)) if window is None else window
-    return max(1, last - length + 1), last
-
-
-def _difference(pair: Pair, span: tuple[int, int]) -> float:
-    """The mean difference of a pair over the window; of a rare measure at the last iteration before its end."""
-    row, other = pair
-    gap = gap_to(row.side.measured, other.side.measured)
-    return math.nan if gap is None else _level(LossCurve(gap.iterations, gap.gaps), span)
-
-
-def _level(curve: LossCurve, span: tuple[int, int]) -> float:
-    first, last = span
-    values = [x for i, x in zip(curve.iterations, curve.losses, strict=True) if i <= last]
-    late = [x for i, x in zip(curve.iterations, curve.losses, strict=True) if first <= i <= last]
-    return fmean(late or values[-1:] or [math.nan])
-
-
-def _draft(scheme: Paired, window: int | None, against: str) -> Verdict:
-    pairs = scheme.pairs
-    span = _span(pairs, window)
-    gaps = {row.side.seed or 0: _difference((row, other), span) for row, other in pairs}
-    level = fmean(_level(other.side.measured, span) for _, other in pairs)
-    verdict = verdict_on(scheme.label, against, gaps, level, span)
-    return replace(verdict, left_out=scheme.left_out)
 
 
 def verdict_on(
@@ -256,7 +242,7 @@ def verdict_on(
     mean = fmean(gaps)
     relative = mean / level if level else None
     draft = Verdict(label, against, tuple(gap_by_seed), gaps, window, mean, relative)
-    if len(gaps) < FEWEST or not all(map(math.isfinite, gaps)):
+    if len(gaps) < FEWEST or not all(map(math.isfinite, gaps)) or _are_same(gaps):
         return draft
     return replace(
         draft,
@@ -267,30 +253,56 @@ def verdict_on(
     )
 
 
-def conclude(
-    drafts: Sequence[Verdict], chaos_floors: Sequence[float | None]
-) -> tuple[Verdict, ...]:
-    """The verdicts with p-values corrected for their number, and in words; each beside its chaos floor."""
+def _are_same(gaps: Sequence[float]) -> bool:
+    """Whether all gaps are one number other than zero."""
+    return max(gaps) - min(gaps) < _ROUNDING < max(map(abs, gaps))
+
+
+def conclude(drafts: Sequence[Verdict], floors: Sequence[Floors | None]) -> tuple[Verdict, ...]:
+    """The verdicts with p-values corrected for their number, and in words; each beside its floors."""
     corrected = iter(holm([draft.p_value for draft in drafts if draft.p_value is not None]))
     whole = [
         draft if draft.p_value is None else replace(draft, p_holm=next(corrected))
         for draft in drafts
     ]
+    number = sum(draft.p_holm is not None for draft in whole)
     return tuple(
-        replace(draft, words=_words(draft, floor))
-        for draft, floor in zip(whole, chaos_floors, strict=True)
+        replace(draft, words=_words(draft, own, number))
+        for draft, own in zip(whole, floors, strict=True)
     )
 
 
-def _words(draft: Verdict, chaos_floor: float | None) -> str:
-    if draft.interval is None or draft.p_holm is None:
-        return f"cannot be told (needs {FEWEST} seeds or more)"
-    if draft.p_holm < LEVEL:
-        return f"{'above' if draft.mean > 0 else 'below'} {draft.against}"
-    if chaos_floor is not None and max(map(abs, draft.interval)) <= chaos_floor:
+def _words(draft: Verdict, floors: Floors | None, num_schemes: int) -> str:
+    gaps = draft.gaps
+    if draft.interval is None or draft.p_value is None or draft.p_holm is None:
+        is_one = len(gaps) >= FEWEST and _are_same(gaps)
+        reason = "all gaps are the same" if is_one else f"needs {FEWEST} seeds or more"
+        return f"cannot be told ({reason})"
+    largest = max(map(abs, draft.interval))
+    if floors is not None and floors.chaos is not None and largest <= floors.chaos:
         return "inside the chaos floor"
-    if draft.seeds_needed is None:
-        return "cannot be told (would need more than 1000 seeds)"
-    if draft.seeds_needed <= len(draft.gaps):
-        return "cannot be told beside so many schemes (would need more seeds)"
-    return f"cannot be told (would need about {draft.seeds_needed} seeds)"
+    if largest < _ROUNDING:
+        return "no difference (every gap is 0)"
+    if draft.p_value >= LEVEL:
+        number, limit = draft.seeds_needed, _rounded_up(largest)
+        reason = (
+            f"would need about {number} seeds"
+            if number and round(draft.mean, 4)
+            else f"no difference larger than {limit}"
+        )
+        return f"cannot be told ({reason})"
+    noise = None if floors is None else floors.noise
+    if not (is_sound(gaps) or (noise is not None and is_clear(gaps, *noise))):
+        chaos = " or sweep.chaos=1" if floors is None or floors.chaos is None else ""
+        needs = f"needs {FEWEST_ALONE} seeds{chaos}"
+        return f"cannot be told ({needs if len(gaps) < FEWEST_ALONE else 'skewed gaps'})"
+    words = f"{'above' if draft.mean > 0 else 'below'} {draft.against}"
+    if draft.p_holm >= LEVEL:
+        return f"cannot be told ({words} by itself, but not among {num_schemes} schemes)"
+    return words
+
+
+def _rounded_up(x: float) -> str:
+    """`0.00011` for 0.000104: two digits, not below x."""
+    digits = 1 - math.floor(math.log10(x))
+    return f"{math.ceil(x * 10.0**digits) / 10.0**digits:.{max(0, digits)}f}"

@@ -44,7 +44,7 @@ class Request:
     #: Filter -> its text on the command line.
     filters: Mapping[str, str] = field(default_factory=dict)
     out: Path | None = None
-    formats: tuple[str, ...] = ("png", "pdf")
+    formats: tuple[str, ...] = ("png",)
     #: The parts of the tree; None means all.
     only: tuple[str, ...] | None = None
     #: Draw again even if an earlier draw has finished it.
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="A,B", help=words)
     parser.add_argument("--out", metavar="FOLDER", help="default: RUN/figures, or DIR/figures")
     parser.add_argument("--only", metavar="A,B", help="only these parts: distributions,heatmaps")
-    about = "how figures are saved: png,pdf,svg (default png,pdf)"
-    parser.add_argument("--formats", default="png,pdf", metavar="A,B", help=about)
+    about = "how figures are saved: png,pdf,svg (default png)"
+    parser.add_argument("--formats", default="png", metavar="A,B", help=about)
     about = "draw again what an earlier draw has finished"
     parser.add_argument("--force", action="store_true", help=about)
     about = "worker processes (default: cores)"

@@ -21,7 +21,7 @@ from quantexp.capture.statistics.histogram import QUANTILES, Histogram
 from quantexp.capture.statistics.summary import summarise_counted
 from quantexp.errors import CaptureError
 from quantexp.formats.decoding import scale_values
-from quantexp.formats.layout import INPUT_DTYPES, memory_order
+from quantexp.formats.layout import INPUT_DTYPES, in_memory_order, memory_order
 from quantexp.formats.lookup import format_of_record
 
 #: Elements of a chunk, which bounds the float64 copies.
@@ -127,11 +127,11 @@ def exact_quantiles(x: Tensor, counted: Histogram, shares: Sequence[float]) -> l
 
 def _upper(values_N: Tensor) -> Tensor:
     """The upper half of float32 bits, as an index."""
-    return values_N.view(torch.uint16)[1::2].to(torch.int64)
+    return values_N.unsqueeze(1).view(torch.uint16)[:, 1].to(torch.int64)
 
 
 def _chosen(x: Tensor, wanted: Tensor) -> Tensor:
     """The elements with the selected upper halves."""
-    x_N = x.permute(memory_order(x)).reshape(-1)
+    x_N = in_memory_order(x, memory_order(x)).view(-1)
     parts = [part_N[wanted[_upper(part_N)]] for part_N in torch.split(x_N, _CHUNK)]
     return torch.cat(parts)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from quantexp.analysis.chapter import Chapter, Desk, Problems, Source
+from quantexp.analysis.chapter import Chapter, Desk, Problems, Source, working
 from quantexp.analysis.draw.arguments import Request
 from quantexp.analysis.draw.drawn import VERSION, Drawn
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
@@ -106,7 +106,7 @@ def draw(
 
 def draw_run(run: RunDir) -> Outcome:
     """Draw everything as PNG for `analysis.auto=true` at the end of a run, with messages in the run's log."""
-    request = Request([str(run.root)], out=run.figures, formats=("png",))
+    request = Request([str(run.root)], out=run.figures)
     log = error_console()
     return draw(request, log, lambda line: log.print(line, soft_wrap=True, markup=False))
 
@@ -204,7 +204,8 @@ def _drawn(
             stem = keep.with_suffix("")
             force = request.force and not (kept is not None and kept.quick(source.label))
             make = partial(save_quick_analysis, source, stem, keep, request.formats, force=force)
-            num_files += drawn.once(str(stem.relative_to(out)), [about, chosen, loss], make)
+            with working(str(stem.relative_to(out)), console):
+                num_files += drawn.once(str(stem.relative_to(out)), [about, chosen, loss], make)
         if len(sources) > 1:
             quick = f"{QUICK}{FILTERED if request.filters else ''}"
             losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
@@ -229,9 +230,10 @@ def _drawn(
     for chapter in _chapters(wanted):
         desk = Desk(out / chapter.folder, request.formats, pool, problems, console)
         make = partial(chapter.draw, sources, desk)
-        num_files += drawn.once(
-            chapter.folder, [about, chosen], make, is_complete=lambda: not problems.reasons
-        )
+        with working(chapter.folder, console):
+            num_files += drawn.once(
+                chapter.folder, [about, chosen], make, is_complete=lambda: not problems.reasons
+            )
     return Outcome(out, num_tensors, num_known, problems.reasons, num_files)
 
 

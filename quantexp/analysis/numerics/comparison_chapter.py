@@ -21,6 +21,7 @@ from quantexp.analysis.numerics.heat import draw_heat
 from quantexp.analysis.numerics.series import Measure, Member, Scale, slug
 from quantexp.analysis.tensors.place import Place
 from quantexp.capture.reader import CapturedTensor
+from quantexp.quant.label import is_unquantised
 
 DRIFT = Measure("drift", "difference, of the reference's norm", Scale.PERCENT)
 
@@ -41,7 +42,7 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
 
 def reference_of(sources: Sequence[Source]) -> Source:
     """The source that the others are compared with: the first in bf16, or the first of all."""
-    return next((s for s in sources if s.scheme == "bf16"), sources[0])
+    return next((s for s in sources if is_unquantised(s.scheme)), sources[0])
 
 
 def look_from(reference: Source) -> Callable[[CapturedTensor], float | None]:

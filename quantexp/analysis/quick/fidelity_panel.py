@@ -1,14 +1,18 @@
-"""The heat map of the quick analysis: SQNR of every operand by layer and slot, with the worst ones labelled.
+"""The heat map of the quick analysis: SQNR of every operand by layer and slot, with those labelled that stand out.
 
 A row is one operand of one product of one module (`fc1  fprop x`), all experts as one; where there are too many rows,
 one operand of a module with the worst of its products, then one module. A cell is the lowest SQNR of its tensors. Where
 nothing was judged, the cells are how far the largest magnitude stands above the root mean square, which says how much
 of a format's range outliers take.
+
+A row stands out if its worst cell is more than a margin worse than the median cell. Numbers within the margin of each
+other are in no order of merit: random weights of one distribution differ by some tenths of a dB.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +34,8 @@ MOST_ROWS = 32
 MODULES_INCH = 1.5
 #: Maximum labelled operands.
 NUM_WORST = 5
+#: How much worse than the median an operand must be to be labelled: twice the error's energy, twice the outlier.
+SQNR_MARGIN_DB, CREST_MARGIN_OCTAVES = 3.0, 1.0
 #: Maximum layers for numbers inside the cells.
 _FEW_LAYERS = 4
 _LEAST_SPAN = 3.0
@@ -62,8 +68,13 @@ class Grid:
     layers: tuple[str, ...]
     #: NaN for missing values; inf and -inf stay.
     values_RL: np.ndarray
-    #: The worst tensors, the worst first, at most one a row: name, value, row and column.
+    #: The median of the finite cells; NaN without one.
+    typical: float
+    #: The tensors that stand out, at most one a row: name, value, row and column. The worst are first, and those within
+    #: the margin of each other as their rows are.
     worst: tuple[tuple[str, float, int, int], ...]
+    #: How many more stand out.
+    num_more: int
     #: Additional descriptions of rows.
     aggregated: str
 
@@ -81,7 +92,7 @@ def sqnr_grid(look: FirstLook) -> Grid | None:
         for measured in _measured(look)
         for operand in measured.operands
     ]
-    return grid_of(cells, min, MOST_ROWS) if cells else None
+    return grid_of(cells, min, MOST_ROWS, SQNR_MARGIN_DB) if cells else None
 
 
 def crest_grid(look: FirstLook) -> Grid | None:
@@ -97,7 +108,7 @@ def crest_grid(look: FirstLook) -> Grid | None:
         for measured in _measured(look)
         if (rms := math.hypot(measured.mean, measured.std)) > 0
     ]
-    return grid_of(cells, max, MOST_ROWS) if cells else None
+    return grid_of(cells, max, MOST_ROWS, CREST_MARGIN_OCTAVES) if cells else None
 
 
 def _measured(look: FirstLook) -> Iterable[Measured]:
@@ -116,9 +127,15 @@ def _named(measured: Measured, slot: str) -> str:
 
 
 def grid_of(
-    cells: Sequence[Cell], worst_of: Callable[[Iterable[float]], float], most_rows: int
+    cells: Sequence[Cell],
+    worst_of: Callable[[Iterable[float]], float],
+    most_rows: int,
+    margin: float,
 ) -> Grid:
-    """Arrange the cells; cells with the same position show the `worst_of` (min or max) their numbers."""
+    """Arrange the cells; cells with the same position show the `worst_of` (min or max) their numbers.
+
+    `margin` is how much worse than the median a row must be to stand out.
+    """
     name: Callable[[Cell], tuple[str, str]]
     for name, aggregated in _LEVELS:  # noqa: B007  (the last one that is tried is taken)
         rows = _rows_in_order({name(cell) for cell in cells})
@@ -139,15 +156,31 @@ def grid_of(
         if known is None or (value != known[1] and worst_of((value, known[1])) == value):
             who = next(cell.name for cell in members if cell.value == value)
             of_row[row] = (who, value, row, column)
-    worst = sorted(of_row.values(), key=lambda one: one[1], reverse=worst_of is max)
-    shown = tuple(one for one in worst if not _is_perfect(one[1], worst_of))[:NUM_WORST]
+    finite = values[np.isfinite(values)]
+    typical = float(np.median(finite)) if finite.size else math.nan
+    sign = -1.0 if worst_of is min else 1.0
+
+    def badness(one: tuple[str, float, int, int]) -> float:
+        return sign * one[1]
+
+    limit = sign * typical + margin if finite.size else -sys.float_info.max
+    # An SQNR of infinity, where nothing was rounded, is below any limit.
+    outstanding = [one for one in of_row.values() if badness(one) > limit]
+    worst = _in_groups(sorted(outstanding, key=badness, reverse=True), margin)
     names = tuple(labels[layer] for layer in layers)
-    return Grid(tuple(rows), names, values, shown, aggregated)
+    shown, num_more = tuple(worst[:NUM_WORST]), max(0, len(worst) - NUM_WORST)
+    return Grid(tuple(rows), names, values, typical, shown, num_more, aggregated)
 
 
-def _is_perfect(value: float, worst_of: Callable[[Iterable[float]], float]) -> bool:
-    """Nothing was rounded."""
-    return worst_of is min and value == math.inf
+def _in_groups(
+    worst: Sequence[tuple[str, float, int, int]], margin: float
+) -> list[tuple[str, float, int, int]]:
+    """Sorted tensors, with those within the margin of the first of their group in the order of their rows."""
+    if not worst:
+        return []
+    first = worst[0][1]
+    size = sum(one[1] == first or abs(one[1] - first) <= margin for one in worst)
+    return [*sorted(worst[:size], key=lambda one: one[2]), *_in_groups(worst[size:], margin)]
 
 
 def _by_slot(cell: Cell) -> tuple[str, str]:

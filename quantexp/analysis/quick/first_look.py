@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,21 @@ class FirstLook:
     tensors: tuple[Look, ...] = ()
     #: Anomaly ("all zero", "missing") -> labels of its tensors.
     findings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: The iterations that were read, if not all were.
+    #: The iterations of the tensors, if they are not all that were captured.
     iterations: tuple[int, ...] | None = None
+
+    def of_last_iteration(self) -> FirstLook:
+        """The part of the last iteration that was captured in as many passes as any other; whole if there is one."""
+        passes: dict[int, set[str]] = {}
+        for look in self.tensors:
+            place = look.measured.place
+            passes.setdefault(place.iteration, set()).add(place.operation)
+        if len(passes) <= 1:
+            return self
+        most = max(map(len, passes.values()))
+        last = max(iteration for iteration, seen in passes.items() if len(seen) == most)
+        shown = tuple(k for k in self.tensors if k.measured.place.iteration == last)
+        return replace(self, tensors=shown, iterations=(last,))
 
     @property
     def has_values(self) -> bool:

@@ -1,8 +1,9 @@
 """The quick analysis: one picture of a run, for a first impression and for a paper's appendix.
 
     a  magnitudes of each kind of tensor over the range of its format    b  underflow and saturation of each kind
-    c  SQNR by layer and slot, the worst operands named                  d  training loss, with the matched bf16 run's
+    c  SQNR by layer and slot, operands that stand out named             d  training loss, with the matched bf16 run's
 
+The tensors are those of the last captured iteration: the first one of a training shows random weights.
 A panel without data is left out and the others take its room; a line below says what to switch on. Tensors that could
 not be judged are named there too.
 """
@@ -21,7 +22,14 @@ from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.matched import mismatches
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.quick.by_kind import OfKind, by_kind
-from quantexp.analysis.quick.fidelity_panel import Grid, crest_grid, draw_grid, sqnr_grid
+from quantexp.analysis.quick.fidelity_panel import (
+    CREST_MARGIN_OCTAVES,
+    SQNR_MARGIN_DB,
+    Grid,
+    crest_grid,
+    draw_grid,
+    sqnr_grid,
+)
 from quantexp.analysis.quick.first_look import FirstLook, captured_in, first_look
 from quantexp.analysis.quick.panels import draw_loss, draw_magnitudes, draw_shares
 from quantexp.analysis.style import (
@@ -126,6 +134,7 @@ def _written(folder: Path) -> float:
 def _content(names: RunNames, look: FirstLook, run: RunDir | None) -> _Content:
     curve = LossCurve() if run is None else _losses(run)
     baseline = None if run is None or not curve.iterations else baseline_of(run)
+    look = look.of_last_iteration()
     return _Content(names, look, curve, baseline, tuple(_notes(look)))
 
 
@@ -155,7 +164,7 @@ def _notes(look: FirstLook) -> list[str]:
             f"{panels}: {which}in capture.format, as the tensors passed, along the axis of each one's first product"
         )
     if look.iterations is not None:
-        notes.append(f"{len(look.iterations)} of the captured iterations, evenly spread")
+        notes.append(f"tensors of iteration {look.iterations[-1]}, the last that was captured")
     listed = list(look.findings.items())
     notes += [_finding(what, who) for what, who in listed[:_MAX_FINDINGS]]
     if len(listed) > _MAX_FINDINGS:
@@ -213,18 +222,24 @@ def _draw_kinds(
 def _draw_grid(
     page: Page, content: _Content, grid: Grid, y: float, tall: float, *, is_sqnr: bool
 ) -> None:
-    """Draw the heat map, and beside it the loss and the list of the worst operands."""
+    """Draw the heat map, and beside it the loss and the list of the operands that stand out."""
     letter = "c" if is_sqnr else "b"
     ax = page.axes(_LEFT_INCH, y, _GRID_INCH, tall)
     if is_sqnr:
         draw_grid(ax, grid, f"{letter}  SQNR{_formats(content)}", "dB", low_is_worst=True)
-        heading, unit = "Lowest SQNR", "dB"
+        heading, unit, words = "Lowest SQNR", "dB", f"more than {SQNR_MARGIN_DB:g} dB below"
     else:
         draw_grid(ax, grid, f"{letter}  Largest magnitude over RMS", "log2", low_is_worst=False)
         heading, unit = "Farthest above RMS", "octaves"
+        words = f"more than {CREST_MARGIN_OCTAVES:g} octave above"
     lines = [
         f"{i}  {name}: {value:.1f} {unit}" for i, (name, value, _, _) in enumerate(grid.worst, 1)
     ]
+    if math.isfinite(grid.typical):
+        none = "" if lines else "none is "
+        lines.insert(0, f"{none}{words} the median, {grid.typical:.1f}")
+    if grid.num_more:
+        lines.append(f"and {grid.num_more} more")
     if grid.aggregated:
         lines.append(f"rows: {grid.aggregated}")
     list_inch = 0.3 + _LIST_LINE_INCH * len(lines)

@@ -8,6 +8,7 @@ A slot without a number has a state that says why. The experts of a layer share 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +78,7 @@ def numerics_of(
     run: RunDir, folder: Path, lines: Lines, max_cells: int, deadline: Deadline
 ) -> Numerics:
     """The cells of lines that have been read, as `numerics` gives them."""
-    name = run.root.name
+    name = shlex.quote(run.root.name)
     content = Numerics(notes=[f"left out: {words}" for words in lines.damage])
     if lines.is_cut:
         content.notes.append(

@@ -11,7 +11,7 @@ from pathlib import Path
 from quantexp.analysis.dossiers.moved import Series, moved_first
 from quantexp.capture.samples import samples_of
 from quantexp.errors import UnreadableError
-from quantexp.folders import short_path
+from quantexp.folders import for_shell, short_path
 from quantexp.model.checkpoints import folder_of as checkpoint_folder
 from quantexp.runs.dossiers import Dossier, folder_of, read_dossiers
 from quantexp.runs.metrics import read_metrics
@@ -96,7 +96,7 @@ def _shown(run: RunDir, dossier: Dossier) -> Shown:
 
 def _facts(run: RunDir, dossier: Dossier) -> list[tuple[str, str]]:
     ring, whole, checkpoint = dossier.ring, dossier.whole_iteration, dossier.checkpoint
-    folder = short_path(folder_of(run, dossier.iteration))
+    folder = for_shell(folder_of(run, dossier.iteration))
     rows = {
         "when": f"after iteration {dossier.iteration}, {dossier.time[:19].replace('T', ' ')} UTC",
         "statistics": "none (capture.ring holds them)"

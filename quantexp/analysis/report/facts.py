@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quantexp.analysis.compare.matched import last_iteration
+from quantexp.analysis.compare.matched import code_words, last_iteration
 from quantexp.analysis.compare.side import Side
 from quantexp.analysis.evaluate.table import evaluated_words, task_words
 from quantexp.analysis.report.origin import Origin
@@ -49,6 +49,7 @@ def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
         "captured": _captured(status.capture if status else {}),
         "ran": _ran(side.provenance or {}),
         "versions": _versions(side.provenance or {}),
+        "code": None if side.provenance is None else code_words(side),
         "run": side.run.root.name,
     }
     return tuple((key, value) for key, value in rows.items() if value)

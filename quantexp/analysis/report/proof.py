@@ -80,7 +80,18 @@ def _words(
     return (
         f"in iteration {precision.get('iteration')}: {engaged} of {len(quantised)} quantised slots engaged{others}, "
         f"{len(entries) - len(quantised)} slots {describe_format(WORKING, working)}, "
-        f"{precision.get('quantised_calls')} quantised operands seen at the matrix products"
+        f"{precision.get('quantised_calls')} quantised operands seen at the matrix products{_drawn(precision)}"
+    )
+
+
+def _drawn(precision: Mapping[str, Any]) -> str:
+    """What was compared after that iteration, in words."""
+    drawn = precision.get("drawn")
+    if not isinstance(drawn, dict) or not drawn.get("last"):
+        return ""
+    return (
+        f"; up to iteration {drawn['last']}: {drawn.get('operands', 0):,} drawn elements of operands in "
+        f"{drawn.get('slots', 0)} slots and {drawn.get('products', 0):,} of products compared"
     )
 
 

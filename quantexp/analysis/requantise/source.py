@@ -7,6 +7,7 @@ from pathlib import Path
 from quantexp.analysis.tensors.run_record import read_names
 from quantexp.capture.reader import Capture, open_capture
 from quantexp.errors import RunError
+from quantexp.quant.label import is_unquantised
 from quantexp.runs.paths import RunDir
 
 #: Quantisation types without quantisation, or without information.
@@ -30,7 +31,7 @@ def trajectory_note(capture: Capture) -> list[str]:
     """
     types = sorted({str(e.metadata.get("quant_type")) for e in capture} - _UNQUANTISED)
     scheme = _scheme_of(capture.folder)
-    if scheme == "bf16" or not (scheme or types):
+    if (scheme and is_unquantised(scheme)) or not (scheme or types):
         return []
     under = scheme or ", ".join(types)
     what = "values are those before quantisation, but of a training that was quantised"

@@ -9,7 +9,7 @@ from typing import Any
 from quantexp.errors import RunError
 from quantexp.model.label import describe_model
 from quantexp.runs.paths import RunDir
-from quantexp.runs.recorded_config import read_config
+from quantexp.runs.recorded_config import moved, read_config
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,17 @@ def read_names(run: RunDir) -> RunNames:
 
 def names_of(run: RunDir, config: Mapping[str, Any]) -> RunNames:
     """`read_names` of a configuration that has been read."""
-    name = run.root.resolve().name
+    name, tensors = run.root.resolve().name, _text(config, "capture", "dir")
+    if tensors is not None:
+        root = _text(config, "paths", "root") or str(run.root.parent)
+        tensors = moved(tensors, root, run.root.parent)
     dataset = _text(config, "dataset", "label") or _text(config, "dataset", "name")
     return RunNames(
         name,
         _text(config, "model", "name"),
         dataset,
         _text(config, "quant", "name"),
-        _text(config, "capture", "dir"),
+        tensors,
         _text(config, "dataset", "mask_documents") == "True",
         describe_model(section(config, "model")) or None,
         _text(config, "training", "precision"),

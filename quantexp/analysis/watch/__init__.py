@@ -6,6 +6,7 @@ captures    the numerics of one captured iteration      view      the runs over 
 dossiers    what happened in which iteration            rows      runs and sweeps in words
 folder      all of it, refreshed by a thread            address   the token and the port, kept for a restart
 page        the page                                    server    answers its requests
+connections their number and their time
 
 The rows of the ledger come from the command line, because this room knows no launchers.
 """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quantexp.analysis.compare.gap import LATE_SHARE
+from quantexp.analysis.compare.gap import late_window
 from quantexp.analysis.compare.running_mean import Values
 from quantexp.analysis.report.series import XY
 
@@ -82,6 +82,8 @@ def gap(here: XY, baseline: XY) -> XY:
     return x, here[1][mine] - baseline[1][other]
 
 
-def late_mean(values: Values) -> float:
-    """The mean of the last tenth, of at least one value."""
-    return float(values[-max(1, round(LATE_SHARE * len(values))) :].mean())
+def late_mean(line: XY) -> float:
+    """The mean over the last tenth of the iterations."""
+    iterations, values = line
+    first, _ = late_window(int(iterations[0]), int(iterations[-1]))
+    return float(values[iterations >= first].mean())

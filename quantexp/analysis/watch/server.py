@@ -13,24 +13,23 @@ is ever part of a path: runs are found by their keys. Any other request is refus
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import secrets
-import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
+from quantexp.analysis.watch.connections import HOST, MOST_BYTES, Connections
 from quantexp.analysis.watch.folder import FolderWatch
 from quantexp.analysis.watch.page import Page
 from quantexp.errors import QuantexpError, RunError
 
-HOST = "127.0.0.1"
-#: Seconds that a connection may be silent.
-_IDLE_S = 60
 #: Bytes from which an answer is compressed.
 _LARGE = 2_000
 _HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -49,10 +48,8 @@ class _RefusedError(Exception):
         self.status, self.words = status, words
 
 
-class PageServer(ThreadingHTTPServer):
+class PageServer(Connections):
     """The server of one page."""
-
-    daemon_threads = True
 
     def __init__(
         self, port: int, token: str, watch: FolderWatch, page: Page, report: Report
@@ -63,31 +60,50 @@ class PageServer(ThreadingHTTPServer):
             RunError: the port is in use, or may not be used.
         """
         try:
-            super().__init__((HOST, port), _Handler)
+            super().__init__(port)
         except OSError as error:
             raise RunError(
-                f"port {port} of this machine cannot be used: {error.strerror}; give another with --port, or none for "
-                "a free one"
+                f"port {port} of this machine cannot be used: {os.strerror(error.errno or 0)}; give another with "
+                "--port, or none for a free one"
             ) from error
         self.token, self.watch, self.page, self.report = token, watch, page, report
 
     @property
     def address(self) -> str:
         """The page's address on this machine."""
-        return f"http://{HOST}:{self.server_port}/{self.token}/"
+        return f"http://{HOST}:{self.port}/{self.token}/"
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Report what is a bug; a page that was closed while it was answered is none."""
-        error = sys.exception()
-        if isinstance(error, Exception) and not isinstance(error, OSError):
+    def answer(self, request: bytes) -> tuple[bytes, bool]:
+        """The answer to a request, and whether its connection goes on; a bug is reported, and ends the connection."""
+        try:
+            handler = _Handler(request, (HOST, 0), self)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001  (the server goes on)
             self.report(error)
+            return b"", False
+        return handler.wfile.getvalue(), not handler.close_connection
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: PageServer
+    """One request, read and answered in memory."""
+
+    request: bytes
+    server: PageServer  # type: ignore[assignment]
+    wfile: BytesIO
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "quantexp", ""
-    timeout = _IDLE_S
+
+    def setup(self) -> None:
+        self.rfile, self.wfile = BytesIO(self.request), BytesIO()
+
+    def handle(self) -> None:
+        if len(self.request) <= MOST_BYTES:
+            self.handle_one_request()
+            return
+        self.command = self.requestline = self.request_version = ""
+        self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def finish(self) -> None:
+        """Nothing to close."""
 
     def do_GET(self) -> None:
         try:

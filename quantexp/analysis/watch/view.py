@@ -87,4 +87,4 @@ def _gap(one: FollowedRun, baseline: FollowedRun | None) -> tuple[dict[str, Any]
     line = gap(one.metrics.line, baseline.metrics.line)
     if not len(line[0]):
         return _NOTHING, None
-    return _drawn(line), GapWords(f"{line[1][-1]:+.4f}", f"{late_mean(line[1]):+.4f}")
+    return _drawn(line), GapWords(f"{line[1][-1]:+.4f}", f"{late_mean(line):+.4f}")

@@ -31,7 +31,8 @@ from quantexp.capture.select.sample import sample_of
 from quantexp.capture.statistics.fidelity import Chosen
 from quantexp.capture.statistics.summary import Summary, summarise
 from quantexp.capture.store.deferred import Deferred, deferred
-from quantexp.capture.store.folder import CaptureStore, Stored
+from quantexp.capture.store.files import Stored
+from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.kept import NOTHING, Kept
 from quantexp.capture.store.metadata import BEFORE, About, Describer
 from quantexp.errors import CaptureError

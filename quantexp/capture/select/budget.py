@@ -20,7 +20,7 @@ from quantexp.capture.operands import source_of
 from quantexp.capture.select.choice import Expected, expected_alike, takes_micro_batch
 from quantexp.capture.select.rules import captured_iterations
 from quantexp.errors import CaptureError
-from quantexp.folders import user_path
+from quantexp.folders import existing, user_path
 from quantexp.model.decoder import OUTPUT, is_routed
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.quant.precision import PrecisionMap, declared_maps
@@ -194,14 +194,8 @@ def require_affordable_together(runs: Sequence[tuple[Experiment, Path]]) -> None
 
 def free_where(experiment: Experiment, root: Path) -> tuple[Path, int]:
     """The nearest existing parent of the tensors' folder, and the free bytes there."""
-    folder = _existing(user_path(experiment.capture.dir or root).absolute())
+    folder = existing(user_path(experiment.capture.dir or root).absolute())
     return folder, shutil.disk_usage(folder).free
 
 
 _REMEDY = "capture fewer iterations or micro-batches, leave out tensors with capture.rules, set capture.sample_count"
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.exists():
-        folder = folder.parent
-    return folder

@@ -112,7 +112,7 @@ def possible_curves(experiment: Experiment, statistics: Sequence[TrackedStatisti
 
 def _first_captured(experiment: Experiment) -> list[int]:
     """The first captured iteration of each precision map that has one."""
-    taken = captured_iterations(experiment.capture, experiment.training.iterations)
+    taken = captured_iterations(experiment.capture, experiment.training.last_iteration)
     starts = changes(experiment.quant)
     firsts = (next((i for i in taken if i >= start), None) for start in starts)
     return list(dict.fromkeys(i for i in firsts if i is not None))

@@ -8,7 +8,8 @@ The schedule is the union of three keys:
 
 Without any of them every iteration is in the schedule. `capture.first_iteration` drops earlier iterations, and
 `capture.control_iter` limits the number of remaining ones: 0 means all, and null means one iteration without a schedule
-and all iterations of a schedule. A captured iteration includes its forward and backward pass.
+and all iterations of a schedule. `capture.at_end` adds the last iteration of the run to whatever these keys select. A
+captured iteration includes its forward and backward pass.
 
 A tensor is captured by the capture's own keys, then by its ordered rules, of which the last wins. A rule names layers,
 modules, operations and tensors, as the rules of a scheme do, and what it changes: `level` (off drops the tensor, stats
@@ -30,7 +31,15 @@ from quantexp.capture.operands import OPERAND_TENSORS, source_of
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import in_words
 from quantexp.quant.precision import ModuleId
-from quantexp.schema import CaptureConfig, CaptureLevel, CaptureRule, CaptureValues, SampleOf
+from quantexp.schema import (
+    CaptureConfig,
+    CaptureLayout,
+    CaptureLevel,
+    CaptureRule,
+    CaptureValues,
+    SampleOf,
+    StoreKind,
+)
 
 #: Tensors kept only with `capture.attn_weights`.
 ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
@@ -168,6 +177,29 @@ def _match(key: str, patterns: list[str], names: list[str] | tuple[str, ...]) ->
             raise ConfigError(f"{key} must match one of {in_words(names)}, got {pattern!r}")
 
 
+def check_layout(capture: CaptureConfig) -> None:
+    """Refuse folders by format for a capture that has no files for them.
+
+    Raises:
+        ConfigError: names what is missing.
+    """
+    if capture.layout is CaptureLayout.by_run:
+        return
+    needed = {
+        "capture.dir=FOLDER; without it the run's tensors/ has such folders already": capture.dir,
+        "capture.store=pt, a file for each tensor": capture.store is StoreKind.pt,
+        "capture=tensors, which stores values": holds_values(capture),
+    }
+    for what, is_given in needed.items():
+        if not is_given:
+            raise ConfigError(f"capture.layout={capture.layout.value} needs {what}")
+
+
+def holds_values(capture: CaptureConfig) -> bool:
+    """Whether values of any tensor may be stored."""
+    return CaptureLevel.tensors in (capture.level, *(rule.level for rule in capture.rules))
+
+
 def check_schedule(capture: CaptureConfig, iterations: int) -> None:
     """Refuse a schedule that cannot be parsed, or that contains no iteration of the run.
 
@@ -175,7 +207,7 @@ def check_schedule(capture: CaptureConfig, iterations: int) -> None:
         ConfigError: names the key.
     """
     _count(capture, iterations)
-    taken = captured_iterations(capture, iterations)
+    taken = _selected(capture, iterations)
     if capture.level is not CaptureLevel.off and has_schedule(capture) and not taken:
         raise ConfigError(
             f"capture.{_keys(capture)} must name an iteration from capture.first_iteration={capture.first_iteration} "
@@ -187,7 +219,9 @@ def _count(capture: CaptureConfig, iterations: int) -> None:
     """Refuse a list whose iterations are too many to enumerate."""
     items = map(_item, capture.iterations)
     named = sum(max(0, min(last, iterations) + 1 - first) for first, last in items)
-    if capture.every is not None and (capture.iterations or capture.powers_of_two):
+    if capture.every is not None and (
+        capture.iterations or capture.powers_of_two or capture.at_end
+    ):
         named += iterations // capture.every
     if named > _MOST_NAMED:
         raise ConfigError(
@@ -213,6 +247,14 @@ def captured_iterations(capture: CaptureConfig, iterations: int) -> Sequence[int
     """The captured iterations of a run of this many iterations, ascending; membership tests are cheap."""
     if capture.level is CaptureLevel.off:
         return range(0)
+    selected = _selected(capture, iterations)
+    adds_last = capture.at_end and not capture.stop_after_capture
+    if adds_last and capture.first_iteration <= iterations and iterations not in selected:
+        return (*selected, iterations)
+    return selected
+
+
+def _selected(capture: CaptureConfig, iterations: int) -> Sequence[int]:
     limit = capture.control_iter
     if not has_schedule(capture):
         first, count = capture.first_iteration, 1 if limit is None else limit

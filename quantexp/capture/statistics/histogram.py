@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.statistics import gpu
-from quantexp.formats.layout import memory_order
+from quantexp.formats.layout import in_memory_order, memory_order
 
 NUM_BINS = 1 << 16
 #: The quantiles, as fractions of the finite elements.
@@ -69,7 +69,7 @@ def histogram(x: Tensor) -> Histogram:
 
 def pattern_counts(x: Tensor) -> Tensor:
     """The count of each 16-bit pattern, int64; for float32, of the upper halves. On a GPU nothing synchronises."""
-    x_N = _in_memory_order(x)
+    x_N = in_memory_order(x.detach(), memory_order(x)).view(-1)
     if x.device.type == "cpu":
         return _counts_on_cpu(x_N)
     return gpu.counts(x_N, NUM_BINS) if gpu.counts_here(x_N) else _counts(x_N)
@@ -88,15 +88,10 @@ def of_patterns(counts: Tensor, dtype: torch.dtype) -> Histogram:
     )
 
 
-def _in_memory_order(x: Tensor) -> Tensor:
-    return x.detach().permute(memory_order(x)).reshape(-1)
-
-
 def _counts_on_cpu(x_N: Tensor) -> Tensor:
     """The count of each 16-bit pattern, int64; for float32, of the upper halves."""
-    bits_N = x_N.view(torch.uint16)
-    if x_N.dtype == torch.float32:
-        bits_N = bits_N[1::2]  # every machine torch runs on is little-endian
+    # Every machine torch runs on is little-endian: the upper half of a float32 is the last.
+    bits_N = x_N.unsqueeze(1).view(torch.uint16)[:, -1]
     wide_N = torch.empty(min(_CHUNK, bits_N.numel()), dtype=torch.int32)
     counts_V = torch.bincount(wide_N[:0], minlength=NUM_BINS)
     for start in range(0, bits_N.numel(), _CHUNK):

@@ -33,8 +33,8 @@ from quantexp.capture.statistics.histogram import (
     value_table,
 )
 from quantexp.formats import Family, QuantSpec, encode
-from quantexp.formats.layout import memory_order
-from quantexp.processes.compiled import library
+from quantexp.formats.layout import INPUT_DTYPES, in_memory_order, memory_order
+from quantexp.processes.compiled import address, library
 
 SOURCE = Path(__file__).with_name("statistics.c")
 #: The warning when torch code is used instead.
@@ -189,23 +189,22 @@ def _fill(
 ) -> Tensor:
     """Fill the job of a tensor; returns the elements in memory order, which must stay alive during the call."""
     x = look.x if look.x.ndim else look.x.reshape(1)
-    order: Sequence[int] = range(x.ndim)
-    x_N = x
-    if not x.is_contiguous():
-        order = memory_order(x)
-        x_N = x.permute(*order).reshape(-1)
-    job.x, job.n, job.wide = x_N.data_ptr(), x_N.numel(), x_N.dtype == torch.float32
-    job.values = value_table(x.dtype).data_ptr() if x.dtype == torch.float16 else None
+    order = memory_order(x)
+    dense = in_memory_order(x, order)
+    job.x, job.n = address(dense, x.numel(), *INPUT_DTYPES), x.numel()
+    job.wide = x.dtype == torch.float32
+    if x.dtype == torch.float16:
+        job.values = address(value_table(x.dtype), NUM_BINS, torch.float64)
     job.numbers, job.sums, job.blocks = (a.ctypes.data for a in (numbers, errors, blocks))
     if look.spec is not None and takes(x, look.spec):
         job.format = ctypes.addressof(_format(look.spec))
-        shape, at = [x.shape[dim] for dim in order], list(order).index(look.axis % x.ndim)
+        shape, at = dense.shape, order.index(look.axis % x.ndim)
         job.outer, job.extent, job.inner = (
             math.prod(shape[:at]),
             shape[at],
             math.prod(shape[at + 1 :]),
         )
-    return x_N
+    return dense
 
 
 def takes(x: Tensor, spec: QuantSpec) -> bool:

@@ -210,9 +210,11 @@ def summarise_all(
 
 
 def as_input(x: Tensor) -> Tensor:
-    """The tensor in a supported dtype."""
+    """The tensor in a supported dtype, without a lazy sign."""
     if x.requires_grad:
         x = x.detach()
+    if x.is_neg():
+        x = x.resolve_neg()
     return x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
 
 

@@ -1,6 +1,7 @@
 """Writes the capture folder: values in files of their own or in shards, and a line for each tensor in its lists.
 
-    <quant_type>/<name>.pt            {"tensor": ..., "metadata": {...}}, written by `torch.save`
+    <quant_type>/<name>.pt            {"tensor": ..., "metadata": {...}}, written by `torch.save`; with
+                                      `capture.layout=by_type` also ../<quant_type>/<name>.pt, a link (`by_type`)
     shards/rank0-00001.safetensors    a batch; a tensor's key is the name of its `.pt` file without the suffix
     manifest.jsonl, statistics.jsonl  a line for each tensor; ranks other than 0 write their own lists
 
@@ -16,25 +17,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from quantexp.capture.store.deferred import Deferred, count_all
+from quantexp.capture.store.files import PtFiles, ShardFiles, Stored, Values
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.capture.store.metadata import About
 from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy
 from quantexp.capture.store.values import content_hash
 from quantexp.errors import CaptureError
-from quantexp.folders import written_beside
-from quantexp.model.safetensors import write_safetensors
 from quantexp.schema import StoreKind
 
 #: The largest fraction of the queue that a batch takes, inverse.
@@ -43,29 +40,6 @@ _SHARE = 8
 CHANGED = "it was changed in place before it was counted"
 #: The default limit of pending bytes.
 QUEUE_BYTES = 1 << 30
-#: The folder of the shards in the capture folder.
-SHARDS = "shards"
-
-
-@dataclass
-class Stored:
-    """Values in the capture folder; their location and hash are known once they are written."""
-
-    num_bytes: int
-    #: `file`, and in a shard `key` and `offsets`.
-    place: dict[str, Any] = field(default_factory=dict)
-    hash: str | None = None
-
-
-@dataclass(frozen=True)
-class Values:
-    """A contiguous CPU tensor to be written."""
-
-    #: The name of its `.pt` file relative to the folder.
-    name: str
-    tensor: Tensor
-    metadata: Mapping[str, Any]
-    stored: Stored
 
 
 @dataclass(frozen=True)
@@ -81,65 +55,6 @@ class Line:
     copied: Callable[[], Tensor] | None = None
 
 
-class PtFiles:
-    """Writes each tensor into its own file."""
-
-    #: Maximum lines and bytes of a batch. Batches exist because each step of the background thread takes the GIL from
-    #: training.
-    batch_lines, batch_bytes = 64, 1 << 24
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, batch: Sequence[Values]) -> None:
-        """Write values and set their places.
-
-        Raises:
-            OSError, RuntimeError: a file cannot be written and does not exist; values with a place are written.
-        """
-        for values in batch:
-            path = self.folder / values.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with written_beside(path) as part:
-                torch.save({"tensor": values.tensor, "metadata": values.metadata}, part)
-            values.stored.place = {"file": values.name}
-
-
-class ShardFiles:
-    """Writes one rank's tensors into shards."""
-
-    #: A batch with so many lines or bytes is written.
-    batch_lines, batch_bytes = 1 << 12, 1 << 28
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.rank = folder, rank
-
-    def write(self, batch: Sequence[Values]) -> None:
-        """Write values into a new shard, and set their places.
-
-        Raises:
-            OSError: the shard cannot be written and does not exist.
-        """
-        if not batch:
-            return
-        path = self._next()
-        tensors = {values.name.removesuffix(".pt"): values.tensor for values in batch}
-        offsets = write_safetensors(path, tensors, {"format": "pt"})
-        for key, values in zip(tensors, batch, strict=True):
-            file = str(path.relative_to(self.folder))
-            values.stored.place = {"file": file, "key": key, "offsets": offsets[key]}
-
-    def _next(self) -> Path:
-        """The first name that no earlier shard has."""
-        folder = self.folder / SHARDS
-        folder.mkdir(parents=True, exist_ok=True)
-        pattern = re.compile(rf"rank{self.rank}-(\d+)\.safetensors")
-        numbers = [
-            int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))
-        ]
-        return folder / f"rank{self.rank}-{max(numbers, default=0) + 1:05d}.safetensors"
-
-
 class CaptureStore:
     """Writes one rank's captured tensors, in the background."""
 
@@ -149,8 +64,11 @@ class CaptureStore:
         rank: int = 0,
         queue_bytes: int = QUEUE_BYTES,
         kind: StoreKind = StoreKind.pt,
+        *,
+        by_type: bool = False,
     ) -> None:
-        self.rank, self._kind = rank, kind
+        """`by_type` also links each `.pt` file into the folder of its format beside `folder`."""
+        self.rank, self._kind, self._by_type = rank, kind, by_type
         #: Bytes of values added, and of those written.
         self.num_bytes = 0
         self.written_bytes = 0
@@ -172,7 +90,9 @@ class CaptureStore:
         """
         self.folder = folder
         is_pt = self._kind is StoreKind.pt
-        self._files = PtFiles(folder) if is_pt else ShardFiles(folder, self.rank)
+        self._files = (
+            PtFiles(folder, by_type=self._by_type) if is_pt else ShardFiles(folder, self.rank)
+        )
         self._batch_bytes = min(self._files.batch_bytes, self.queue.most_bytes // _SHARE)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantexp.capture.store.by_type import unlink
 from quantexp.capture.store.manifest import (
     HASHES,
     INDEX,
@@ -90,9 +91,10 @@ def cut_back(folder: Path, iteration: int) -> int:
     for name, kind in ((MANIFEST, ManifestLine), (STATISTICS, ManifestLine), (TOKENS, TokenLine)):
         _cut_list(folder / name, iteration, kind)
     listed = {str(line["file"]) for line in lines_of(folder / MANIFEST) if line.get("file")}
-    for path in _values_in(folder):
-        if str(path.relative_to(folder)) not in listed:
-            path.unlink(missing_ok=True)
+    dropped = [p for p in _values_in(folder) if str(p.relative_to(folder)) not in listed]
+    unlink(folder, dropped)
+    for path in dropped:
+        path.unlink(missing_ok=True)
     return sum(not (folder / file).is_file() for file in listed)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +28,7 @@ from torch import Tensor
 from quantexp.capture.store.manifest import MANIFEST
 from quantexp.errors import CaptureError
 from quantexp.model.safetensors import DTYPES, content_of
+from quantexp.model.torch_file import load_torch_file
 
 #: The keys of a line that locate values, which the values' own metadata lacks.
 PLACE = frozenset({"file", "key", "offsets", "bytes", "hash"})
@@ -83,7 +83,8 @@ def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
     """The values of a line in its file, memory-mapped copy-on-write.
 
     Raises:
-        CaptureError: the file is missing, or is not a file of captured values.
+        CaptureError: the file is missing, is not a file of captured values, holds no plain numbers, or stores fewer
+            bytes than its shape takes.
     """
     _require_file(path)
     if metadata.get("key") is None:
@@ -123,25 +124,12 @@ def values_and_metadata_in(path: Path) -> tuple[Tensor, dict[str, Any]]:
 def _content(path: Path) -> Any:
     """The content of a tensor's own file, with memory-mapped values."""
     try:
-        is_zip = zipfile.is_zipfile(path)
-        if is_zip:
-            _require_stored(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        return load_torch_file(path, weights_only=True)
     except Exception as error:  # an unpickler may raise any exception on other bytes
         raise CaptureError(
             f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
             "data"
         ) from error
-
-
-def _require_stored(path: Path) -> None:
-    """Refuse compressed members, which torch never writes: a small file could fill the memory."""
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise ValueError("a member is compressed")
-    if sum(member.file_size for member in members) > path.stat().st_size:
-        raise ValueError("its members are larger than the file")
 
 
 def _metadata(content: Any) -> dict[str, Any]:
@@ -153,7 +141,16 @@ def _values(path: Path, content: Any) -> Tensor:
     tensor = content.get("tensor") if isinstance(content, dict) else content
     if not isinstance(tensor, Tensor):
         raise CaptureError(f"{path} holds no tensor; was it captured?")
-    return tensor.detach()
+    is_plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
+    is_packed = tensor.is_quantized or tensor.dtype is torch.float4_e2m1fn_x2
+    if not is_plain or tensor.is_complex() or is_packed:
+        raise CaptureError(f"{path} holds no plain numbers, got {tensor.dtype}, {tensor.layout}")
+    needed, stored = tensor.nbytes, tensor.untyped_storage().nbytes()
+    if needed > stored:
+        raise CaptureError(
+            f"{path} is refused: its shape {list(tensor.shape)} takes {needed:,} bytes, and {stored:,} are stored"
+        )
+    return tensor.detach().resolve_neg()
 
 
 def _of_shard(path: Path, metadata: Mapping[str, Any]) -> Tensor:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from quantexp.config.compose import scheme_name
 from quantexp.config.sweep.request import Pattern
 from quantexp.errors import ConfigError
+from quantexp.quant.scheme import derived_name
 from quantexp.schema import QuantConfig
 
 
@@ -94,7 +95,7 @@ def _scheme_names(config: DictConfig, choice: str) -> list[str]:
     try:
         scheme = OmegaConf.to_object(config.quant)
         assert isinstance(scheme, QuantConfig)
-        name = scheme_name(scheme, config.hydra)
+        name = scheme_name(scheme, derived_name(scheme), config.hydra)
     except ConfigError:
         return [choice]
     return [name, choice] if choice.rpartition("/")[2] == name else [name]

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from quantexp.capture.names import RESIDUAL, ROUTER
-from quantexp.capture.select.rules import check_capture_rules, check_schedule, ends_by_itself
+from quantexp.capture.select.rules import (
+    check_capture_rules,
+    check_layout,
+    check_schedule,
+    ends_by_itself,
+)
 from quantexp.config.evaluation import check_evaluation
 from quantexp.config.gradient import check_gradient
 from quantexp.config.validate.data import validate_data
@@ -29,7 +34,7 @@ from quantexp.schema import (
     TrainingConfig,
     TriggerConfig,
 )
-from quantexp.schema.limits import check_limits
+from quantexp.schema.limits import check_limits, next_multiple
 
 #: Rules times modules.
 _MOST_TRIALS = 1_000_000
@@ -84,17 +89,19 @@ def _training(training: TrainingConfig) -> None:
     if training.warmup_iterations >= training.iterations:
         raise ConfigError(
             f"training.warmup_iterations must be less than training.iterations={training.iterations}, "
-            f"got {training.warmup_iterations}"
+            f"got {training.warmup_iterations}; take training.warmup_iterations={training.iterations // 10}"
         )
     if training.global_batch_size % training.micro_batch_size:
+        multiple = next_multiple(training.global_batch_size, training.micro_batch_size)
         raise ConfigError(
             "training.global_batch_size must be a multiple of training.micro_batch_size="
-            f"{training.micro_batch_size}, got {training.global_batch_size}"
+            f"{training.micro_batch_size}, got {training.global_batch_size}; take training.global_batch_size={multiple}"
         )
     _decay(training)
     if training.min_lr > training.lr:
         raise ConfigError(
-            f"training.min_lr must be at most training.lr={training.lr}, got {training.min_lr}"
+            f"training.min_lr must be at most training.lr={training.lr}, got {training.min_lr}; take "
+            f"training.min_lr={training.lr / 10:.3g}"
         )
 
 
@@ -119,13 +126,14 @@ def _decay(training: TrainingConfig) -> None:
     elif decay is None or not 1 <= decay <= stable:
         raise ConfigError(
             f"training.decay_iterations must lie between 1 and {stable} (all but the warm-up) with "
-            f"training.lr_schedule=wsd, got {decay}"
+            f"training.lr_schedule=wsd, got {decay}; take training.decay_iterations={max(1, stable // 5)}"
         )
 
 
 def _capture(experiment: Experiment) -> None:
     capture, model = experiment.capture, experiment.model
     check_schedule(capture, experiment.training.last_iteration)
+    check_layout(capture)
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
     routers = [] if model.moe is None else [ROUTER]
     output = [OUTPUT] if quantises_output(experiment.quant) else []

@@ -11,7 +11,7 @@ from quantexp.errors import ConfigError
 from quantexp.model.layout import Layout
 from quantexp.schema import Experiment, JobConfig, LauncherConfig, SlurmConfig
 from quantexp.schema.launcher import SLURM
-from quantexp.schema.limits import check_limits
+from quantexp.schema.limits import check_limits, next_multiple
 
 
 def validate_launcher(experiment: Experiment) -> None:
@@ -41,7 +41,8 @@ def check_share_of_batch(experiment: Experiment) -> None:
         raise ConfigError(
             f"training.global_batch_size must be a multiple of training.micro_batch_size x "
             f"{layout.micro_batches_in_words} = {training.micro_batch_size} x {layout.micro_batches_together} = "
-            f"{together}, got {training.global_batch_size}"
+            f"{together}, got {training.global_batch_size}; take training.global_batch_size="
+            f"{next_multiple(training.global_batch_size, together)}"
         )
 
 
@@ -64,7 +65,8 @@ def _job(launcher: LauncherConfig) -> None:
     if launcher.num_processes % launcher.nodes:
         raise ConfigError(
             f"launcher.num_processes must be a multiple of launcher.nodes={launcher.nodes}, got "
-            f"{launcher.num_processes}"
+            f"{launcher.num_processes}; take launcher.num_processes="
+            f"{next_multiple(launcher.num_processes, launcher.nodes)}"
         )
     processes_per_node = launcher.num_processes // launcher.nodes
     if launcher.gpus_per_node not in (0, processes_per_node):

@@ -20,7 +20,7 @@ from quantexp.schema import (
     ModelConfig,
     ParallelConfig,
 )
-from quantexp.schema.limits import check_limits
+from quantexp.schema.limits import check_limits, next_multiple
 
 #: Why a size is impossible, after its key; None if it is possible.
 _Obstacle = Callable[[int], str | None]
@@ -158,7 +158,7 @@ def _ranks(experiment: Experiment) -> None:
         raise ConfigError(
             "launcher.num_processes must be a multiple of parallel.tensor x parallel.context x parallel.pipeline = "
             f"{' x '.join(map(str, sizes))} = {together}, got {processes}; take launcher.num_processes="
-            f"{math.ceil(processes / together) * together}, or smaller sizes"
+            f"{next_multiple(processes, together)}, or smaller sizes"
         )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import fields
+from urllib.parse import urlsplit
 
 from quantexp.capture.select.curves import possible_curves
+from quantexp.config.in_force import sites_in_force
 from quantexp.errors import ConfigError
-from quantexp.quant.precision import declared_maps
 from quantexp.runs.redaction import without_userinfo
 from quantexp.schema import (
     CaptureLevel,
@@ -18,6 +20,10 @@ from quantexp.schema import (
     WandbConfig,
 )
 from quantexp.schema.limits import check_limits
+
+#: Addresses of MLflow without a scheme that are no folders, and the variable that lets it write into folders.
+_NO_FOLDERS = ("databricks", "databricks-uc", "uc")
+_ALLOWS_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 
 
 def validate_tracking(tracking: TrackingConfig) -> None:
@@ -75,8 +81,7 @@ def validate_statistics(experiment: Experiment) -> None:
             f"capture.values, or set {key}=[]"
         )
     missing = [each.value for each in statistics if each not in possible]
-    maps = declared_maps(experiment.model, experiment.quant)
-    if missing and any(module.is_quantised for each in maps for module in each.values()):
+    if missing and sites_in_force(experiment):
         raise ConfigError(
             f"{key} has {missing[0]}, and the scheme quantises no captured tensor: set capture.format, or leave it out"
         )
@@ -101,6 +106,25 @@ def check_installed(tracking: TrackingConfig) -> None:
                 f"{key}=true needs the package {field.name}, which is not installed; pip install "
                 f"'{remedy}', or set {key}=false"
             )
+
+
+def check_store(tracking: TrackingConfig) -> None:
+    """Refuse a folder of files as MLflow's store, which MLflow refuses when the first run is uploaded.
+
+    Raises:
+        ConfigError: with the address, and a store that MLflow takes.
+    """
+    mlflow, variable = tracking.mlflow, "MLFLOW_TRACKING_URI"
+    uri = mlflow.tracking_uri or os.environ.get(variable)
+    if not mlflow.enabled or not uri or uri in _NO_FOLDERS:
+        return
+    is_folder = urlsplit(uri).scheme in ("", "file")
+    if is_folder and os.environ.get(_ALLOWS_FOLDERS, "").lower() not in ("true", "1"):
+        key = "tracking.mlflow.tracking_uri" if mlflow.tracking_uri else variable
+        raise ConfigError(
+            f"{key} must be a server or a database, got {uri!r}: MLflow refuses to write into a folder of files; take "
+            f"sqlite:///FOLDER/mlflow.db, or set {_ALLOWS_FOLDERS}=true"
+        )
 
 
 def _is_installed(package: str) -> bool:

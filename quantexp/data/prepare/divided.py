@@ -15,7 +15,7 @@ from quantexp.data.prepare.inputs import Input
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.listing import unfinished
 from quantexp.data.prepare.partial import PartialFolder, partial_folder
-from quantexp.data.prepare.report import print_report
+from quantexp.data.prepare.report import print_rejected, print_report
 from quantexp.data.prepare.run import make_part, prepare
 from quantexp.processes.groups import balanced
 from quantexp.reading.json_files import require_json
@@ -79,7 +79,9 @@ class DividedPreparation:
     def join(self, console: Console) -> int:
         """Run the ordinary preparation, which finds the outputs, and print its report."""
         prepared = prepare(self.job, console, force=self.content.force, patience_s=PATIENCE_S)
-        print_report(prepared.prefix, prepared.card, output_console())
+        console = output_console()
+        print_report(prepared.prefix, prepared.card, console)
+        print_rejected(prepared.prefix, prepared.card, console)
         return 0
 
 

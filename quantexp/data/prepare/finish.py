@@ -164,8 +164,8 @@ def _nothing(tally: Tally, others: int) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in why.items() if count)
     if others:
         return (
-            f"no document fell to training, {others:,} to validation and test: give more text, or "
-            "another dataset.split"
+            f"no document fell to training, {others:,} to validation and test{reasons and f' ({reasons})'}: give "
+            "more text, or another dataset.split"
         )
     return f"the input holds no document to keep ({reasons or 'it is empty'}); see dataset.prepare"
 
@@ -182,6 +182,7 @@ def _report(job: Job, outputs: Outputs, num_documents: int, lengths: Path) -> di
         "num_text_bytes": tally.num_text_bytes,
         "left_out": left_out,
         "num_rejected": tally.num_rejected,
+        "num_naming_specials": tally.num_naming_specials,
         "sources": tally.sources,
         "lengths": _histogram(lengths),
     }

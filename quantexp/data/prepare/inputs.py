@@ -7,8 +7,10 @@ from enum import Enum
 from pathlib import Path
 
 from quantexp.data.prepare.unpack import first_bytes
+from quantexp.data.sources import BLANKS
 from quantexp.errors import DataError
-from quantexp.folders import user_path
+from quantexp.folders import require_text, user_path
+from quantexp.terminal.close_matches import did_you_mean, near
 
 #: Prefix of a Hugging Face dataset's name.
 HUB = "hf:"
@@ -16,6 +18,14 @@ HUB = "hf:"
 _NOT_DATA = (".md5", ".sha1", ".sha256", ".idx", ".bin", ".md", ".py", ".yaml", ".html")
 #: Number of first bytes that must reveal the kind of a file.
 _HEAD = 1 << 16
+#: First bytes of a parquet file.
+_PARQUET = b"PAR1"
+#: First bytes of content that is not read -> what to do.
+_OTHERS = {
+    _PARQUET: "parquet is read unpacked: unpack it first",
+    b"\xff\xfe": "it is UTF-16: convert it to UTF-8 first",
+    b"\xfe\xff": "it is UTF-16: convert it to UTF-8 first",
+}
 
 
 class Kind(Enum):
@@ -44,7 +54,7 @@ def find_inputs(source: object) -> list[Input]:
     multistream index. The kind of a file is determined by its content, not by its name.
 
     Raises:
-        DataError: no source, no matching file, or a file of none of the kinds.
+        DataError: no source, no matching file, a file of none of the kinds, or a path that is not UTF-8.
     """
     words = [source] if isinstance(source, str) else source
     if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
@@ -93,10 +103,14 @@ def _files(word: str) -> list[Input]:
         files = sorted(Path(p) for p in glob.glob(str(path), recursive=True))  # noqa: PTH207  (absolute patterns too)
         files = [p for p in files if p.is_file()]
     if not files:
+        names = [] if path.exists() else [p.name for p in path.parent.glob("*")]
+        close = did_you_mean(str(path.with_name(name)) for name in near(path.name, names))
         raise DataError(
             f"dataset.source={word}: no such file, and no file in a folder or by a pattern of that "
-            "name; give the raw text"
+            f"name; {close or 'give the raw text'}"
         )
+    for file in files:
+        require_text("dataset.source", file, DataError)
     return [Input(str(p.absolute()), _kind(p), p.stat().st_size) for p in files]
 
 
@@ -107,15 +121,21 @@ def _is_data(path: Path, folder: Path) -> bool:
 
 
 def _kind(path: Path) -> Kind:
-    head = first_bytes(path, _HEAD)
-    stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if head.startswith(b"PAR1"):
+    stripped = first_bytes(path, _HEAD).lstrip(BLANKS)
+    if _is_parquet(path):
         return Kind.ROWS
     if stripped.startswith(b"<") and b"<mediawiki" in stripped:
         return Kind.PAGES
     if stripped.startswith(b"{") or not stripped:
         return Kind.LINES
+    remedy = next((words for head, words in _OTHERS.items() if stripped.startswith(head)), None)
     raise DataError(
         f"{path}: neither a MediaWiki XML export, JSON lines nor parquet (it begins with "
-        f"{stripped[:20]!r}); give another dataset.source"
+        f"{stripped[:20]!r}); {remedy or 'give another dataset.source'}"
     )
+
+
+def _is_parquet(path: Path) -> bool:
+    """Returns whether the file, as its library reads it, is parquet."""
+    with path.open("rb") as file:
+        return file.read(len(_PARQUET)) == _PARQUET

@@ -10,15 +10,16 @@ from pathlib import Path
 from quantexp.data.prepare.inputs import Input, find_inputs, inputs_hash
 from quantexp.data.prepare.shards import SHARD_BYTES
 from quantexp.data.prepare.work import Filters
-from quantexp.data.prepared import TokenizerRecord
+from quantexp.data.prepared import TokenizerRecord, default_prefix
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
-from quantexp.folders import user_path
+from quantexp.errors import DataError
+from quantexp.folders import require_text, user_path
 from quantexp.processes.cores import allowed_cores
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 #: Incremented whenever the same input and configuration give other bytes.
-PREPARE_VERSION = 1
+PREPARE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,10 @@ def make_job(dataset: DatasetConfig, inputs: list[Input] | None = None) -> Job:
         inputs: the input files, if they are known; otherwise they are searched.
 
     Raises:
-        DataError: no input, or a tokenizer that cannot be read.
+        DataError: no input, a tokenizer that cannot be read, or a path that is not UTF-8.
     """
+    prefix = user_path(dataset.path or default_prefix(dataset.name)).absolute()
+    require_text("dataset.path", prefix, DataError)
     inputs = find_inputs(dataset.source) if inputs is None else inputs
     kind = (dataset.tokenizer or TokenizerKind.huggingface).value
     choice = TokenizerChoice(kind, dataset.tokenizer_path, dataset.eod, dataset.tokenizer_pattern)
@@ -93,7 +96,7 @@ def make_job(dataset: DatasetConfig, inputs: list[Input] | None = None) -> Job:
     source = [dataset.source] if isinstance(dataset.source, str) else list(dataset.source)
     decides = [PREPARE_VERSION, inputs_hash(inputs), asdict(filters), record.fingerprint]
     return Job(
-        prefix=user_path(dataset.path or f"data/{dataset.name}").absolute(),
+        prefix=prefix,
         inputs=inputs,
         source=source,
         filters=filters,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantexp.data.binary import partial_path
 from quantexp.data.prepare.job import Job
 from quantexp.data.prepare.shards import Shard
 from quantexp.data.prepared import read_card
@@ -65,4 +66,4 @@ class PartialFolder(WorkFolder):
 
 def partial_folder(job: Job) -> PartialFolder:
     """Returns the folder of a job."""
-    return PartialFolder(Path(f"{job.prefix}.partial"), job.hash)
+    return PartialFolder(partial_path(job.prefix), job.hash)

@@ -42,7 +42,8 @@ def print_report(prefix: Path, card: Card, console: Console) -> None:
         ("tokens", f"{text:.2f} bytes of text each"),
         ("written", f"{sum(card.num_bytes):,} bytes"),
         *((f"left out: {reason}", f"{n:,}") for reason, n in report["left_out"].items()),
-        ("rejected", _rejected(prefix, report["num_rejected"])),
+        ("rejected", f"{report['num_rejected']:,}"),
+        *_special_names(report.get("num_naming_specials", 0)),
         (
             "tokenizer",
             f"{card.tokenizer.kind}, {card.tokenizer.vocab_size:,} ids, end of document "
@@ -59,6 +60,14 @@ def print_report(prefix: Path, card: Card, console: Console) -> None:
     console.print(f"data  {prefix}.bin {prefix}.idx {prefix}.json", soft_wrap=True, markup=False)
 
 
+def print_rejected(prefix: Path, card: Card, console: Console) -> None:
+    """Prints how many records could not be read, if any; callers print it last, where it is seen."""
+    if num_rejected := card.report["num_rejected"]:
+        total = sum(card.num_documents) + sum(card.report["left_out"].values()) + num_rejected
+        words = f"{num_rejected:,} of {total:,} records could not be read: {prefix}.rejected.jsonl"
+        console.print(f"rejected  {words}", soft_wrap=True, markup=False)
+
+
 def _counts(card: Card) -> Table:
     table = Table(box=None)
     table.add_column("part")
@@ -70,8 +79,8 @@ def _counts(card: Card) -> Table:
     return table
 
 
-def _rejected(prefix: Path, number: int) -> str:
-    return f"{number:,}, named in {prefix}.rejected.jsonl" if number else "0"
+def _special_names(number: int) -> list[tuple[str, str]]:
+    return [("special tokens", f"{number:,} documents name one, as text")] if number else []
 
 
 def _sources(sources: dict[str, list[int]]) -> Table:

@@ -16,6 +16,7 @@ from typing import Any
 from quantexp.data.prepare.inputs import HUB, Input, Kind
 from quantexp.data.prepare.unpack import unpacked
 from quantexp.data.sources import Record, Rejected, read_lines, read_pages, row_record
+from quantexp.data.wiki_names import ENGLISH, Wiki, wiki_of
 from quantexp.errors import DataError
 
 #: A shard ends with the first record that reaches this many bytes.
@@ -46,6 +47,8 @@ class Shard:
     line: int
     #: Bytes of the file, as stored, that have been read.
     num_read: int
+    #: Of pages: what the head of the file says of their wiki.
+    wiki: Wiki = ENGLISH
 
 
 def read_shards(item: Input) -> Iterator[Shard]:
@@ -69,7 +72,7 @@ def read_shards(item: Input) -> Iterator[Shard]:
 def records(shard: Shard, name: str) -> Iterator[Record]:
     """Yields the records of a shard; `name` is the source of records that name none."""
     if shard.kind is Kind.PAGES:
-        return read_pages(shard.data, shard.line)
+        return read_pages(shard.data, shard.line, shard.wiki)
     if shard.kind is Kind.LINES:
         return read_lines(shard.data, shard.line, name)
     return _row_records(shard, name)
@@ -108,12 +111,14 @@ def _lines(item: Input) -> Iterator[Shard]:
 
 
 def _pages(item: Input) -> Iterator[Shard]:
-    start, line, rest = 0, 1, b""
+    start, line, rest, wiki = 0, 1, b"", ENGLISH
     for data, num_read, ends in _pieces(item, b"</page>"):
         if not ends:
             rest = data
             break
-        yield Shard(item.name, Kind.PAGES, data, start, start + len(data), line, num_read)
+        if start == 0:
+            wiki = _wiki(item, data[: data.find(b"<page>")])
+        yield Shard(item.name, Kind.PAGES, data, start, start + len(data), line, num_read, wiki)
         start, line = start + len(data), line + data.count(b"\n")
     if b"</mediawiki>" not in rest:
         last = line + rest.count(b"\n")
@@ -121,6 +126,13 @@ def _pages(item: Input) -> Iterator[Shard]:
             f"{item.name}: cut short: the XML has no </mediawiki> after line "
             f"{last}; download or copy it again"
         )
+
+
+def _wiki(item: Input, head: bytes) -> Wiki:
+    try:
+        return wiki_of(head)
+    except ValueError as error:
+        raise DataError(f"{item.name}: {error}; download or copy it again") from error
 
 
 def _pieces(item: Input, mark: bytes) -> Iterator[tuple[bytes, int, bool]]:

@@ -21,7 +21,13 @@ _MAX_UNPACKED = 1 << 20
 #: A file of more content than this that expands more than so many times is refused; no text does.
 _MAX_CONTENT, _MAX_EXPANSION = 1 << 28, 1000
 #: First bytes of a packed file -> name of the format.
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    # Frames to skip, with which pzstd begins a file (RFC 8878, 3.1.2).
+    **{bytes([first, 0x2A, 0x4D, 0x18]): "zstd" for first in range(0x50, 0x60)},
+}
 
 
 def unpacked(path: Path) -> Iterator[tuple[bytes, int]]:

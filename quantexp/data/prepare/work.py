@@ -1,7 +1,7 @@
 """The work on one shard: parse its records, filter them, tokenise, and assign them to the parts.
 
-Every step depends on the record alone, never on earlier ones: hashes of a document's text and name determine its part
-of the split and whether it is in the sampled share of its source.
+Every step depends on the shard alone, never on earlier ones: hashes of a document's text and identity determine its
+part of the split and whether it is in the sampled share of its source.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class Tally:
     #: Reason -> records.
     left_out: dict[str, int] = field(default_factory=dict)
     num_rejected: int = 0
+    #: Kept documents with the name of a special token, which is text.
+    num_naming_specials: int = 0
     #: Source -> documents, tokens.
     sources: dict[str, list[int]] = field(default_factory=dict)
 
@@ -75,6 +78,7 @@ class Tally:
         for reason, number in other.left_out.items():
             self.leave_out(reason, number)
         self.num_rejected += other.num_rejected
+        self.num_naming_specials += other.num_naming_specials
         for name, (num_documents, num_tokens) in other.sources.items():
             self.count(name, num_documents, num_tokens)
 
@@ -108,17 +112,19 @@ def work(
     """Returns what a shard adds to each part, its counts, and its unreadable records."""
     tally, rejected = Tally(), []
     kept: list[tuple[Document, bytes]] = []
+    seen = set[bytes]()
     for record in records(shard, filters.name):
         if isinstance(record, Rejected):
             rejected.append(record)
         elif isinstance(record, LeftOut):
             tally.leave_out(record.reason)
-        elif (reason := left_out(record, filters)) is not None:
+        elif (reason := left_out(record, filters, shard.file, seen)) is not None:
             tally.leave_out(reason)
         else:
             content = record.text.encode("utf-8")
             tally.num_chars += len(record.text)
             tally.num_text_bytes += len(content)
+            tally.num_naming_specials += tokenizer.names_special(record.text)
             kept.append((record, hashlib.blake2b(content, digest_size=HASH_BYTES).digest()))
     tally.num_rejected = len(rejected)
     ids = tokenizer.tokenize_all([document.text for document, _ in kept])
@@ -130,20 +136,41 @@ def work(
     return pieces, tally, rejected
 
 
-def left_out(document: Document, filters: Filters) -> str | None:
-    """Returns the reason why a document is not kept, or None."""
+def left_out(document: Document, filters: Filters, file: str, seen: set[bytes]) -> str | None:
+    """Returns the reason why a document is not kept, or None.
+
+    `seen` has the identities of earlier documents of the shard, and gets this one's.
+    """
     if filters.sources:
         share = filters.sources.get(document.source)
         if share is None:
             return NOT_CHOSEN
-        name = f"{document.source}\0{document.id}".encode(errors="surrogatepass")
-        if share < 1 and _uniform(hashlib.blake2b(name, digest_size=8).digest()) >= share:
+        if share < 1 and _uniform(_identity(document, file, seen)) >= share:
             return NOT_SAMPLED
     if len(document.text) < filters.min_chars:
         return SHORT
     if filters.max_chars is not None and len(document.text) > filters.max_chars:
         return LONG
     return None
+
+
+def _identity(document: Document, file: str, seen: set[bytes]) -> bytes:
+    """Returns the hash of a document that decides whether the sample of its source contains it.
+
+    It covers source, id and text, so that documents with the same id are independent unless they are copies. A document
+    without an id, or with a copy before it in the shard, is identified by the name of its file and its position too.
+    """
+    words = [document.source, document.id, document.text]
+    identity = _hash(*words)
+    if not document.id or identity in seen:
+        identity = _hash(*words, Path(file).name, str(document.place))
+    seen.add(identity)
+    return identity
+
+
+def _hash(*words: str) -> bytes:
+    content = "\0".join(words).encode(errors="surrogatepass")
+    return hashlib.blake2b(content, digest_size=8).digest()
 
 
 def part_of(digest: bytes, bounds: tuple[float, float]) -> int:

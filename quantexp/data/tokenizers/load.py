@@ -23,6 +23,11 @@ _NEEDS = {
     "tiktoken": "a file of ranks (cl100k_base.tiktoken, or Meta's tokenizer.model of Llama 3)",
     "sentencepiece": "a SentencePiece model (tokenizer.model)",
 }
+#: What a folder may hold besides tokenizer.json that belongs to its tokenizer.
+COMPANIONS = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.jinja",
+)
 #: Names of the end-of-document token if no `tokenizer_config.json` names it.
 _EOD_NAMES = ("<|end_of_text|>", "<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>")
 
@@ -80,9 +85,13 @@ class HuggingFaceTokenizer(Tokenizer):
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         check_ids(file, self.vocab_size)
-        self.eod = vocab[_eod_name(file, vocab) if eod is None else _given_eod(file, vocab, eod)]
-        config = file.with_name("tokenizer_config.json")
-        self.files = (file, config) if config.is_file() else (file,)
+        eod_name = _eod_name(file, vocab) if eod is None else _given_eod(file, vocab, eod)
+        self.eod = vocab[eod_name]
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self.specials = {token.content: i for i, token in added if token.special}
+        self.specials |= {eod_name: self.eod}
+        companions = (file.with_name(name) for name in COMPANIONS)
+        self.files = (file, *(each for each in companions if each.is_file()))
         self._content, self._has_tried_words = content, False
         self._words: Words | None = None
         self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
@@ -93,14 +102,27 @@ class HuggingFaceTokenizer(Tokenizer):
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Returns the ids of each text, word by word if the tokenizer supports it (see `words`)."""
+        """Returns the ids of each document, word by word if the tokenizer supports it (see `words`)."""
         with failures(self.files[0], FAILS):
             if not self._has_tried_words:
                 self._words, self._has_tried_words = words_of(self._tokenizer, self._content), True
             cached = [None if self._words is None else self._words.ids(text) for text in texts]
             others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
-            rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
-            return [next(rest).ids if ids is None else ids for ids in cached]
+            rest = iter(self._encode(others))
+            all_ids = [next(rest) if ids is None else ids for ids in cached]
+            return [
+                self._as_text(text, ids, lambda piece: self._encode([piece])[0])
+                for text, ids in zip(texts, all_ids, strict=True)
+            ]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        """Returns the ids of texts, in which the library does not look for special tokens."""
+        self._tokenizer.encode_special_tokens = True
+        try:
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+        return [each.ids for each in encoded]
 
     def text_of(self, token: int) -> str:
         """Returns the text of one id; of a part of a character that of the vocabulary."""
@@ -114,13 +136,6 @@ class HuggingFaceTokenizer(Tokenizer):
         """Returns the text of the ids, special tokens included."""
         with failures(self.files[0], FAILS):
             return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """What the post-processor of `tokenizer.json` puts before a text, such as `<|begin_of_text|>` of Llama 3."""
-        with failures(self.files[0], FAILS):
-            whole = self._tokenizer.encode("a", add_special_tokens=True)
-        return tuple(whole.ids[: [*whole.special_tokens_mask, 0].index(0)])
 
 
 def load_tokenizer(
@@ -155,7 +170,7 @@ def load_tokenizer(
     if path is None:
         raise DataError(
             f"dataset.tokenizer={name} needs a path: give {_NEEDS[name]}, as "
-            "dataset.tokenizer_path=..."
+            "dataset.tokenizer_path=..., or dataset.tokenizer=byte, which needs nothing"
         )
     file = user_path(path)
     if name == "huggingface":

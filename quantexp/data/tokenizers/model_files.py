@@ -88,6 +88,7 @@ class TiktokenTokenizer(Tokenizer):
                 special_tokens=known.special,
             )
         self.eod, self.vocab_size, self.files = known.special[name], known.vocab_size, (path,)
+        self.specials = known.special
         decides = f"\npattern {known.pattern} eod {self.eod}".encode()
         self._fingerprint = hashlib.sha256(content + decides).hexdigest()
 
@@ -97,7 +98,7 @@ class TiktokenTokenizer(Tokenizer):
             return list(self._encoding.encode_ordinary(text))
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Returns the ids of each text."""
+        """Returns the ids of each document."""
         with failures(self.files[0], FAILS):
             return [self._encoding.encode_ordinary(text) for text in texts]
 
@@ -139,6 +140,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = int(self._model.get_piece_size())
         check_ids(path, self.vocab_size)
         self.eod, self.files = self._eod(path, eod), (path,)
+        controls = filter(self._model.is_control, range(self.vocab_size))
+        self.specials = {self._model.id_to_piece(i): i for i in {*controls, self.eod}}
         self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
 
     def _eod(self, path: Path, name: str | None) -> int:
@@ -158,9 +161,10 @@ class SentencePieceTokenizer(Tokenizer):
             return list(self._model.encode(text))
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Returns the ids of each text."""
+        """Returns the ids of each document."""
         with failures(self.files[0], FAILS):
-            return [self._model.encode(text) for text in texts]
+            encode = self._model.encode
+            return [self._as_text(text, encode(text), encode) for text in texts]
 
     def text_of(self, token: int) -> str:
         """Returns the piece, with a space for its mark of one."""

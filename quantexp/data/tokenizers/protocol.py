@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 from quantexp.errors import DataError
 
@@ -22,6 +26,8 @@ class Tokenizer(ABC):
     vocab_size: int
     #: The id that ends a document.
     eod: int
+    #: The names of its special tokens, `eod` included, with their ids; empty for bytes, which have no names.
+    specials: Mapping[str, int] = MappingProxyType({})
     #: The files it was read from; copies of them give the same tokenizer.
     files: tuple[Path, ...]
     _fingerprint: str
@@ -37,11 +43,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokenize(self, text: str) -> list[int]:
-        """Returns the text's ids, without `eod`."""
+        """Returns the text's ids, without `eod`; what the name of a special token gives is up to the library."""
 
     @abstractmethod
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Returns the ids of each text as `tokenize` does, in one call, which is faster."""
+        """Returns the ids of each document, in one call, which is faster.
+
+        The name of a special token is text, so no document has a special token, or `eod`, inside it.
+        """
 
     @abstractmethod
     def text_of(self, token: int) -> str:
@@ -51,10 +60,29 @@ class Tokenizer(ABC):
     def detokenize(self, ids: list[int]) -> str:
         """Returns the text of some ids; of bytes that are no character U+FFFD."""
 
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """The ids that the tokenizer's own template puts before a text; `tokenize` leaves them out."""
-        return ()
+    def names_special(self, text: str) -> bool:
+        """Returns whether a text has the name of a special token."""
+        return bool(self.specials) and self._names.search(text) is not None
+
+    def _as_text(
+        self, text: str, ids: Sequence[int], encode: Callable[[str], Sequence[int]]
+    ) -> Sequence[int]:
+        """Returns a document's ids, where `encode` may have given a special token for its name.
+
+        Such a name is cut after its first character, and the pieces are encoded by themselves. An `eod` that is left,
+        because its name has one character or because of the tokenizer's normalisation, is removed.
+        """
+        starts = [match.start() + 1 for match in self._names.finditer(text)]
+        names = {match[0] for match in self._names.finditer(text)} if starts else set()
+        if not {self.specials[name] for name in names}.isdisjoint(ids):
+            pieces = (text[begin:end] for begin, end in pairwise([0, *starts, len(text)]))
+            ids = [each for piece in pieces for each in encode(piece)]
+        return [each for each in ids if each != self.eod] if self.eod in ids else ids
+
+    @cached_property
+    def _names(self) -> re.Pattern[str]:
+        longest_first = sorted(self.specials, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)))
 
 
 def check_ids(path: Path, vocab_size: int) -> None:

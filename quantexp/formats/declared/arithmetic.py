@@ -215,7 +215,11 @@ def _round_wide(q: Tensor, element: Element, rounding: Rounding, random: Tensor 
         round_at_random(q, step, random)
         return
     multiples = q / step  # exact, and at most 2^(mantissa bits + 1)
-    whole = multiples.round() if rounding is Rounding.EVEN else (multiples + 0.5).floor_()
+    if rounding is Rounding.EVEN:
+        whole = multiples.round()
+    else:
+        whole = multiples.floor()
+        whole += multiples - whole >= 0.5
     torch.mul(whole, step, out=q)
 
 

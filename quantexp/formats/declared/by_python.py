@@ -14,7 +14,6 @@ from quantexp.formats.definitions.python import (
     DIGEST,
     PYTHON,
     PythonFormat,
-    can_be_proved,
     instance_of,
 )
 from quantexp.formats.types import Format
@@ -54,22 +53,3 @@ def quantise_python(
             f"got {got}"
         )
     return y
-
-
-def contained(x: Tensor, fmt: Format, axis: int) -> Tensor | None:
-    """Whether each element is a value of the format, by its own word; None if its class does not say.
-
-    Raises:
-        FormatError: it returns anything but bool of x's shape, or as `instance_of`.
-    """
-    instance = python_instance(fmt)
-    if not can_be_proved(instance):
-        return None
-    with torch.no_grad():
-        contains = instance.contains(x.detach().clone(), axis)
-    is_mask = isinstance(contains, Tensor) and contains.dtype is torch.bool
-    if not is_mask or contains.shape != x.shape:
-        raise FormatError(
-            f"contains of the format {fmt.name} must return bool of x's shape {tuple(x.shape)}, got {contains!r:.80}"
-        )
-    return contains

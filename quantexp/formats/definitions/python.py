@@ -2,14 +2,13 @@
 
     class MyFormat:
         def quantise(self, x: Tensor, *, axis: int, generator: torch.Generator) -> Tensor: ...
-        def contains(self, x: Tensor, axis: int) -> Tensor: ...        # optional
 
 `quantise` returns values in x's shape and dtype; `generator` lies on x's device and is seeded from the run's seed, the
-slot, the iteration and the micro-batch, so that a run repeats its numbers. `contains` says for each element, as bool of
-x's shape, whether it is a value of the format; the proof of engagement asks it. Without it nobody can prove what ran.
+slot, the iteration and the micro-batch, so that a run repeats its numbers, and so that the proof of engagement can call
+the class again and compare.
 
 Only a module that a configuration names is imported, and only by what quantises. A run records the digest of its source
-and its text, and stops if the module that it imports is another.
+and of the modules that it imports from its own package, and their texts, and stops if one of them is another.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ import importlib.util
 import json
 import re
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quantexp.errors import FormatError
 from quantexp.formats.types import Element, Family, Format, Rounding
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 #: The keys of a definition.
 PYTHON, DIGEST = "python", "source_sha256"
+#: Folders of installed packages, which lie beside packages that have nothing to do with them.
+_INSTALLED = ("site-packages", "dist-packages")
+#: quantexp's own code, where it lies in the same folder: a run's identity has its digest.
+_OURS = "quantexp"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 #: What is known of its values: nothing, so that a plan counts those of the working precision.
 _UNKNOWN = Element("python", 16, emin=-126, emax=127, mantissa_bits=7, max=float("inf"))
@@ -45,25 +49,75 @@ class PythonFormat(Protocol):
         """The values of x in the format, in x's shape and dtype."""
 
 
-class ProvedFormat(PythonFormat, Protocol):
-    """A class that says which values are its own."""
-
-    def contains(self, x: Tensor, axis: int) -> Tensor:
-        """Whether each element is a value of the format, bool of x's shape."""
-
-
 def is_python(name: str) -> bool:
     """Whether a name is one of a Python class."""
     return _NAME.fullmatch(name) is not None
 
 
 def python_definition(name: str) -> dict[str, str]:
-    """The definition of a Python format: its name, and the digest of its module's source.
+    """The definition of a Python format: its name, and the digest of `source_files`.
 
     Raises:
         FormatError: there is no such module, or it has no source.
     """
-    return {PYTHON: name, DIGEST: hashlib.sha256(source_file(name).read_bytes()).hexdigest()}
+    first, *others = ((module, file.read_bytes()) for module, file in source_files(name).items())
+    digest = hashlib.sha256(first[1])
+    for module, content in others:
+        digest.update(f"\0{module}\0{len(content)}\0".encode() + content)
+    return {PYTHON: name, DIGEST: digest.hexdigest()}
+
+
+def source_files(name: str) -> dict[str, Path]:
+    """The files that define a format, by their modules: its own, and those that it imports from beside it, in order.
+
+    Beside it is its own package; if that is not installed, the folder that the package or the module lies in. Imports
+    are followed as they are written, also in functions; one by a computed name is not seen. Empty files are left out.
+
+    Raises:
+        FormatError: there is no such module, or it has no source.
+    """
+    own, file = name.partition(":")[0], source_file(name)
+    is_package = file.name == "__init__.py"
+    root = file.parents[own.count(".") + is_package]
+    top = own.partition(".")[0] if root.name in _INSTALLED else None
+    files, waiting = {own: file}, [own]
+    while waiting:
+        module = waiting.pop()
+        for each in _imports(module, files[module]):
+            first, other = each.partition(".")[0], _file_in(root, each)
+            is_beside = top in (None, first) and first != _OURS
+            if other is not None and is_beside and each not in files:
+                files[each] = other
+                waiting.append(each)
+    others = sorted(each for each in files if each != own and files[each].stat().st_size)
+    return {each: files[each] for each in (own, *others)}
+
+
+def _imports(module: str, file: Path) -> set[str]:
+    """The modules that a file imports, with the packages that they lie in and its own; some may be other objects."""
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    names = {package}
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):  # not Python: reported when it is imported; or an extension
+        nodes = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            base = ".".join(filter(None, [*(above if node.level else []), node.module]))
+            names |= {base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)}
+    parts = [name.split(".") for name in names if name]
+    return {".".join(each[:end]) for each in parts for end in range(1, len(each) + 1)}
+
+
+def _file_in(root: Path, module: str) -> Path | None:
+    """The file of a module in a folder, source or extension; None if it does not lie there."""
+    place = root.joinpath(*module.split("."))
+    suffixes = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
+    files = [place / "__init__.py", *(place.with_name(place.name + suffix) for suffix in suffixes)]
+    return next((file for file in files if file.is_file()), None)
 
 
 def source_file(name: str) -> Path:
@@ -141,33 +195,3 @@ def instance_of(name: str, digest: str | None) -> PythonFormat:
         )
     result: PythonFormat = instance
     return result
-
-
-@cache
-def defines_contains(name: str) -> bool:
-    """Whether the class, or a base of it in its module, defines `contains`, by the source; nothing is imported.
-
-    Raises:
-        FormatError: as `source_file`, or the source is no Python.
-    """
-    file = source_file(name)
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
-    except SyntaxError as error:
-        raise FormatError(f"{file}, line {error.lineno}: {error.msg}; correct the file") from error
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    left, seen = [name.partition(":")[2]], set[str]()
-    while left:
-        kind = classes.get(left.pop())
-        if kind is None or kind.name in seen:
-            continue
-        seen.add(kind.name)
-        if any(isinstance(node, ast.FunctionDef) and node.name == "contains" for node in kind.body):
-            return True
-        left += [base.id for base in kind.bases if isinstance(base, ast.Name)]
-    return False
-
-
-def can_be_proved(fmt: PythonFormat) -> TypeGuard[ProvedFormat]:
-    """Whether its class has `contains`."""
-    return callable(getattr(fmt, "contains", None))

@@ -24,7 +24,7 @@ from quantexp.formats.mx_scale import rule_offset
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Rounding
 from quantexp.formats.words import is_compiled
-from quantexp.processes.compiled import library
+from quantexp.processes.compiled import address, library
 
 SOURCE = Path(__file__).with_name("cpu.c")
 #: Consequence of missing compiled code, for messages.
@@ -178,7 +178,8 @@ def finite_amax(x_N: Tensor) -> Tensor:
     """The largest magnitude among x's finite elements, 0-dim float32; 0 if there are none. x is contiguous."""
     compiled = functions()
     assert compiled is not None, "claimed"
-    job = _Job(x=x_N.data_ptr(), dtype=_DTYPES[x_N.dtype], inner=x_N.numel())
+    x = address(x_N, x_N.numel(), *compiled.dtypes)
+    job = _Job(x=x, dtype=_DTYPES[x_N.dtype], inner=x_N.numel())
     bits = compiled.largest_finite(job, torch.get_num_threads()) if x_N.numel() else 0
     amax = struct.unpack("<f", struct.pack("<I", bits))[0]
     return torch.tensor(amax, dtype=torch.float32, device="cpu")
@@ -194,8 +195,12 @@ def draw(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
     """Write the random numbers of the counters `index`, int64 [...], to the contiguous `numbers`, float32 [..., 4]."""
     compiled = functions()
     assert compiled is not None, "claimed"
-    index = index.contiguous()
-    job = _Draw(index.data_ptr(), numbers.data_ptr(), index.numel(), seed, offset)
+    index, count = index.contiguous(), index.numel()
+    job = _Draw(
+        address(index, count, torch.int64),
+        address(numbers, 4 * count, torch.float32),
+        *(count, seed, offset),
+    )
     compiled.random_integers(job, torch.get_num_threads())
 
 
@@ -217,10 +222,11 @@ def _run(
         return
     grid = _grid(spec, 1.0 if scale is None else float(scale))
     outer, extent, inner, width = extents
+    num_elements = outer * extent * inner
     job = _Job(
-        x=x.data_ptr(),
-        y=y.data_ptr(),
-        rows=None if rows is None else rows.data_ptr(),
+        x=address(x, num_elements, *compiled.dtypes),
+        y=address(y, num_elements, x.dtype),
+        rows=None if rows is None else address(rows, num_elements, x.dtype),
         dtype=_DTYPES[x.dtype],
         outer=outer,
         extent=extent,

@@ -107,9 +107,19 @@ class _Reader:
         self._positions: dict[Path, _Position] = {}
 
     def write_new(self, current: Standing) -> bool:
-        """Write the output added since the last call; returns whether there was any."""
+        """Write the output added since the last call; returns whether there was any.
+
+        Raises:
+            RunError: the logs are another user's.
+        """
         log = self._run.rank_log(self._rank)
-        if log.exists():
+        try:
+            is_there = log.exists()
+        except PermissionError as error:
+            raise RunError(
+                f"{log.parent} is readable by its owner alone, who may share it by chmod"
+            ) from error
+        if is_there:
             return self._write_new_of(log, "")
         files = launcher_of(kind_of(current.status)).logs(current)
         return sum(self._write_new_of(file, f"==> {file} <==\n") for file in files) > 0

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from quantexp.launch.backend import Standing
@@ -26,6 +26,7 @@ from quantexp.terminal.console import plain
 from quantexp.terminal.escaping import printable_line
 from quantexp.terminal.fitted_table import Column, Fitted, Shrink, fitted_table
 from quantexp.terminal.units import duration
+from quantexp.terminal.wrapping import wrapped
 
 #: The column with a run's location or reason, which moves below a narrow table.
 ABOUT = "where, or why it ended"
@@ -96,7 +97,7 @@ class _Page:
         parts: list[RenderableType] = [plain(f"{shared}...", "dim")] * bool(shared)
         parts.append(fitted.table)
         if below and ABOUT in fitted.left_out:
-            parts.append(_below(shown, missing, names))
+            parts.append(_below(shown, missing, names, self.console.width))
         if below:
             parts += [plain(note, "yellow") for note in _notes(self.standings)]
         elif len(shown) < len(self.standings):
@@ -156,7 +157,7 @@ def about(standing: Standing, where: str | None = None) -> str:
 
 
 def _below(
-    shown: Sequence[Standing], missing: Sequence[Missing], names: list[str]
+    shown: Sequence[Standing], missing: Sequence[Missing], names: list[str], width: int
 ) -> RenderableType:
     """Each location or reason once with its runs; jobs that wait for the same reason appear without their ids."""
     groups: dict[str, list[str]] = {}
@@ -167,16 +168,28 @@ def _below(
         groups.setdefault(about(standing, where), []).append(name)
     for run in missing:
         groups.setdefault(run.reason, []).append(run.name)
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
+    rows = []
     for words, runs in groups.items():
         if words:
             some = (
                 runs if len(runs) <= FEW else [*runs[: FEW - 1], f"and {len(runs) - FEW + 1} more"]
             )
-            grid.add_row(plain("\n".join(map(printable_line, some))), plain(words))
-    return Group("", grid, "") if grid.row_count else Group()
+            rows.append((list(map(printable_line, some)), plain(words)))
+    indent = max((cell_len(name) for some, _ in rows for name in some), default=0) + 2
+    lines = [
+        _beside(name, part, indent, width)
+        for some, words in rows
+        for name, part in itertools.zip_longest(some, wrapped(words, width - indent))
+    ]
+    return Group("", *lines, "") if lines else Group()
+
+
+def _beside(name: str | None, part: Text | None, indent: int, width: int) -> Text:
+    """A line of a name and a part of a reason, or two lines where a command is too long to stand beside the name."""
+    name, part = name or "", part or Text()
+    fits = indent + part.cell_len <= width
+    gap = " " * (indent - cell_len(name)) if fits else "\n" * bool(name)
+    return Text.assemble((name, "bold"), gap, part, no_wrap=True, overflow="ignore")
 
 
 def _notes(standings: Sequence[Standing]) -> list[str]:

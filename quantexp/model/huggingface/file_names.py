@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"

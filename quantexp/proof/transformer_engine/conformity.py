@@ -26,7 +26,7 @@ from torch import Tensor
 
 from quantexp.formats import Family, QuantSpec, Rounding, Scaling, encode, quantise
 from quantexp.formats.types import BlockScaleKind
-from quantexp.proof.grids import Finding, Status
+from quantexp.proof.findings import Finding, Status
 from quantexp.proof.transformer_engine.stored import BLOCKS, E2M1, NV_TOP, Kind, Stored
 from quantexp.proof.verdict import NOT_FINITE
 

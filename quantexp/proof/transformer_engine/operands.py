@@ -7,10 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from quantexp.formats import QuantSpec
-from quantexp.proof.grids import Finding, Status
+from quantexp.proof.diagnosis import instead
+from quantexp.proof.expected import num_unequal
+from quantexp.proof.findings import Finding, Status
 from quantexp.proof.transformer_engine.conformity import finding_of, other_shape
 from quantexp.proof.transformer_engine.stored import read
-from quantexp.proof.verdict import judge
+from quantexp.proof.verdict import compared
 
 
 def judge_operand(x: Any, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
@@ -35,4 +37,4 @@ def judge_operand(x: Any, spec: QuantSpec, axis: int, source: Tensor) -> Finding
     matrix = x.detach().reshape(-1, x.shape[-1])
     if matrix.shape != source.shape:
         return other_shape(matrix, source)
-    return judge(matrix, spec, axis, source)
+    return compared(matrix, source, spec, axis, num_unequal(matrix, source), instead)

@@ -29,12 +29,10 @@ from quantexp.quant.multiply import clipped_gradient, quantised_operand
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import (
     FusedContext,
-    is_watched,
     product_context,
     untracked,
 )
 from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, Operand
-from quantexp.quant.whole_amax import is_reduced
 
 #: The kernels that never store T x T; torch uses the first one that applies.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
@@ -93,9 +91,7 @@ class _Fused(torch.autograd.Function):
             operands.append(operand.detach().requires_grad_())
         q, k, v = operands
         originals = tensors if _keeps_originals(precision) else None
-        call_context = FusedContext(
-            precision.module, None if originals is None else lambda: _by_head(originals)
-        )
+        call_context = FusedContext(precision.module)
         with torch.enable_grad(), product_context(call_context):
             o = _kernel(q, k, v, call.softmax_scale, call.mask)
         if call.wants(FORWARD, "attn_weights"):
@@ -125,12 +121,8 @@ class _Fused(torch.autograd.Function):
 
 
 def _keeps_originals(precision: ModulePrecision) -> bool:
-    """Whether an operand's gradient or the proof of engagement needs the operand before quantisation."""
-    specs = (precision.spec(slot) for slot in _FORWARD)
-    return any(
-        spec.clip_gradient or spec.needs_step_state or (is_reduced(spec) and is_watched())
-        for spec in specs
-    )
+    """Whether an operand's gradient needs the operand before quantisation."""
+    return any(precision.spec(slot).clip_gradient for slot in _FORWARD)
 
 
 def _by_head(tensors: tuple[Tensor, ...]) -> dict[Operand, Tensor]:

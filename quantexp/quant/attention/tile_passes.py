@@ -115,7 +115,7 @@ class Forward:
             gathered.put(Operand.P, tile, P)
             gathered.put(FPROP_P, tile, P_quantised)
             o[:, tile.rows] = work.product(
-                Site.PV, Product.FPROP, tile, P_quantised, v[:, tile.keys], P
+                Site.PV, Product.FPROP, tile, P_quantised, v[:, tile.keys]
             )
         self._hand_over(gathered)
         return o
@@ -178,16 +178,14 @@ class Backward:
         work = self.work
         P, dP, dS = self._tile(tile)
         P_quantised = work.quantised_tile(DGRAD_V_P, tile, P)
-        dv[:, tile.keys] += work.product(
-            *DGRAD_V_P[:2], tile, P_quantised, self.dO_v[:, tile.rows], P
-        )
+        dv[:, tile.keys] += work.product(*DGRAD_V_P[:2], tile, P_quantised, self.dO_v[:, tile.rows])
         self._keep(tile, {Operand.P: P, "dP": dP, DGRAD_V_P: P_quantised})
         del P, dP, P_quantised
         dS_q, dS_k = work.quantised_tile_pair(DGRAD_Q_DS, DGRAD_K_DS, tile, dS)
         self._keep(tile, {Operand.DS: dS, DGRAD_Q_DS: dS_q, DGRAD_K_DS: dS_k})
-        dq[:, tile.rows] = work.product(*DGRAD_Q_DS[:2], tile, dS_q, self.k_q[:, tile.keys], dS)
+        dq[:, tile.rows] = work.product(*DGRAD_Q_DS[:2], tile, dS_q, self.k_q[:, tile.keys])
         del dS_q
-        dk[:, tile.keys] += work.product(*DGRAD_K_DS[:2], tile, dS_k, self.q_k[:, tile.rows], dS)
+        dk[:, tile.keys] += work.product(*DGRAD_K_DS[:2], tile, dS_k, self.q_k[:, tile.rows])
 
     def _keep(self, tile: Tile, tensors: dict[object, Tensor]) -> None:
         for name, x in tensors.items():

@@ -194,33 +194,20 @@ class TileProducts:
         tile: Tile,
         left: Tensor,
         right: Tensor,
-        source: Tensor | None = None,
         *,
         recomputed: bool = False,
     ) -> Tensor:
-        """One product of a tile, of quantised operands; float32 for products that are summed over tiles.
-
-        `source` is P or dS before quantisation.
-        """
+        """One product of a tile, of quantised operands; float32 for products that are summed over tiles."""
         slots = operands_of(site, product)
 
         def oriented(slot: Slot, x: Tensor) -> Tensor:
             return x.transpose(1, 2) if slot in _TRANSPOSED else x
 
-        def original(slot: Slot) -> Tensor:
-            if slot.operand in TILE_OPERANDS:
-                assert source is not None
-                return oriented(slot, source)
-            extent = tile.rows if slot.operand in (Operand.Q, Operand.DO) else tile.keys
-            whole = self._by_head(slot.operand, self.tensors[slot.operand])
-            return oriented(slot, whole[:, extent])
-
-        part = Part(tile.index, tile.last, self._amax)
+        part = Part(tile.index, tile.last, tile.rows, tile.keys, self._amax)
         call_context = ProductContext(
             self.precision.module,
             site,
             product,
-            sources=lambda: (original(slots[0]), original(slots[1])),
             part=part,
             recomputed=recomputed,
             widened_from=self.dtype if product in _SUMMED else None,
@@ -233,11 +220,6 @@ class TileProducts:
         return multiply(call_context, oriented(slots[0], left), oriented(slots[1], right), scale)
 
     def _amax(self, slot: Slot) -> Tensor | None:
-        """The amax of an operand's whole tensor, if the operand's scale depends on it."""
-        spec = self.spec(slot)
-        if not follows_own_amax(spec):
-            return None
-        if slot.operand in TILE_OPERANDS:
-            return self.amaxes.get(slot)
-        amax = own_amax(self.tensors[slot.operand], spec, dim_of(slot.operand, spec))
-        return reduced(self.precision.module, amax)
+        """The amax of a whole P or dS, if its scale depends on it."""
+        is_scaled = slot.operand in TILE_OPERANDS and follows_own_amax(self.spec(slot))
+        return self.amaxes.get(slot) if is_scaled else None

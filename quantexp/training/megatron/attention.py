@@ -150,6 +150,12 @@ class SchemeAttention(LatentCoreAttention):
         o = tiled.attention(call, q_TBHD, k_TBGD, v_TBGE, probabilities)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 
+    def uses_kernels(self, query: Tensor, value: Tensor) -> bool:
+        """Whether Triton kernels compute the attention of these tensors."""
+        if self.path is not AttentionPath.tiled:
+            return False
+        return tiled.kernels_for(self._call(None), query, value) is not None
+
     def _call(self, mask: Tensor | None) -> AttentionCall:
         share = _share(self.config.context_parallel_size)
         if share is not None and mask is not None:

@@ -57,9 +57,14 @@ class Observer(Protocol):
         """This rank's parts of the model are built; the first iteration follows."""
 
     def proof(
+        self, iteration: int, declared: PrecisionMap, *, is_complete: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """A context for the forward and backward passes of an iteration, proved completely or in drawn parts."""
+
+    def proof_of_evaluation(
         self, iteration: int, declared: PrecisionMap
     ) -> contextlib.AbstractContextManager[None]:
-        """A context for the forward and backward passes of an iteration to be proved."""
+        """A context for the forward passes of the evaluation after an iteration, proved in drawn parts."""
 
     def outside_products(self, watch: StateWatch, stepped: bool) -> None:
         """The rest of an iteration to be proved: what this rank rounded outside of products, if the optimizer stepped.

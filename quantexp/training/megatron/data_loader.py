@@ -288,7 +288,7 @@ def _repeated(held_out: Any, number: int) -> str:
         if len(part) > most and part.num_samples > most:
             return (
                 f"evaluation.samples={number} needs {part.num_samples} held-out samples of {part.dataset_path}, which "
-                f"has {most}: evaluate fewer, shorter ones (training.seq_length), or more of it (dataset.split)"
+                f"has {most}: take evaluation.samples={most}, a shorter training.seq_length, or more of dataset.split"
             )
     return ""
 
@@ -305,10 +305,10 @@ def warn_without_hashes(prefixes: Iterable[Path]) -> None:
 def _check_ids(pair: Any, prefix: Path, tokenizer: Tokenizer) -> None:
     """Check that the first ids are valid for the tokenizer; reading a whole corpus would take hours."""
     num_ids = min(_NUM_CHECKED_IDS, int(pair.sequence_lengths.sum()))
-    largest = int(pair.bin_reader.read(pair.index.dtype, num_ids, 0).max())
-    if largest >= tokenizer.vocab_size:
+    ids = pair.bin_reader.read(pair.index.dtype, num_ids, 0)
+    if not 0 <= (extreme := min(int(ids.min()), 0) or int(ids.max())) < tokenizer.vocab_size:
         raise DataError(
-            f"{prefix}.bin has id {largest}, but the tokenizer has {tokenizer.vocab_size} ids: "
+            f"{prefix}.bin has id {extreme}, but the tokenizer has {tokenizer.vocab_size} ids: "
             "set dataset.tokenizer to the tokenizer of the dataset"
         )
 

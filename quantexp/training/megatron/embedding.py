@@ -51,9 +51,7 @@ class SchemeEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
         module = replace(self.precision.module, name=OUTPUT)
         of_weight = ModulePrecision(module, {FPROP_W: spec, DGRAD_W: spec})
         table = _Table.apply(w, of_weight, self.copies) if spec.quantised else w  # type: ignore[no-untyped-call]
-        context = ProductContext(
-            self.precision.module, LOOKUP_W.site, LOOKUP_W.product, sources=lambda: (w, w)
-        )
+        context = ProductContext(self.precision.module, LOOKUP_W.site, LOOKUP_W.product)
         # An entry of the instance hides the parameter, which stays registered.
         self.__dict__["weight"] = table
         try:

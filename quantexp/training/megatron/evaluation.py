@@ -2,7 +2,8 @@
 
 Each group of micro-batches runs once with nothing quantised, the reference, and then under each map: the scheme's, and,
 if asked for, the scheme in one layer or module at a time. In the first group the proof of engagement watches every
-pass. Weights are quantised for each product anew, so that memory holds no second copy of the model.
+pass completely, in the others drawn parts of each. Weights are quantised for each product anew, so that memory holds no
+second copy of the model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from megatron.core.transformer.module import Float16Module
 from quantexp.config.evaluation import Part, map_iteration, parts_evaluated
 from quantexp.model.layout import Layout
 from quantexp.model.training_state import read_index
-from quantexp.proof.verdict import Verdict, require
+from quantexp.proof.drawn import DrawnChecks
+from quantexp.proof.merging import named_in_order
+from quantexp.proof.verdict import Verdict, require, require_none
 from quantexp.quant.precision import (
     ModuleId,
     PrecisionMap,
@@ -32,6 +35,7 @@ from quantexp.quant.step_state import StepState
 from quantexp.schema import Experiment, Precision
 from quantexp.training.megatron.backend import scheme_spec
 from quantexp.training.megatron.collectives import (
+    any_rank,
     gather,
     mean_over_data_parallel,
     sum_over_stages,
@@ -82,12 +86,14 @@ class Evaluator:
         for each in models:
             each.eval()
         self.passes = Passes(models, training, self.layout, device)
-        self.watched = Watched(self.chunks)
+        self.watched = Watched(self.chunks, training.seed)
         declared = precision_map(model, experiment.quant, self.iteration)
         self.reference = unquantised(declared)
         self.parts = parts_evaluated(experiment, declared)
         self.maps = [self._map(declared, part) for part in self.parts]
         self.sums = DocumentSums(len(self.maps))
+        #: The forward products of each map, by its identity.
+        self._forward: dict[int, PrecisionMap] = {}
 
     def _map(self, declared: PrecisionMap, part: Part) -> PrecisionMap:
         """The scheme in this part, and nothing quantised elsewhere."""
@@ -162,12 +168,20 @@ class Evaluator:
 
         def begin(position: int) -> None:
             place = index * self.layout.pipeline + position
+            self.watched.begin(self.iteration, place)
             rank = parallel_state.get_data_parallel_rank()
             self.state.begin(self.iteration, place * self.layout.data + rank)
 
+        forward = self._forward.setdefault(id(declared), forward_only(declared))
         if index > 0:
-            return self.passes.logits(group, begin), None
-        with self.watched.proving(self.iteration, forward_only(declared)) as verdict:
+            checks = DrawnChecks()
+            with self.watched.drawing(self.iteration, forward, checks, 1, 0, turn=index):
+                logits = self.passes.logits(group, begin)
+            if any_rank(bool(checks.failures)):
+                failures = named_in_order(gather(checks.in_order()))
+                require_none(failures, self.iteration, f"in group {index} of the evaluation of")
+            return logits, None
+        with self.watched.proving(self.iteration, forward) as verdict:
             logits = self.passes.logits(group, begin)
         result = verdict()
         require(result)

@@ -26,7 +26,7 @@ from quantexp.formats import finite_amax
 from quantexp.model.pieces import Piece
 from quantexp.model.row_blocks import Box
 from quantexp.model.shards import expert_of
-from quantexp.proof.origin import needs_origin
+from quantexp.proof.draws import Moment, Randomness
 from quantexp.proof.outside_products import SendWatch, StateWatch
 from quantexp.quant.outside_products import StateSlot
 from quantexp.schema import RoundedAt
@@ -43,11 +43,12 @@ class _Rounded:
     amax: Tensor | None
     #: The elements before, if the proof compares them.
     before: Tensor | None
+    #: What the random numbers follow from, by the proof's own rule.
+    draw: Randomness
 
-    def source(self, box: Box) -> Tensor | None:
+    def source(self, box: Box) -> Tensor:
         """The values of a box before they were rounded."""
-        if self.before is None:
-            return None
+        assert self.before is not None
         return replace(self.piece, flat=self.before).values(box)
 
 
@@ -117,8 +118,7 @@ class GradientRounding:
     def _round(self, piece: RoundedPiece, group: Any) -> _Rounded:
         """Round a gradient in place."""
         amax = self._amax(piece)
-        is_compared = self._watch is not None and needs_origin(piece.spec)
-        before = piece.flat.clone() if is_compared else None
+        before = None if self._watch is None else piece.flat.clone()
         if self._watch is not None and amax is not None:
             tensor = f"{piece.name} on {self._owner(piece, group)}"
             self._watch.scale(self.slot, tensor, finite_amax(piece.flat), amax)
@@ -127,7 +127,8 @@ class GradientRounding:
         draw = draw_of(piece.spec, self.seed, stream, self._iteration)
         for box in piece.boxes():
             piece.round(piece.values(box), box.row, box.column, amax, draw)
-        return _Rounded(piece, amax, before)
+        seen_draw = Moment(self.seed, self._iteration).draw(piece.spec, stream)
+        return _Rounded(piece, amax, before, seen_draw)
 
     @staticmethod
     def _owner(piece: RoundedPiece, group: Any) -> str:
@@ -176,7 +177,8 @@ class GradientRounding:
         def judge(name: str) -> None:
             each = by_name[name]
             for box in each.piece.boxes():
-                watch.see(self.slot, name, each.piece.values(box), each.source(box), each.amax)
+                x, place = each.piece.values(box), each.piece.place(box.row, box.column)
+                watch.see(self.slot, name, x, each.source(box), each.amax, place, each.draw)
 
         sends = SendWatch({name: each.piece.flat for name, each in by_name.items()}, judge)
         with sends:

@@ -136,7 +136,7 @@ class GradientComparison:
 def comparison_of(stepper: Stepper, iteration: int, batches: Iterator[Batch]) -> GradientComparison:
     """Gradients of quantexp's own loop, by a stepper that takes no step from now on."""
     of_iteration = [next(batches) for _ in range(stepper.num_micro_batches)]
-    watched = Watched(stepper.chunks)
+    watched = Watched(stepper.chunks, stepper.training.seed)
     stepper.step_state.updates_histories = False
 
     def run_passes(declared: PrecisionMap) -> tuple[float, Verdict]:
@@ -145,7 +145,9 @@ def comparison_of(stepper: Stepper, iteration: int, batches: Iterator[Batch]) ->
             watched.proving(iteration, declared) as verdict,
             stepper.rounded_reduction(iteration, None),
         ):
-            losses = stepper.repeat(iteration, of_iteration)
+            losses = stepper.repeat(
+                iteration, of_iteration, lambda index: watched.begin(iteration, index)
+            )
         result = verdict()
         require(result)
         if stepper.is_distributed:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quantexp.formats import finite_amax
 from quantexp.model.row_blocks import Box
+from quantexp.proof.draws import Moment
 from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.outside_products import StateSlot
 from quantexp.training.megatron.collectives import gather
@@ -74,7 +75,9 @@ class Moments:
             amax = amaxes.get(piece.name)
             if watch is not None and amax is not None:
                 watch.scale(slot, piece.name, finite_amax(piece.flat), amax)
-            draw = draw_of(slot.spec, self.seed, f"{piece.name} {slot}", iteration)
+            stream = f"{piece.name} {slot}"
+            draw = draw_of(slot.spec, self.seed, stream, iteration)
+            seen_draw = Moment(self.seed, iteration).draw(slot.spec, stream)
             for box in piece.boxes():
                 whole, column = piece.values(box), box.column
                 if box.cut is not None:
@@ -86,7 +89,8 @@ class Moments:
                     piece.values(box).copy_(own)
                 if watch is not None and before is not None:
                     own.copy_(self._read(piece, slot, box))
-                    watch.see(slot, piece.name, whole, before, amax)
+                    place = piece.place(box.row, column)
+                    watch.see(slot, piece.name, whole, before, amax, place, seen_draw)
 
     def _read(self, piece: RoundedPiece, slot: StateSlot, box: Box) -> Tensor:
         """What Adam's state holds in a box, as the next step reads it."""

@@ -38,13 +38,16 @@ class RoundedPiece:
         """The values in a box, [rows, columns], of which `flat` is the memory."""
         return self.flat[box.first : box.stop].view(box.rows, box.columns)
 
+    def place(self, row: int, column: int) -> Place:
+        """The place of a matrix whose first element is in this row and column of the parameter."""
+        return Place(matrix_shape(self.piece.shape), (row, column))
+
     def round(self, x: Tensor, row: int, column: int, amax: Tensor | None, draw: Draw) -> None:
         """Round a matrix in place, whose first element is in this row and column of the parameter.
 
         A value that is not finite stays so, also where the format saturates: a step with one must be left out.
         """
-        shape = matrix_shape(self.piece.shape)
-        place = Place(shape, (row, column)) if draw else None
+        place = self.place(row, column) if draw else None
         hides = self.spec.fmt.block is None  # in blocks, NaN or Inf makes the whole block NaN
         before = x.clone() if hides and not is_finite(x) else None
         quantise(x, self.spec, axis=-1, amax=amax, out=x, place=place, **draw)

@@ -189,15 +189,17 @@ class Stepper:
         iteration: int,
         batches: Iterator[Batch],
         proof: contextlib.AbstractContextManager[None] | None = None,
+        *,
+        watches_state: bool = False,
     ) -> Metrics:
-        """Run one optimizer step, its forward and backward passes inside `proof`, if it is to be proved."""
+        """Run one step, its passes inside `proof`, which `watches_state` extends to what is rounded outside of them."""
         start = time.perf_counter()
         fp16 = self.training.precision is Precision.fp16
         scale = float(self.optimizer.get_loss_scale()) if fp16 else None
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        watch = StateWatch(self.state_slots) if self.state_slots and proof is not None else None
+        watch = StateWatch(self.state_slots) if self.state_slots and watches_state else None
         with (
             proof or contextlib.nullcontext(),
             self.rounded_reduction(iteration, watch),

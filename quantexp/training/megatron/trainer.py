@@ -1,7 +1,8 @@
 """The training loop, on Megatron-Core's model, optimizer, scheduler and pipeline schedule.
 
-In the first iteration, and whenever a rule changes the precision map, the proof of engagement watches the forward and
-backward passes; the optimizer steps only if they match the declaration. The loop reports its events to an `Observer`.
+The proof of engagement watches the forward and backward passes, completely in the first iteration and whenever a rule
+changes the precision map, in drawn parts otherwise; the optimizer steps only if they match the declaration. The loop
+reports its events to an `Observer`.
 """
 
 from __future__ import annotations
@@ -89,12 +90,12 @@ def _train(
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
                 stepper.set_precision(declared)
-        proof = None
-        if changed or observer.unproved:
-            proof = observer.proof(iteration, declared)
-        metrics = stepper.step(iteration, batches, proof)
+        is_complete = changed or observer.unproved
+        proof = observer.proof(iteration, declared, is_complete=is_complete)
+        metrics = stepper.step(iteration, batches, proof, watches_state=is_complete)
         if held_out is not None and is_evaluated(experiment, iteration):
-            metrics = stepper.evaluate(metrics, held_out())
+            with observer.proof_of_evaluation(iteration, declared):
+                metrics = stepper.evaluate(metrics, held_out())
         nonfinite = nonfinite + 1 if is_fault(asdict(metrics)) else 0
         continues = observer.iteration(metrics)
         if nonfinite:

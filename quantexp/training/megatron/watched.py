@@ -1,29 +1,64 @@
-"""A rank's parts of a model as the proof of engagement sees them: layers, routers, modules of the map."""
+"""A rank's parts of a model as the proof of engagement sees them: layers, routers, modules and their borders."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
+import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
-from torch import nn
+from megatron.core.tensor_parallel.layers import RowParallelLinear
+from torch import Tensor, nn
 
-from quantexp.model.decoder import OUTPUT
+from quantexp.formats import Scaling
+from quantexp.model.decoder import OUTPUT, is_routed
+from quantexp.proof.attention_border import AttentionBorder
+from quantexp.proof.border import (
+    COMPLETE,
+    DRAWN,
+    Border,
+    Extent,
+    Findings,
+    SequenceShares,
+    Shares,
+    Unit,
+)
+from quantexp.proof.call import Call
+from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
+from quantexp.proof.draws import Moment
+from quantexp.proof.histories import Histories
+from quantexp.proof.layer_border import layer_borders
+from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
-from quantexp.proof.verdict import Verdict, verdict
+from quantexp.proof.turns import Turns
+from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
 from quantexp.proof.watch import ProductWatch
-from quantexp.quant.precision import ModuleId, PrecisionMap
+from quantexp.quant.attention.context_parallel import chunks_of
+from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
+from quantexp.quant.sites import Operand
+from quantexp.quant.step_state import current_state
+from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
+from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
 from quantexp.training.megatron.transformer_engine.gemm_watch import GemmWatch
+
+#: Short iterations from one that sees what the map does not list to the next.
+LAYER_EVERY = 24
 
 
 class Watched:
     """The parts of a rank's chunks, by the names that messages have."""
 
-    def __init__(self, chunks: Sequence[GPTModel]) -> None:
+    def __init__(self, chunks: Sequence[GPTModel], seed: int) -> None:
+        """`seed` is the run's, as configured."""
         #: With an output layer of the map.
         self.decoder: dict[str, nn.Module] = {}
         self.routers: dict[str, nn.Module] = {}
@@ -42,12 +77,252 @@ class Watched:
         self.native: dict[ModuleId, Any] = {
             n: m for n, m in self.modules.items() if hasattr(m, "fp8_meta")
         }
+        #: The layers' names.
+        self.layers = [name for name in self.decoder if name not in map(str, self.modules)]
+        self.histories = Histories()
+        #: Whose turn it is in training, and in evaluations, and under which map.
+        self._turns: dict[bool, tuple[PrecisionMap, Turns]] = {}
+        #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
+        self._merges = False
+        self._moment = Moment(seed, 1, weights_once=current_state().weights_once)
+
+    def begin(self, iteration: int, index: int) -> None:
+        """The forward or backward pass of this rank's micro-batch `index` begins."""
+        size, rank = (
+            parallel_state.get_data_parallel_world_size(),
+            parallel_state.get_data_parallel_rank(),
+        )
+        number = index * size + rank
+        self._moment = replace(self._moment, iteration=iteration, micro_batch=number, index=index)
+
+    def moment(self) -> Moment:
+        """The iteration and micro-batch whose pass runs."""
+        return self._moment
 
     @contextlib.contextmanager
     def proving(self, iteration: int, declared: PrecisionMap) -> Iterator[Callable[[], Verdict]]:
         """Watch the products inside; the function gives the verdict of all ranks, which all call it, afterwards."""
-        watch = ProductWatch(
-            {name: declared[name] for name in self.modules}, self.decoder, self.routers
-        )
+        self._moment = replace(self._moment, iteration=iteration)
+        own = {name: declared[name] for name in self.modules}
+        observed = Observed(own, {name: SlotCalls() for name in self.routers})
+        borders = self.borders(own, observed, COMPLETE)
+        observed.bordered = frozenset(borders)
+        observed.others = self.histories.begin(self._merge(declared))
+        tables = {
+            name: partial(self._lookup, module.weight.detach(), own[name])
+            for name, module in self.modules.items()
+            if isinstance(module, SchemeEmbedding)
+        }
+        layers = layer_borders(self.decoder, self.moment, observed.others.append)
+        watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
         with watch.watching(), GemmWatch(watch, self.native).watching():
-            yield lambda: merged(declared, gather(verdict(iteration, watch.observed)))
+            yield lambda: merged(declared, gather(verdict(iteration, observed)))
+
+    def _merge(
+        self, declared: PrecisionMap
+    ) -> Callable[[Mapping[str, float]], Mapping[str, float]]:
+        """Merges the amaxes that the ranks saw before this map was in force; without delayed scales there are none."""
+        merges = self._merges
+        self._merges = merges or any(
+            spec.scaling is Scaling.DELAYED for m in declared.values() for spec in m.slots.values()
+        )
+        return (lambda seen: reduce(_larger, gather(dict(seen)))) if merges else dict
+
+    def _lookup(self, weight: Tensor, declared: ModulePrecision) -> Call:
+        call = Call(declared, self.moment(), _largest, self.histories)
+        call.see(Operand.W, weight)
+        return call
+
+    @contextlib.contextmanager
+    def drawing(
+        self,
+        iteration: int,
+        declared: PrecisionMap,
+        checks: DrawnChecks,
+        looks: int,
+        num_micro_batches: int,
+        turn: int | None = None,
+    ) -> Iterator[None]:
+        """Check some lines of the products whose turn it is in an iteration, or in the evaluation after it.
+
+        `looks` is that of `number_of_looks`; with 0 micro-batches, each pass is looked at. The turn is that of the
+        iteration unless `turn` says otherwise.
+        """
+        self._moment = replace(self._moment, iteration=iteration)
+        turn = iteration if turn is None else turn
+        known = self._turns.get(bool(num_micro_batches))
+        if known is None or known[0] is not declared:
+            own = {
+                name: declared[name]
+                for name, module in self.modules.items()
+                if not hasattr(module, "fp8_meta") or _is_emulated(module)
+            }
+            known = declared, Turns(own, self._moment.seed, looks, num_micro_batches)
+            self._turns[bool(num_micro_batches)] = known
+        turns = known[1]
+        units = turns.of(turn)
+        borders = self.borders({name: declared[name] for name in units}, checks, DRAWN, units)
+        if not num_micro_batches:
+            self.histories.begin_evaluation()
+        else:
+            for words in self.histories.begin(self._merge(declared)):
+                checks.failures.setdefault(words, words)
+        with DrawnWatch(checks, borders).watching(), self._drawn_layer(turn, checks, turns):
+            yield
+
+    @contextlib.contextmanager
+    def _drawn_layer(self, turn: int, checks: DrawnChecks, turns: Turns) -> Iterator[None]:
+        """See the products of one layer that the map does not list; in short iterations only in some.
+
+        Not beside Transformer Engine, whose own products have no context where nothing stands in its way.
+        """
+        every = LAYER_EVERY if turns.are_short and not turns.is_thorough(turn) else 1
+        if not self.layers or turn % every or self.native:
+            yield
+            return
+        name = self.layers[turn // every % len(self.layers)]
+        routers = {n: m for n, m in self.routers.items() if n.startswith(f"{name} ")}
+        observed = Observed({}, {each: SlotCalls() for each in routers})
+        decoder = {name: self.decoder[name]}
+        layers = layer_borders(decoder, self.moment, observed.others.append)
+        with LayerWatch(observed, name, decoder[name], routers, layers).watching():
+            yield
+        for words in beside_the_map(observed) + observed.others:
+            checks.failures.setdefault(words, words)
+
+    def borders(
+        self,
+        declared: PrecisionMap,
+        findings: Findings,
+        extent: Extent,
+        units: Mapping[ModuleId, Mapping[Unit, int | None]] | None = None,
+    ) -> dict[ModuleId, Border]:
+        """The borders of the modules of a map; Transformer Engine's layers and embeddings have none.
+
+        `units` are the products to look at, by module; None means all.
+        """
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        keeps_gradients = group.size() == 1
+        borders: dict[ModuleId, Border] = {}
+        for name, precision in declared.items():
+            module: Any = self.modules[name]
+            own_units = None if units is None else units[name]
+            common = (
+                module,
+                precision,
+                findings,
+                self.moment,
+                _largest,
+                self.histories,
+                extent,
+                own_units,
+            )
+            if isinstance(module, SchemeAttention):
+                borders[name] = AttentionBorder(
+                    *common,
+                    softmax_scale=_softmax_scale(module),
+                    shares=sequence_shares(),
+                    uses_kernels=module.uses_kernels,
+                )
+            elif isinstance(module, SchemeLinear) or _is_emulated(module):
+                borders[name] = LinearBorder(
+                    *common,
+                    weight=self.weights[name],
+                    shares=_shares(module),
+                    keeps_gradients=keeps_gradients,
+                )
+        return borders
+
+
+def _softmax_scale(module: Any) -> float:
+    """The factor of the scores, from the configuration alone.
+
+    That of latent attention has the magnitude scale of YaRN, as in Megatron-Core (`_yarn_get_mscale`).
+    """
+    config = module.config
+    if not getattr(config, "multi_latent_attention", False):
+        return 1.0 / math.sqrt(config.kv_channels)
+    factor, scale = config.rotary_scaling_factor, config.mscale_all_dim
+    magnitude = 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return magnitude**2 / math.sqrt(config.qk_head_dim + config.qk_pos_emb_head_dim)
+
+
+def _largest(module: ModuleId, amax: Tensor) -> Tensor:
+    """The maximum of an amax over the ranks that hold parts of a module's tensors."""
+    group = (
+        parallel_state.get_expert_tensor_parallel_group()
+        if is_routed(module.name)
+        else parallel_state.get_tensor_and_context_parallel_group()
+    )
+    if group.size() == 1:
+        return amax
+    whole = amax.detach().clone()
+    torch.distributed.all_reduce(whole, op=torch.distributed.ReduceOp.MAX, group=group)
+    return whole
+
+
+def _larger(first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
+    return {**first, **{name: max(amax, first.get(name, amax)) for name, amax in second.items()}}
+
+
+def _is_emulated(module: Any) -> bool:
+    """Whether a layer of Transformer Engine multiplies with torch, in the scheme's own formats."""
+    return hasattr(module, "fp8_meta") and hasattr(module, "_own")
+
+
+def _shares(module: Any) -> Shares:
+    """How a layer's tensors are divided, as Megatron-Core's two classes of parallel layers do it."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    is_row = isinstance(module, RowParallelLinear)
+    if _is_emulated(module):
+        size, is_row, sums_dx = group.size(), module.parallel_mode == "row", True
+    else:
+        group = module.tp_group
+        size = 1 if group is None or module.explicit_expert_comm else group.size()
+        sums_dx = bool(module.sequence_parallel or getattr(module, "allreduce_dgrad", False))
+    if size == 1:
+        return Shares()
+    divides, sums_dx = bool(module.sequence_parallel), sums_dx and not is_row
+
+    def gather_tokens(x: Tensor) -> Tensor:
+        whole = x.new_empty(size * x.shape[0], *x.shape[1:])
+        torch.distributed.all_gather_into_tensor(whole, x.contiguous(), group=group)
+        return whole
+
+    def add(x: Tensor) -> Tensor:
+        torch.distributed.all_reduce(x, group=group)
+        return x
+
+    return Shares(
+        group.rank(),
+        size,
+        sums_y=is_row,
+        sums_dx=sums_dx,
+        divides_tokens=divides,
+        gather=gather_tokens,
+        add=add,
+    )
+
+
+def sequence_shares() -> SequenceShares:
+    """How the ranks of context parallelism divide sequences, in Megatron's zigzag order."""
+    group = parallel_state.get_context_parallel_group()
+    size, rank = group.size(), group.rank()
+    if size == 1:
+        return SequenceShares()
+
+    def positions(rank: int, num_own: int) -> Tensor:
+        half = num_own // 2
+        return torch.cat([torch.arange(c * half, (c + 1) * half) for c in chunks_of(rank, size)])
+
+    def gather_tokens(x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(size)]
+        torch.distributed.all_gather(parts, x.contiguous(), group=group)
+        order = torch.cat([positions(each, x.shape[0]) for each in range(size)])
+        return torch.cat(parts)[order.argsort().to(x.device)]
+
+    def add(x: Tensor) -> Tensor:
+        torch.distributed.all_reduce(x, group=group)
+        return x
+
+    return SequenceShares(size, gather_tokens, add, lambda num_own: positions(rank, num_own))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quantexp.errors import DataError, QuantexpError
 from quantexp.runs.evaluation import TaskResult
 from quantexp.training.log import LOG
 from quantexp.training.tasks.model import SchemeModel, generation_of
+from quantexp.training.tasks.tokens import generation_config, task_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +53,7 @@ class TaskRun:
         evaluator: Evaluator,
         experiment: Experiment,
         tokenizer: Tokenizer,
+        weights: Path,
         require_going: Callable[[], None],
     ) -> None:
         """Take a run, and load its tasks, so that what cannot run fails before the first pass.
@@ -59,16 +62,19 @@ class TaskRun:
             evaluator: of the run.
             experiment: of the run.
             tokenizer: of the run's data.
+            weights: the folder of the evaluated weights, or a file in it.
             require_going: raises when the run must end.
 
         Raises:
-            ConfigError: a task whose answers are drawn at random, or do not fit training.seq_length.
-            DataError: the harness cannot load a task.
+            ConfigError: a task whose answers are not the likeliest tokens, or do not fit training.seq_length.
+            DataError: the harness cannot load a task, or transformers the tokenizer.
         """
         logging.getLogger("lm_eval").setLevel(logging.WARNING)
-        _require_tasks(experiment.evaluate, experiment.training.seq_length)
         self._evaluator, self._evaluate = evaluator, experiment.evaluate
-        self._tokenizer, self._max_length = tokenizer, experiment.training.seq_length
+        self._tokenizer = task_tokenizer(tokenizer, experiment.dataset.eod)
+        self._generation = generation_config(weights)
+        self._max_length = experiment.training.seq_length
+        _require_tasks(experiment.evaluate, self._max_length, self._generation)
         self._require_going = require_going
         self._vocab_size = experiment.model.vocab_size
 
@@ -101,6 +107,8 @@ class TaskRun:
             self._tokenizer,
             self._max_length,
             advance,
+            self._generation,
+            score_template=self._evaluate.score_template,
         )
         evaluate = self._evaluate
         with _failures(evaluate):
@@ -141,12 +149,15 @@ def _failures(evaluate: EvaluateConfig) -> Iterator[None]:
         ) from error
 
 
-def _require_tasks(evaluate: EvaluateConfig, max_length: int) -> None:
+def _require_tasks(
+    evaluate: EvaluateConfig, max_length: int, generation: Mapping[str, Any]
+) -> None:
     with _failures(evaluate):
         tasks = task_manager(evaluate).load(list(evaluate.tasks))["tasks"]
     for name, task in tasks.items():
         if task.get_config("output_type") == "generate_until":
-            generation_of(name, task.get_config("generation_kwargs") or {}, max_length)
+            options = task.get_config("generation_kwargs") or {}
+            generation_of(name, options, max_length, generation)
 
 
 def _results(scheme: dict[str, Any], bf16: dict[str, Any]) -> Iterator[TaskResult]:

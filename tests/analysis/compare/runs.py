@@ -67,9 +67,10 @@ class Runs:
         folder = name or f"llama32-1b_wikipedia_{scheme}-{len(list(self.root.glob('*'))):08x}"
         run = RunDir(self.root / folder)
         run.root.mkdir(parents=True)
-        losses = [6.0, 5.0, 4.0, 3.5] if losses is None else losses
         settings = settings or (BF16 if scheme == "bf16" else MX8)
         section = {**TRAINING, **training}
+        if losses is None:  # each seed has its own
+            losses = [loss + (section["seed"] - 1234) / 1e6 for loss in (6.0, 5.0, 4.0, 3.5)]
         config = {
             "model": {"name": "llama32-1b", "num_layers": 2},
             "dataset": {"name": "wikipedia", "label": "wikipedia (built-in sample)"},

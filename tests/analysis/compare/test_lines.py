@@ -11,7 +11,7 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.scheme_style import scheme_style
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
-from tests.analysis.compare.runs import Runs
+from tests.analysis.compare.runs import Runs, change_json
 
 LOSSES = {1: [6.0, 5.0, 4.0], 2: [6.5, 5.5, 4.6], 3: [5.0, 5.1, 4.1]}
 
@@ -55,21 +55,45 @@ def test_gaps_are_paired_by_seed_before_they_are_averaged(runs: Runs) -> None:
 
 
 def test_a_band_has_the_iterations_that_all_of_its_runs_have(runs: Runs) -> None:
-    folders = [runs.add("bf16", [6.0, 5.0, 4.0], seed=1), runs.add("bf16", [6.0], seed=2)]
+    folders = [runs.add("bf16", [6.0, 5.0, 4.0], seed=1), runs.add("bf16", [6.1], seed=2)]
     (line,) = lines_of(compared(*folders))
     assert line.losses.iterations == (1,)
 
 
 def test_a_diverged_or_failed_seed_has_no_part_in_the_lines_of_its_scheme(runs: Runs) -> None:
-    folders = [runs.add("bf16", [6.0, 5.0, 4.0, 3.0], seed=seed) for seed in (1, 2, 3, 4)]
-    folders += [runs.add("FA_mxfp8", [6.0, 5.0, 4.0, 3.1], seed=seed) for seed in (1, 2)]
+    ends = [3.0 + seed / 1000 for seed in (1, 2, 3, 4)]
+    folders = [runs.add("bf16", [6.0, 5.0, 4.0, ends[i]], seed=i + 1) for i in range(4)]
+    folders += [
+        runs.add("FA_mxfp8", [6.0, 5.0, 4.0, 3.1 - ends[i] / 100], seed=i + 1) for i in (0, 1)
+    ]
     folders.append(runs.add("FA_mxfp8", [6.0, None, None, None], seed=3))
     folders.append(runs.add("FA_mxfp8", [7.0], seed=4, state=State.FAILED))
     bf16, mxfp8 = lines_of(compared(*folders))
     assert (bf16.label, mxfp8.label) == ("bf16, 4 seeds", "FA_mxfp8, 2 of 4 seeds")
     assert mxfp8.rows == (4, 5, 6, 7)
     assert mxfp8.losses.iterations == mxfp8.gaps.iterations == (1, 2, 3, 4)
-    assert mxfp8.losses.high == (6.0, 5.0, 4.0, 3.1)
+    assert mxfp8.losses.high == (6.0, 5.0, 4.0, 3.1 - ends[0] / 100)
+
+
+def test_seeds_of_different_code_are_no_band(runs: Runs) -> None:
+    folders = [runs.add("bf16", seed=seed) for seed in (1, 2, 3)]
+    for run, code in zip(folders, ("a1" * 8, "b2" * 8, "a1" * 8), strict=True):
+        change_json(run.provenance, code=code)
+    assert [line.label for line in lines_of(compared(*folders))] == [
+        "bf16 code a1a1a1a1, 2 seeds",
+        "bf16 code b2b2b2b2 seed 2",
+    ]
+
+
+def test_runs_whose_proof_failed_count_as_no_seeds(runs: Runs) -> None:
+    folders = [runs.add("bf16", seed=seed) for seed in (1, 2, 3)]
+    folders += [runs.add("FA_mxfp8", seed=seed, proved=seed == 1) for seed in (1, 2, 3)]
+    folders += [runs.add("linear_mxfp8", seed=seed, proved=False) for seed in (1, 2)]
+    assert [line.label for line in lines_of(compared(*folders))] == [
+        "bf16, 3 seeds",
+        "FA_mxfp8, 1 of 3 seeds",
+        "linear_mxfp8, 0 of 2 seeds",
+    ]
 
 
 def test_a_seed_without_its_bf16_run_is_left_out_and_a_scheme_without_any_is_drawn_whole(
@@ -115,7 +139,7 @@ def test_the_baseline_has_the_neutral_style_whatever_its_name_is(runs: Runs) -> 
 def test_perturbed_runs_are_one_line_whose_gaps_are_chance(runs: Runs) -> None:
     folders = [runs.add(seed=seed) for seed in (1, 2)]
     folders += [
-        runs.add(losses=[6.0, 5.0, 4.0, 3.5 + 0.1 * number], seed=seed, chaos=number)
+        runs.add(losses=[6.0, 5.0, 4.0, 3.5 + 0.1 * number + 0.01 * seed], seed=seed, chaos=number)
         for seed in (1, 2)
         for number in (1, 2)
     ]
@@ -125,6 +149,6 @@ def test_perturbed_runs_are_one_line_whose_gaps_are_chance(runs: Runs) -> None:
     assert perturbed.label == "bf16, weights perturbed, 4 runs"
     assert perturbed.is_perturbed
     assert not perturbed.is_baseline
-    np.testing.assert_allclose(perturbed.gaps.low[-1], 0.1)
-    np.testing.assert_allclose(perturbed.gaps.high[-1], 0.2)
+    np.testing.assert_allclose(perturbed.gaps.low[-1], 0.11, atol=2e-3)
+    np.testing.assert_allclose(perturbed.gaps.high[-1], 0.22, atol=2e-3)
     assert perturbed.style != baseline.style

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,64 @@ def test_another_torch_is_named(runs: Runs) -> None:
     change_json(base.provenance, ran={"packages": {"torch": "2.13.0", "megatron-core": "0.16.1"}})
     differences = mismatches(read_side(other), read_side(base))
     assert in_words(differences) == "arithmetic (packages.torch 2.9.0 against 2.13.0)"
+
+
+CODES = ("a1" * 8, "b2" * 8, "c3" * 8)
+
+
+@pytest.mark.parametrize(
+    ("here", "baseline", "why"),
+    [
+        ({"code": CODES[0]}, {"code": CODES[0]}, ""),
+        ({"code": CODES[0]}, {"code": CODES[1]}, "code (a1a1a1a1 against b2b2b2b2)"),
+        (
+            {"code": CODES[0], "starts": [CODES[1], CODES[1]]},
+            {"code": CODES[1]},
+            "code (a1a1a1a1 then b2b2b2b2 against b2b2b2b2)",
+        ),
+        ({"code": CODES[0]}, {}, "code (a1a1a1a1 against snapshot 01234567)"),
+        (
+            {"starts": [CODES[0]]},
+            {"code": CODES[0]},
+            "code (not recorded then a1a1a1a1 against a1a1a1a1)",
+        ),
+        ({}, {}, ""),
+        (
+            {"source": {"snapshot": CODES[0]}},
+            {},
+            "code (snapshot a1a1a1a1 against snapshot 01234567)",
+        ),
+        ({"source": {}}, {}, "code (not recorded against snapshot 01234567)"),
+    ],
+)
+def test_runs_of_different_code_are_not_matched(
+    runs: Runs, here: dict[str, Any], baseline: dict[str, Any], why: str
+) -> None:
+    """A run of an earlier version, without a digest, has the snapshot of its source."""
+    base, other = runs.add(), runs.add("FA_mxfp8")
+    for run, changes in ((other, here), (base, baseline)):
+        start = {"created": "2026", "goes_on_from": 1, "host": "", "folder": "", "command": []}
+        starts = [{**start, "changed": [], "code": code} for code in changes.pop("starts", ())]
+        change_json(run.provenance, starts=starts, **changes)
+    assert in_words(mismatches(read_side(other), read_side(base))) == why
+
+
+@pytest.mark.parametrize(
+    ("here", "baseline", "why"),
+    [
+        (False, True, "proof (failed)"),
+        (True, False, "proof (failed for the baseline)"),
+        (False, False, "proof (failed, failed for the baseline)"),
+    ],
+)
+def test_a_run_whose_proof_failed_is_matched_with_none(
+    runs: Runs, here: bool, baseline: bool, why: str
+) -> None:
+    sides = [
+        read_side(runs.add("FA_mxfp8", proved=here)),
+        read_side(runs.add(proved=baseline)),
+    ]
+    assert in_words(mismatches(*sides)) == why
 
 
 def test_another_layout_is_named(runs: Runs) -> None:

@@ -19,7 +19,7 @@ from quantexp.cli.main import main
 from quantexp.errors import ConfigError
 from quantexp.runs.paths import RunDir
 
-from .runs import Runs
+from .runs import Runs, change_json
 
 
 def test_compare_prints_and_draws(
@@ -80,6 +80,17 @@ def test_nothing_is_cut_in_a_narrow_terminal(runs: Runs, width: int) -> None:
             "late gap: its mean over the last tenth (1 iteration)",
         ):
             assert line in text, "in one piece"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_command_for_a_baseline_stays_on_a_line(runs: Runs, width: int) -> None:
+    run = runs.add("FA_mxfp8")
+    words = ["quantexp", "model=llama32-1b", "training=fast", "paths.root=/runs of mine", "seed=1"]
+    change_json(run.provenance, command=words)
+    console = Console(width=width, record=True, highlight=False, file=io.StringIO())
+    print_comparison(compared := compare([read_side(run)]), judge(compared), console)
+    command = "quantexp model=llama32-1b training=fast 'paths.root=/runs of mine' seed=1 quant=bf16"
+    assert command in console.export_text()
 
 
 def test_names_are_not_read_as_markup(runs: Runs) -> None:
@@ -155,12 +166,12 @@ def test_tables_fit_every_width_without_a_broken_word(runs: Runs, width: int) ->
     words = " ".join(lines).split()
     for word in ("FA_linear_mxfp8", "baseline", "completed", "+0.2500", "mxfp8_e4m3", "fprop.w"):
         assert any(word == each.strip(",()") for each in words), word
-    assert ("tokens/s" in lines[1]) == (width >= 100)
+    assert ("memory" in lines[1]) == (width >= 100)
 
 
 def three_seeds(runs: Runs) -> None:
     for seed in (1, 2, 3):
-        runs.add(seed=seed)
+        runs.add(losses=[6.0, 5.0, 4.0, 3.5 + seed / 1e6], seed=seed)
         runs.add("FA_mxfp8", [6.0, 5.0, 4.0, 3.6 + seed / 100], seed=seed)
         runs.add("linear_mxfp4", [6.0, 5.0, 4.0, 3.4 + seed / 10], seed=seed)
     runs.add(losses=[6.0, 5.0, 4.0, 3.51], seed=1, chaos=1)
@@ -176,7 +187,8 @@ def test_a_scheme_without_a_usable_seed_has_a_row_that_says_why(runs: Runs) -> N
     print_comparison(compared, judge(compared), console)
     assert isinstance(console.file, io.StringIO)
     text = " ".join(console.file.getvalue().split())
-    assert "linear_nan 0 - - - - no seed to judge: 3 of 3 seeds left out (not finite)" in text
+    assert "linear_nan 0 - - - - no seed to judge" in text
+    assert "linear_nan: 3 of 3 seeds left out (not finite)" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -195,6 +207,10 @@ def test_verdicts_fit_every_width_and_say_what_chance_does(runs: Runs, width: in
     assert "by last bits of the initial weights (2 runs)" in text
     assert "by the seed (3 bf16 runs)" in text
     assert ("corrected for 2 schemes (Holm)" in text) == (width >= 80)
+    lines = [line.rstrip() for line in text.partition("gap to bf16: mean")[2].splitlines()[2:4]]
+    assert [line.split()[0] for line in lines] == ["FA_mxfp8", "linear_mxfp4"]
+    assert lines[1].endswith("  cannot be told"), "in one line"
+    assert "\nlinear_mxfp4: would need about 7 seeds" in text
 
 
 def test_the_figure_has_a_row_for_each_interval(

@@ -28,6 +28,7 @@ def test_several_folders_with_options_are_one_request() -> None:
     assert request.folders == ["a", "b"]
     assert request.only == ("heatmaps", "statistics")
     assert (request.formats, request.jobs, request.force) == (("svg",), 3, False)
+    assert parsed("a").formats == ("png",), "PDF is on request"
 
 
 def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(

@@ -9,6 +9,7 @@ import torch
 
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
+from quantexp.folders import written_beside
 from quantexp.runs.paths import RunDir
 
 #: Operation, module and tensor of a layer, in the order of capture.
@@ -74,7 +75,8 @@ def captured(
 
 
 def write(run: RunDir, lines: list[dict[str, Any]]) -> None:
-    """Write the manifest."""
+    """Write the manifest; whoever reads it meanwhile reads all of it, before or after."""
     run.tensors.mkdir(exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (run.tensors / "manifest.jsonl").write_text(text)
+    with written_beside(run.tensors / "manifest.jsonl") as part:
+        part.write_text(text)

@@ -71,7 +71,7 @@ def test_the_gap_is_that_of_the_comparison() -> None:
     assert isinstance(expected, Gap)
     x, y = gap(here, baseline)
     assert (tuple(x), tuple(y)) == (expected.iterations, expected.gaps)
-    assert late_mean(y) == pytest.approx(expected.late)
+    assert late_mean((x, y)) == pytest.approx(expected.late)
 
 
 def test_runs_without_a_common_iteration_have_no_gap() -> None:

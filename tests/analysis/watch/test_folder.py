@@ -295,5 +295,5 @@ def test_the_thread_rests_when_nobody_looks_and_goes_on_when_somebody_does(
             thread.join(0.01)
     finally:
         watch.close()
-        thread.join(10)
+        thread.join(120)
     assert not thread.is_alive()

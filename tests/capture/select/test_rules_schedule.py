@@ -41,6 +41,13 @@ def iterations_of(keys: dict[str, Any]) -> list[int]:
         ({"powers_of_two": True}, [1, 2, 4, 8, 16]),
         ({"powers_of_two": True, "every": 8, "iterations": ["3"]}, [1, 2, 3, 4, 8, 16]),
         ({"level": CaptureLevel.off, "every": 1}, []),
+        ({"at_end": True}, [1, 20]),
+        ({"at_end": True, "control_iter": 2}, [1, 2, 20]),
+        ({"at_end": True, "every": 10}, [10, 20]),
+        ({"at_end": True, "iterations": ["7"]}, [7, 20]),
+        ({"at_end": True, "first_iteration": 21}, []),
+        ({"at_end": True, "stop_after_capture": True}, [1]),
+        ({"at_end": True, "level": CaptureLevel.off}, []),
     ],
 )
 def test_the_schedule_is_the_union_of_its_keys(keys: dict[str, Any], expected: list[int]) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -102,6 +103,38 @@ def test_any_layout_changes_nothing(
     x = wild(dtype, 96, 4, 70)
     for permuted in (x, x.transpose(0, 1), x.permute(2, 0, 1), x[::2, :, 1:]):
         assert_alike(*both(permuted, "mxfp8", tensor_name, monkeypatch))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_statistics_of_a_view_are_those_of_its_elements(
+    dtype: torch.dtype, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(native, "kernels", lambda: None)
+    x = torch.arange(480.0).to(dtype).view(20, 4, 6)
+    views = {
+        "step": x.view(-1)[::2],
+        "column": x[:, 1, 2],
+        "element": x[3, 2, 1],
+        "expanded": x[:, :1].expand(20, 9, 6),
+        "one value": x[1, 1, 1].expand(70),
+        "overlapping": x.as_strided((8, 5), (1, 2)),
+        "lazy sign": torch._neg_view(x),
+    }
+    for name, view in views.items():
+        elements = view.double().numpy()
+        record = statistics(view, chosen_for("mxfp8", "input"))
+        got = [record[key] for key in ("count", "mean", "min", "max")]
+        exact = [elements.size, elements.mean(), elements.min(), elements.max()]
+        assert got == pytest.approx(exact, rel=1e-12), name
+        assert record["quantiles"]["0.5"] == pytest.approx(np.median(elements), rel=1 / 128), name
+        assert (
+            record["fidelity"]
+            == statistics(torch.tensor(elements).to(dtype), chosen_for("mxfp8", "input"))[
+                "fidelity"
+            ]
+        ), name
 
 
 @pytest.mark.parametrize("exponent", [-131, -120, -90, 90, 119, 126])

@@ -15,7 +15,8 @@ import xxhash
 
 from quantexp.capture import open_capture
 from quantexp.capture.store.deferred import Deferred, deferred
-from quantexp.capture.store.folder import CaptureStore, Values
+from quantexp.capture.store.files import Values
+from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.capture.store.metadata import About
 from quantexp.schema import StoreKind

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.capture.store.folder import PtFiles, Stored, Values
+from quantexp.capture.store.files import PtFiles, Stored, Values
 
 METADATA: dict[str, Any] = {
     "module": "L0-fc1",

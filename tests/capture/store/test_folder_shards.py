@@ -13,7 +13,8 @@ import safetensors.torch
 import torch
 
 from quantexp.capture import open_capture
-from quantexp.capture.store.folder import CaptureStore, ShardFiles
+from quantexp.capture.store.files import ShardFiles
+from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.manifest import INDEX, finish_capture
 from quantexp.capture.store.metadata import About
 from quantexp.cli.main import main

@@ -67,6 +67,28 @@ def test_loading_a_file_without_a_tensor_is_refused(capture: Capture, payload: o
         load(capture)
 
 
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_fewer_stored_bytes_than_the_shape_takes_are_refused_in_one_line(
+    capture: Capture, is_archive: bool
+) -> None:
+    line = capture.add(torch.ones(2), "input")
+    payload = {"tensor": torch.ones(1).expand(1 << 40, 8), "metadata": {}}
+    torch.save(payload, capture.dir / line["file"], _use_new_zipfile_serialization=is_archive)
+    with pytest.raises(CaptureError) as error:
+        load(capture)
+    words = (
+        "is refused: its shape [1099511627776, 8] takes 35,184,372,088,832 bytes, and 4 are stored"
+    )
+    assert str(error.value).endswith(f"mxfp8_input.pt {words}")
+
+
+def test_a_stored_view_and_a_lazy_sign_are_read_as_their_values(capture: Capture) -> None:
+    line = capture.add(torch.ones(2), "input")
+    for values in (torch.arange(8.0)[1::2], torch._neg_view(torch.arange(4.0))):
+        torch.save({"tensor": values, "metadata": {}}, capture.dir / line["file"])
+        assert load(capture).view(-1).tolist() == values.tolist()
+
+
 @pytest.mark.parametrize("file", ["../../x.pt", "/x.pt", "a/../../x.pt"])
 def test_a_manifest_cannot_name_a_file_elsewhere(capture: Capture, file: str) -> None:
     capture.add(torch.ones(2), "input")["file"] = file

@@ -119,20 +119,24 @@ def test_head_dim_is_even(valid: Experiment) -> None:
 def test_warmup_ends_before_training_does(valid: Experiment) -> None:
     message = refusal(valid, training__iterations=10, training__warmup_iterations=10)
     assert message == (
-        "training.warmup_iterations must be less than training.iterations=10, got 10"
+        "training.warmup_iterations must be less than training.iterations=10, got 10; take "
+        "training.warmup_iterations=1"
     )
 
 
 def test_batch_is_made_of_whole_micro_batches(valid: Experiment) -> None:
     message = refusal(valid, training__global_batch_size=6, training__micro_batch_size=4)
     assert message == (
-        "training.global_batch_size must be a multiple of training.micro_batch_size=4, got 6"
+        "training.global_batch_size must be a multiple of training.micro_batch_size=4, got 6; take "
+        "training.global_batch_size=8"
     )
 
 
 def test_learning_rate_does_not_rise(valid: Experiment) -> None:
     message = refusal(valid, training__lr=0.25, training__min_lr=0.5)
-    assert message == "training.min_lr must be at most training.lr=0.25, got 0.5"
+    assert message == (
+        "training.min_lr must be at most training.lr=0.25, got 0.5; take training.min_lr=0.025"
+    )
 
 
 def test_triggers_need_a_ring(valid: Experiment) -> None:
@@ -202,7 +206,7 @@ def test_global_batch_that_does_not_divide_over_the_processes_is_refused(valid: 
     sizes = {"training__global_batch_size": 6, "training__micro_batch_size": 2}
     assert refusal(valid, **sizes, launcher__num_processes=2) == (
         "training.global_batch_size must be a multiple of training.micro_batch_size x launcher.num_processes = "
-        "2 x 2 = 4, got 6"
+        "2 x 2 = 4, got 6; take training.global_batch_size=8"
     )
 
 

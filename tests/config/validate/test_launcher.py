@@ -55,9 +55,17 @@ def test_number_below_its_least_is_refused(slurm: Experiment, key: str, least: i
     assert words == f"launcher.{key} must be at least {least}, got {least - 1}"
 
 
-@pytest.mark.parametrize("key", ["timeout_min", "mem_gb"])
-def test_amount_must_be_positive(slurm: Experiment, key: str) -> None:
-    assert refusal(slurm, **{key: 0}) == f"launcher.{key} must be a positive number, got 0"
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("timeout_min", 0, "must be a positive number"),
+        ("mem_gb", -1, "must be a number of at least 0"),
+    ],
+)
+def test_amount_below_its_least_is_refused(
+    slurm: Experiment, key: str, value: int, words: str
+) -> None:
+    assert refusal(slurm, **{key: value}) == f"launcher.{key} {words}, got {value}"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,8 @@ def test_layout_that_divides_evenly_passes(four: Experiment) -> None:
 
 def test_layout_that_does_not_match_the_ranks_is_refused(four: Experiment) -> None:
     assert refusal(four, nodes=3) == (
-        "launcher.num_processes must be a multiple of launcher.nodes=3, got 4"
+        "launcher.num_processes must be a multiple of launcher.nodes=3, got 4; take "
+        "launcher.num_processes=6"
     )
     for gpus in (1, 3, 4):
         assert refusal(four, gpus_per_node=gpus) == (

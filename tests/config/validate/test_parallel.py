@@ -225,19 +225,20 @@ CASES: list[tuple[tuple[str, ...], dict[str, object], str]] = [
         LLAMA,
         {"tensor": 2, "processes": 12},
         "training.global_batch_size must be a multiple of training.micro_batch_size x data-parallel ranks "
-        "(launcher.num_processes / 2) = 1 x 6 = 6, got 16",
+        "(launcher.num_processes / 2) = 1 x 6 = 6, got 16; take training.global_batch_size=18",
     ),
     (
         (*LLAMA, "training.global_batch_size=6"),
         {"pipeline": 2, "virtual_pipeline": 2, "processes": 4},
         "training.global_batch_size must be a multiple of training.micro_batch_size x data-parallel ranks "
-        "(launcher.num_processes / 2) x parallel.pipeline (interleaved) = 1 x 4 = 4, got 6",
+        "(launcher.num_processes / 2) x parallel.pipeline (interleaved) = 1 x 4 = 4, got 6; "
+        "take training.global_batch_size=8",
     ),
     (
         (*LLAMA, "evaluation.every=1", "evaluation.samples=6"),
         {"pipeline": 4, "processes": 16},
         "evaluation.samples must be a multiple of 4 (training.micro_batch_size x data-parallel ranks "
-        "(launcher.num_processes / 4)), got 6",
+        "(launcher.num_processes / 4)), got 6; take evaluation.samples=8",
     ),
 ]
 

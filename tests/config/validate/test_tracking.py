@@ -8,7 +8,7 @@ import pytest
 
 from quantexp.config.compose import compose
 from quantexp.config.load import from_plain, plain
-from quantexp.config.validate.tracking import validate_tracking
+from quantexp.config.validate.tracking import check_store, validate_tracking
 from quantexp.errors import ConfigError
 from quantexp.schema import MlflowConfig, TrackedStatistic, TrackingConfig, WandbConfig
 
@@ -137,3 +137,25 @@ def test_bf16_is_scored_in_the_format_of_the_capture() -> None:
     experiment = compose(words, None, {})
     assert experiment.tracking.statistics == [TrackedStatistic.sqnr]
     assert from_plain(plain(experiment)) == experiment
+
+
+@pytest.mark.parametrize(
+    "uri", ["file:///tmp/mlruns", "file:mlruns", "mlruns", "/tmp/mlruns", "./a"]
+)
+def test_folder_of_files_is_no_store_of_mlflow(monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
+    words = f"must be a server or a database, got {uri!r}: MLflow refuses to write into a folder"
+    with pytest.raises(ConfigError) as caught:
+        check_store(TrackingConfig(mlflow=MlflowConfig(enabled=True, tracking_uri=uri)))
+    assert str(caught.value).startswith(f"tracking.mlflow.tracking_uri {words}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(ConfigError) as caught:
+        check_store(TrackingConfig(mlflow=MlflowConfig(enabled=True)))
+    assert str(caught.value).startswith(f"MLFLOW_TRACKING_URI {words}")
+    check_store(TrackingConfig(mlflow=MlflowConfig(enabled=False)))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    check_store(TrackingConfig(mlflow=MlflowConfig(enabled=True)))
+
+
+@pytest.mark.parametrize("uri", ["https://a.b", "sqlite:///a.db", "databricks", "databricks://me"])
+def test_server_or_database_is_a_store_of_mlflow(uri: str) -> None:
+    check_store(TrackingConfig(mlflow=MlflowConfig(enabled=True, tracking_uri=uri)))

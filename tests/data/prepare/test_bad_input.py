@@ -222,18 +222,42 @@ def test_a_record_of_many_mebibytes_is_refused_before_memory_is_full(
             "none.xml",
             r"dataset\.source=.*none\.xml: no such file, and no file in a folder or by a pattern",
         ),
+        ("other.htm", r"other\.htm: no such file.*; did you mean .*/other\.html\?"),
         ("*.gz", r"dataset\.source=.*\*\.gz: no such file"),
         (
             "other.html",
             r"other\.html: neither a MediaWiki XML export, JSON lines nor parquet .*'<html>",
         ),
+        (
+            "table.parquet.packed",
+            r"table\.parquet\.packed: neither .*; parquet is read unpacked: unpack it",
+        ),
+        ("wide.jsonl", r"wide\.jsonl: neither .*; it is UTF-16: convert it to UTF-8 first"),
+        ("named\udcff", r"dataset\.source must be a path in UTF-8, got '/.*named\\udcff/a\.jsonl'"),
     ],
 )
 def test_an_unreadable_source_is_refused(tmp_path: Path, source: str, words: str) -> None:
     (tmp_path / "other.html").write_text("<html></html>")
+    (tmp_path / "table.parquet.packed").write_bytes(gzip.compress(b"PAR1"))
+    (tmp_path / "wide.jsonl").write_text('{"text": "a"}', "utf-16")
+    (tmp_path / "named\udcff").mkdir()
+    (tmp_path / "named\udcff" / "a.jsonl").write_bytes(lines(rows(["a"])))
     with pytest.raises(DataError, match=words):
         prepared(tmp_path / source, tmp_path / "own")
     assert not (tmp_path / "own.partial").exists()
+
+
+def test_a_working_directory_that_is_no_utf_8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(["a"])))
+    (tmp_path / "named\udcff").mkdir()
+    monkeypatch.chdir(tmp_path / "named\udcff")
+    words = (
+        r"dataset\.path must be a path in UTF-8, got '/.*named\\udcff/own'; rename it, or choose"
+    )
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / "a.jsonl", Path("own"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", lines(rows([" ", ""]))])
@@ -246,8 +270,9 @@ def test_a_source_without_text_is_refused(tmp_path: Path, content: bytes) -> Non
 
 
 def test_text_that_leaves_nothing_for_training_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(lines(rows(["x"])))
-    with pytest.raises(DataError, match="no document fell to training, 1 to validation and test"):
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(["x"])) + b"{\n")
+    words = r"no document fell to training, 1 to validation and test \(1 rejected\): give more text"
+    with pytest.raises(DataError, match=words):
         prepared(tmp_path / "a.jsonl", tmp_path / "own", split="0.000001,1")
 
 

@@ -134,7 +134,7 @@ def test_a_task_waits_for_the_submitter_to_leave_the_folder(raw: Path, tmp_path:
     job = job_of(raw, tmp_path / "own")
     with partial_folder_locked(job) as lock:
         threading.Timer(0.3, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
-        part(job, [0], patience_s=20)
+        part(job, [0], patience_s=120)
     with partial_folder_locked(job):
         begin = time.monotonic()
         with pytest.raises(DataError, match="another process prepares there"):

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
 import shutil
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,14 +16,18 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, Indexe
 
 from quantexp.data.binary import pair_paths
 from quantexp.data.prepare import job, make, shards
+from quantexp.data.prepare.inputs import Kind
 from quantexp.data.prepare.outputs import make_output
 from quantexp.data.prepare.partial import PartialFolder
-from quantexp.data.prepare.work import PARTS
+from quantexp.data.prepare.work import PARTS, Filters, left_out
 from quantexp.data.prepared import read_card
+from quantexp.data.sources import Document
 from quantexp.errors import DataError
 from tests.data.pairs import text_of
 
-from .made import config, content_of, lines, prepared, rows, texts, write_forms
+from .made import config, content_of, dump, lines, prepared, rows, texts, write_forms, zstd
+
+BOM = codecs.BOM_UTF8
 
 
 def read(prefix: Path) -> list[str]:
@@ -92,6 +99,37 @@ def test_the_card_counts_each_part_and_the_report_everything(tmp_path: Path) -> 
     assert {int(k): v for k, v in report["lengths"].items() if v} == {
         bound: bounds.count(bound) for bound in sorted(set(bounds))
     }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BOM + lines(rows(texts(8))),
+        BOM + b"\r\n" + lines(rows(texts(8))),
+        BOM + lines(rows(texts(8)[:4])) + BOM + lines(rows(texts(8))[4:]),
+        BOM + dump(texts(8)),
+    ],
+    ids=["lines", "empty line", "joined files", "XML"],
+)
+@pytest.mark.parametrize("pack", [bytes, zstd])
+def test_a_byte_order_mark_costs_no_record(
+    tmp_path: Path, content: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "a").write_bytes(pack(content))
+    result = prepared(tmp_path / "a", tmp_path / "own", split="1", max_rejected=0)
+    assert read(result.prefix) == texts(8)
+
+
+@pytest.mark.parametrize("magic", [0x184D2A50, 0x184D2A5F])
+def test_frames_of_zstandard_that_are_to_skip_are_skipped(tmp_path: Path, magic: int) -> None:
+    """pzstd begins with one that has the size of the next frame (RFC 8878, 3.1.2)."""
+    skipped = struct.pack("<II", magic, 70_000) + bytes(70_000)
+    content = zstd(lines(rows(texts(8))))
+    (tmp_path / "a").write_bytes(skipped + skipped + content + skipped)
+    assert read(prepared(tmp_path / "a", tmp_path / "own", split="1").prefix) == texts(8)
+    (tmp_path / "a").write_bytes(skipped + content[:-3])
+    with pytest.raises(DataError, match="cut short: its zstd data has no end"):
+        prepared(tmp_path / "a", tmp_path / "cut", split="1")
 
 
 def test_a_folder_and_a_pattern_are_read_in_order_without_other_files(tmp_path: Path) -> None:
@@ -260,6 +298,38 @@ def test_sources_are_chosen_and_sampled_by_share(tmp_path: Path) -> None:
     quarter = {text for text in read(tmp_path / "own") if text.startswith("books")}
     assert quarter <= set(read(more.prefix))  # a larger share has all of a smaller one
     assert abs(more.card.report["sources"]["books"][0] - 200) < 4 * 10
+
+
+IDS: list[dict[str, object]] = [{}, {"id": None}, {"id": ""}, {"id": "again"}, {"id": 0}]
+
+
+@pytest.mark.parametrize("text", ["text {}", "the same text"])
+@pytest.mark.parametrize("identity", IDS)
+@pytest.mark.parametrize("num_files", [1, 400])
+def test_a_share_holds_for_records_whose_ids_are_missing_null_or_repeated(
+    num_files: int, identity: dict[str, object], text: str
+) -> None:
+    records = [{"text": text.format(i), **identity} for i in range(400)]
+
+    def kept(share: float) -> set[tuple[str, int]]:
+        """The positions of the documents in the sample."""
+        filters, positions = Filters("web", (1.0, 1.0), {"web": share}), set[tuple[str, int]]()
+        for start in range(0, 400, 400 // num_files):
+            content = lines(records[start : start + 400 // num_files])
+            shard = shards.Shard(f"raw/{start}", Kind.LINES, content, 0, len(content), 1, 0)
+            seen = set[bytes]()
+            for document in shards.records(shard, "web"):
+                assert isinstance(document, Document)
+                if left_out(document, filters, shard.file, seen) is None:
+                    positions.add((shard.file, document.place))
+        return positions
+
+    if identity.get("id") in ("again", 0) and text == "the same text" and num_files > 1:
+        assert len(kept(0.5)) in (0, 400)  # copies of one document
+        return
+    # 400 draws with probability 1/2: the standard deviation is 10.
+    assert abs(len(kept(0.5)) - 200) < 4 * 10
+    assert kept(0.5) < kept(0.75)
 
 
 def test_texts_too_short_or_long_are_left_out(tmp_path: Path) -> None:

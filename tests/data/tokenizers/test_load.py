@@ -35,7 +35,6 @@ def test_the_byte_tokenizer_gives_utf8() -> None:
     assert texts == ["B", "\\xc3", "<end of document>"]
     assert tokenizer.detokenize([*ids, tokenizer.eod]) == text
     assert tokenizer.detokenize([0xC3]) == "\ufffd"
-    assert tokenizer.prefix == ()
 
 
 def test_every_byte_is_an_id_and_the_end_of_a_document_is_the_last_one() -> None:
@@ -92,7 +91,6 @@ class TestHuggingFace:
         assert (tokenizer.eod, tokenizer.vocab_size) == (3, 4)
         assert [tokenizer.text_of(token) for token in (1, 3)] == ["owl", "<|endoftext|>"]
         assert tokenizer.detokenize([2, 1]) == "an owl"
-        assert tokenizer.prefix == ()
         other = load_tokenizer("huggingface", str(file))
         assert other.unique_identifiers == tokenizer.unique_identifiers
 

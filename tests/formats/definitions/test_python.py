@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -10,11 +11,10 @@ import torch
 
 from quantexp.errors import FormatError
 from quantexp.formats import get_format, quantise, resolve, saturated, scales_of
-from quantexp.formats.declared.by_python import contained
 from quantexp.formats.definitions.python import (
-    defines_contains,
     instance_of,
     python_definition,
+    source_files,
 )
 from quantexp.formats.types import Family
 
@@ -24,12 +24,6 @@ import torch
 class Sign:
     def quantise(self, x, *, axis, generator):
         return x.sign() * x.abs().mean(dim=axis, keepdim=True)
-
-    def contains(self, x, axis):
-        return x.abs() == x.abs().amax(dim=axis, keepdim=True)
-
-class Heir(Sign):
-    pass
 
 class Silent:
     def quantise(self, x, *, axis, generator):
@@ -43,15 +37,8 @@ class InPlace:
     def quantise(self, x, *, axis, generator):
         return x.copy_(x.round())
 
-    def contains(self, x, axis):
-        return x.zero_() == 0
-
 class Nothing:
     pass
-
-class Odd(Sign):
-    def contains(self, x, axis):
-        return 1.0
 """
 
 
@@ -86,19 +73,8 @@ def test_the_generator_follows_from_seed_and_offset(module: str) -> None:
     assert not torch.equal(first, quantise(x, fmt, seed=1, offset=3))
 
 
-def test_what_a_class_contains_is_its_own_word(module: str) -> None:
-    x = torch.tensor([[2.0, -2.0], [1.0, 2.0]])
-    mask = contained(x, get_format(f"{module}:Sign"), -1)
-    assert mask is not None
-    assert mask.tolist() == [[True, True], [False, True]]
-    assert contained(x, get_format(f"{module}:Silent"), -1) is None
-    names = ("Sign", "Heir", "Silent")
-    assert [defines_contains(f"{module}:{name}") for name in names] == [True, True, False]
-
-
 def test_naming_a_class_imports_nothing(module: str) -> None:
     get_format(f"{module}:Sign")
-    defines_contains(f"{module}:Sign")
     assert module not in sys.modules
 
 
@@ -107,10 +83,6 @@ def test_results_that_are_none_are_refused(module: str) -> None:
     words = r"quantise of the format .*:Wider must return a tensor like x, torch.float32 \(2, 3\) on cpu, got"
     with pytest.raises(FormatError, match=words):
         quantise(x, f"{module}:Wider")
-    with pytest.raises(
-        FormatError, match=r"contains of the format .*:Odd must return bool of x's shape"
-    ):
-        contained(x, get_format(f"{module}:Odd"), -1)
     with pytest.raises(ValueError, match=r":Nothing must have quantise\(x, \*, axis, generator\)"):
         quantise(x, f"{module}:Nothing")
     with pytest.raises(ValueError, match=r"the format .*:Missing cannot be made: module"):
@@ -122,7 +94,6 @@ def test_a_format_may_overwrite_what_it_is_given(module: str) -> None:
     x = torch.tensor([[0.6, 1.2]])
     y = quantise(x, f"{module}:InPlace")
     assert y.tolist() == [[1.0, 1.0]]
-    assert contained(x, get_format(f"{module}:InPlace"), -1) is not None
     torch.testing.assert_close(x, torch.tensor([[0.6, 1.2]]), rtol=0, atol=0)
 
 
@@ -142,9 +113,75 @@ def test_another_source_than_the_recorded_one_is_refused(module: str, tmp_path: 
         instance_of(f"{module}:Sign", digest)
 
 
+@pytest.fixture
+def package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """A package with a format, of its own name for each test; every way to write an import occurs."""
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / f"package_{abs(hash(request.node.nodeid))}"
+    files = {
+        "__init__.py": "STEP = 1",
+        "own.py": "import torch\nfrom . import relative\nfrom .parts import named\n" + SOURCE,
+        "relative.py": f"def late():\n    import {folder.name}.absolute as a\n",
+        "absolute.py": "from .parts.deep import *\nfrom quantexp.formats import quantise\n",
+        "parts/__init__.py": "",
+        "parts/named.py": "import json, beside",
+        "parts/deep.py": "from .. import own",
+        "unused.py": "A = 1",
+        "../beside.py": "B = 1",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        *((f"{name}.py", True) for name in ("__init__", "own", "relative", "absolute")),
+        *((f"parts/{name}.py", True) for name in ("named", "deep", "__init__")),
+        ("../beside.py", True),
+        ("unused.py", False),
+    ],
+)
+def test_the_digest_covers_what_a_format_imports_from_beside_it(
+    package: Path, file: str, counts: bool
+) -> None:
+    name = f"{package.name}.own:Sign"
+    digest = python_definition(name)["source_sha256"]
+    path = package / file
+    path.write_text(path.read_text() + "\n# changed\n")
+    if not counts:
+        assert python_definition(name)["source_sha256"] == digest
+        return
+    with pytest.raises(FormatError, match="has changed since the run was composed"):
+        instance_of(name, digest)
+
+
+def test_an_installed_format_is_its_own_package_alone(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (tmp_path / "beside.py").rename(installed / "beside.py")
+    package.rename(installed / package.name)
+    monkeypatch.syspath_prepend(installed)
+    modules = [each.removeprefix(package.name) for each in source_files(f"{package.name}.own:Sign")]
+    assert modules == [".own", "", ".absolute", ".parts.deep", ".parts.named", ".relative"]
+
+
+def test_the_digest_of_a_module_that_imports_nothing_beside_it_is_that_of_its_source(
+    module: str, tmp_path: Path
+) -> None:
+    source = (tmp_path / f"{module}.py").read_bytes()
+    assert (
+        python_definition(f"{module}:Sign")["source_sha256"] == hashlib.sha256(source).hexdigest()
+    )
+
+
 def test_a_source_that_is_no_python_is_refused(module: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text("class Sign\n")
-    with pytest.raises(FormatError, match=rf"{module}\.py, line 1: .*; correct the file$"):
-        defines_contains(f"{module}:Sign")
     with pytest.raises(FormatError, match=r"the format .*:Sign cannot be made: "):
         instance_of(f"{module}:Sign", None)

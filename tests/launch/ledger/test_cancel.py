@@ -48,7 +48,7 @@ while True:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.05)
-    monkeypatch.setattr(module, "PATIENCE_S", 5.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 120.0)
     monkeypatch.setattr(module, "APPEARANCE_S", 0.5)
 
 

@@ -51,13 +51,13 @@ class Following:
         return "".join(self.parts)
 
     def until(self, text: str) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while self.text != text:
             assert time.monotonic() < end, self.text
             time.sleep(0.01)
 
     def ends(self) -> None:
-        self.thread.join(60)
+        self.thread.join(240)
         assert not self.thread.is_alive()
 
 

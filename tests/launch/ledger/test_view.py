@@ -44,7 +44,7 @@ def lines_of(
     entries: list[Standing], width: int, *missing: Missing, height: int | None = None
 ) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(view(entries, missing, console, height))
+    console.print(view(entries, missing, console, height), crop=False)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -81,6 +81,13 @@ def test_narrow_table_omits_the_common_prefix_and_lists_reasons_below_once() -> 
     assert below[2] == ["FA_own-0a1b2c3d", "8; give more"]
     assert below[5] == ["m-1b_d_old-00000009", GONE.reason]
     assert sum("the time limit" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_command_in_a_reason_stays_on_a_line(width: int) -> None:
+    command = "quantexp draw '/runs of mine/m-1b_d_linear_hifp8-0a1b2c3d'"
+    failed = standing_of("linear_hifp8", State.FAILED, reason=f"no figures (disk full); {command}")
+    assert any(command in line for line in lines_of([*MIXED, failed], width))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def run_of(sheet: Sheet, index: int = 0) -> RunDir:
 
 
 def wait_until(
-    is_true: Callable[[], Any], details: Callable[[], Any] = lambda: None, within_s: float = 60
+    is_true: Callable[[], Any], details: Callable[[], Any] = lambda: None, within_s: float = 240
 ) -> None:
     end = time.monotonic() + within_s
     while not is_true():

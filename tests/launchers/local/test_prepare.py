@@ -12,14 +12,13 @@ from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Item, Place
 from rich.console import Console
 
-from quantexp.capture.select.budget import price
 from quantexp.config.load import from_plain, read
-from quantexp.errors import CaptureError, ConfigError, DataError
+from quantexp.errors import ConfigError, DataError
 from quantexp.launch import attempt
 from quantexp.launch.attempt import Opened
 from quantexp.runs.lock import take_lock
 from quantexp.runs.status import State, read_json, read_status, write_json
-from quantexp.schema import CaptureLevel, Experiment
+from quantexp.schema import Experiment
 
 from .stand_in import Workers, output_of, put_status
 
@@ -134,21 +133,6 @@ def test_bug_in_one_point_is_its_reason_and_leaves_the_others_alone(
     assert (first.place, first.reason) == (Place.DONE, "ZeroDivisionError: by nought")
     assert second.place is Place.WAITING
     assert "Traceback" in capfd.readouterr().err
-
-
-def test_captures_that_together_exceed_the_free_disk_are_refused_before_any_run(
-    make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiments = [make(seed) for seed in (1, 2)]
-    for experiment in experiments:
-        experiment.capture.level = CaptureLevel.tensors
-
-    class Usage:
-        free = int(1.5 * price(experiments[0]).on_disk)
-
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
-    with pytest.raises(CaptureError, match="the captures of 2 runs would take"):
-        prepare_sheet([(experiment, 0) for experiment in experiments], console)
 
 
 def test_runs_below_two_roots_are_refused(

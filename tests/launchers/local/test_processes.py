@@ -72,7 +72,7 @@ here = pathlib.Path(sys.argv[3])
 signal.signal(signal.SIGTERM, {handler})
 (here / "part").write_text(str(os.getpid()))
 (here / "part").rename(here / "pid")
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -130,12 +130,15 @@ def test_end_of_the_ranks_is_reported_only_after_an_interrupt(
     assert grace_s == ([processes.GRACE_S] if interrupts else [])
 
 
-def test_second_interrupt_gives_a_worker_no_more_time(worker: Path, tmp_path: Path) -> None:
+def test_second_interrupt_gives_a_worker_no_more_time(
+    worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 200.0)
     worker.write_text(WAITING.format(handler="signal.SIG_IGN"))
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_worker(tmp_path, tmp_path / "log", lambda: interrupting(tmp_path), {})
-    assert time.monotonic() - start < processes.GRACE_S / 2
+    assert time.monotonic() - start < processes.GRACE_S
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
@@ -159,7 +162,7 @@ def test_several_processes_are_started_by_torchrun_and_meet_through_a_file(tmp_p
 
 LEAVES_A_CHILD = """\
 import os, pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 pathlib.Path({pid!r}).write_text(str(child.pid))
 print(os.environ["OMP_NUM_THREADS"], os.environ["GLOO_SOCKET_IFNAME"], flush=True)
 time.sleep({seconds})
@@ -167,7 +170,7 @@ sys.exit(5)
 """
 
 
-@pytest.mark.parametrize("seconds", [1, 60])
+@pytest.mark.parametrize("seconds", [1, 600])
 def test_no_rank_outlives_torchrun_whether_it_fails_or_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
@@ -182,7 +185,7 @@ def test_no_rank_outlives_torchrun_whether_it_fails_or_is_stopped(
         None,
         tmp_path / "log",
         lambda: (
-            (time.monotonic() - start < 30 and seconds == 1) or not (tmp_path / "log").read_text()
+            (time.monotonic() - start < 240 and seconds == 1) or not (tmp_path / "log").read_text()
         ),
         {},
     )
@@ -226,7 +229,7 @@ class Started:
         return status
 
     def wait_until_it_trains(self) -> None:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 240
         while not list(self.root.glob("llama*/metrics.jsonl")):
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < end
@@ -274,7 +277,7 @@ def started(tiny_words: list[str], tmp_path: Path) -> Iterator[Callable[..., Sta
 def test_killed_rank_fails_the_run_and_is_named(started: Callable[..., Started]) -> None:
     run = started()
     os.kill(run.rank_pid(1), signal.SIGKILL)
-    code, errors = run.end(within_s=60)
+    code, errors = run.end(within_s=200)
     assert code == 1
     assert run.status.state is State.FAILED
     assert run.status.finished is not None
@@ -288,7 +291,7 @@ def test_killed_rank_fails_the_run_and_is_named(started: Callable[..., Started])
 def test_killed_rank_0_cannot_keep_the_run_running(started: Callable[..., Started]) -> None:
     run = started()
     os.kill(run.rank_pid(0), signal.SIGKILL)
-    code, _ = run.end(within_s=60)
+    code, _ = run.end(within_s=200)
     assert code == 1
     assert run.status.state is State.FAILED
     assert run.status.reason.startswith("rank 0 did not end by itself")
@@ -319,7 +322,7 @@ def test_hanging_rank_fails_the_run_within_the_timeout_and_is_named(
 def test_rank_that_a_signal_ends_is_named(started: Callable[..., Started]) -> None:
     run = started()
     os.kill(run.rank_pid(1), signal.SIGTERM)
-    code, errors = run.end(within_s=60)
+    code, errors = run.end(within_s=200)
     assert code == 130
     assert (run.status.state, run.status.reason) == (
         State.CANCELLED,
@@ -333,7 +336,7 @@ def test_rank_that_a_signal_ends_is_named(started: Callable[..., Started]) -> No
 def test_interrupt_ends_every_rank_as_cancelled(started: Callable[..., Started]) -> None:
     run = started()
     run.process.send_signal(signal.SIGINT)
-    code, errors = run.end(within_s=60)
+    code, errors = run.end(within_s=200)
     assert code == 130
     assert "cancelled: interrupted" in errors
     assert (run.status.state, run.status.reason) == (State.CANCELLED, "interrupted")
@@ -361,7 +364,7 @@ def test_killed_torchrun_leaves_no_rank(started: Callable[..., Started]) -> None
     torchrun = psutil.Process(run.rank_pid(0)).parent()
     assert torchrun is not None
     torchrun.kill()
-    code, _ = run.end(within_s=60)
+    code, _ = run.end(within_s=200)
     assert code == 1
     assert run.status.state is State.FAILED
     assert not run.left()

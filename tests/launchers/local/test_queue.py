@@ -80,7 +80,7 @@ def test_as_many_runs_go_on_at_once_as_there_are_slots(
     both = threading.Barrier(2)
 
     def meets(run: RunDir, _: object) -> None:
-        both.wait(timeout=60)
+        both.wait(timeout=240)
         put_status(run, State.COMPLETED)
 
     workers.does = dict.fromkeys(range(6), meets)

@@ -175,6 +175,8 @@ def test_nothing_goes_to_the_background_if_no_run_is_left(
     detached: list[Sheet],
 ) -> None:
     run_points([(make(1), 0)], console)
+    assert "completed  bf16" in output_of(console)
+    assert "final loss" not in output_of(console), "a table of one row says nothing more"
     assert run_points([(make(1, detach=True), 0)], console) == 0
     assert detach_run(make(1, detach=True), console) == 0
     assert not detached

@@ -53,6 +53,16 @@ def test_runs_of_each_source_are_an_array_of_their_own() -> None:
     assert (names(second), second.snapshot) == (["b"], older)
 
 
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (4, [4, 1]), (5, [5])])
+def test_array_with_more_tasks_than_the_cluster_allows_is_divided(
+    most: int, sizes: list[int]
+) -> None:
+    parts = batches(ROOT, "q", [ready(name) for name in "abcde"], most)
+    assert [len(part.runs) for part in parts] == sizes
+    assert [name for part in parts for name in names(part)] == list("abcde")
+    assert len({part.folder for part in parts}) == len(sizes)
+
+
 def test_stages_have_separate_arrays_and_the_earlier_one_is_first() -> None:
     points = [ready("a", 1), ready("b", 0), ready("c", 1)]
     first, second = batches(ROOT, "q", points)

@@ -295,6 +295,19 @@ def test_without_slurm_the_folder_s_state_counts_with_a_note(
     assert running.note.startswith("its job was not queried: no SLURM here: squeue is not on")
 
 
+def test_silent_accounting_leaves_no_run_alive_and_records_nothing(
+    slurm: FakeSlurm, make_run: MakeRun
+) -> None:
+    slurm.answer("squeue", queue_line("7_5", "RUNNING", nodes="n1"))
+    slurm.answer("sacct", err="sacct: error: Connection refused\n", code=1)
+    lost = submitted(make_run, name="a-1", iteration=3, started="2026-01-01T00:00:00+00:00")
+    alive = submitted(make_run, name="b-2", job_id="7_5")
+    ended, running = standings([lost, alive])
+    assert (ended.state, ended.alive, ended.is_unrecorded_end) == (State.PREEMPTED, False, False)
+    assert (ended.note or "").startswith("how its job ended is not known: sacct failed (exit code")
+    assert (running.state, running.alive, running.note) == (State.RUNNING, True, None)
+
+
 def test_sixty_runs_are_one_query(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue", "".join(queue_line(f"7_{i}", "RUNNING") for i in range(60)))
     runs = [

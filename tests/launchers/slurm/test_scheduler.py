@@ -7,7 +7,13 @@ from datetime import UTC, datetime
 import pytest
 from quantexp_launchers.slurm import clients
 from quantexp_launchers.slurm.clients import ClientError
-from quantexp_launchers.slurm.scheduler import IDS_PER_CALL, cancel, jobs, jobs_named
+from quantexp_launchers.slurm.scheduler import (
+    IDS_PER_CALL,
+    cancel,
+    jobs,
+    jobs_named,
+    max_array_size,
+)
 from quantexp_launchers.slurm.states import JobState, SlurmJob
 
 from .conftest import KINDS, RECORDED, FakeSlurm, queue_line
@@ -228,6 +234,22 @@ def test_ended_jobs_of_a_name_are_in_accounting(slurm: FakeSlurm) -> None:
     (call,) = slurm.calls("sacct")
     start = next(word for word in call if word.startswith("--starttime="))
     assert datetime.fromisoformat(start.partition("=")[2]).astimezone(UTC) == since
+
+
+@pytest.mark.parametrize(
+    ("answer", "size"),
+    [
+        ("MaxArraySize            = 5\n", 5),
+        ("MaxArraySize = 0\n", 1),
+        ("Other = 7\n", 1001),
+        ("", 1001),
+    ],
+)
+def test_size_of_an_array_is_the_controllers(slurm: FakeSlurm, answer: str, size: int) -> None:
+    slurm.answer(
+        "scontrol", f"Configuration data\nMaxArraySizes = 9\n{answer}", code=int(not answer)
+    )
+    assert max_array_size() == size
 
 
 # The clients.

@@ -138,6 +138,11 @@ def test_every_key_of_a_request_reaches_sbatch() -> None:
     }
 
 
+def test_all_memory_of_a_node_is_requested_by_0() -> None:
+    assert options(run_script(batch(launcher(mem_gb=0.0))))["mem"] == "0"
+    assert "mem" not in options(run_script(batch(launcher(mem_gb=None))))
+
+
 def test_array_runs_all_at_once_without_a_limit() -> None:
     assert options(run_script(batch(launcher(), runs=3)))["array"] == "0-2%3"
     assert "array" not in options(run_script(batch(launcher(), runs=1)))
@@ -231,7 +236,7 @@ if name == "srun" and (here / "wait").exists():
     import signal, time
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (here / "waits").touch()
-    time.sleep(60)
+    time.sleep(600)
 if name == "scontrol":
     print("JobId=12 JobState=RUNNING")
 code = here / f"{{verb}}.code"
@@ -273,7 +278,7 @@ class World:
 
     def run(self, of: LauncherConfig, **environment: str) -> int:
         process = self.start(of, **environment)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=240)
         assert not (self.folder / "pwned").exists(), output
         return process.returncode
 
@@ -362,7 +367,7 @@ def test_script_that_is_terminated_still_records_how_the_run_ended(
     (world.folder / "wait").touch()
     world.exits(end=1)
     process = world.start(own())
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not (world.folder / "waits").exists() and time.monotonic() < until:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
@@ -370,7 +375,7 @@ def test_script_that_is_terminated_still_records_how_the_run_ended(
         if len(world.calls) > 2:
             os.killpg(process.pid, signal.SIGTERM)
         time.sleep(0.02)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 1
     assert sorted(world.verbs) == sorted(ORDER)
 

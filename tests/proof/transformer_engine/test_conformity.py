@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quantexp.formats import encode, resolve
 from quantexp.formats.types import Rounding
-from quantexp.proof.grids import Finding, Status
+from quantexp.proof.findings import Finding, Status
 from quantexp.proof.transformer_engine.conformity import Comparison, compare, finding_of
 from quantexp.proof.transformer_engine.operands import judge_operand
 from quantexp.proof.transformer_engine.stored import Kind, Stored

@@ -12,7 +12,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from quantexp.errors import ConfigError
-from quantexp.proof.verdict import status_of
+from quantexp.proof.attention_border import AttentionBorder
+from quantexp.proof.border import COMPLETE
+from quantexp.proof.draws import Moment
+from quantexp.proof.histories import Histories
+from quantexp.proof.verdict import Observed, status_of
 from quantexp.proof.watch import ProductWatch
 from quantexp.quant.attention import context_parallel, tiles
 from quantexp.quant.attention.context_parallel import SequenceShare
@@ -22,6 +26,7 @@ from quantexp.quant.whole_amax import use_reduction
 from quantexp.schema import AttentionPath
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.cpu import cpu_device
+from quantexp.training.megatron.watched import sequence_shares
 from tests.quant.attention.kernels.tiled_cases import far, fresh
 
 T, B, H, G, D, NUM_RANKS = 128, 2, 4, 2, 32, 2
@@ -31,7 +36,9 @@ Distances = list[float]
 Report = dict[tuple[str, str, str], tuple[Distances, list[str]]]
 
 
-def core_attention(num_ranks: int, precision: ModulePrecision, path: str) -> SchemeAttention:
+def core_attention(
+    num_ranks: int, precision: ModulePrecision, path: str, dtype: torch.dtype = torch.float32
+) -> SchemeAttention:
     """Megatron's module as a model builds it."""
     config = TransformerConfig(
         num_layers=1,
@@ -43,6 +50,7 @@ def core_attention(num_ranks: int, precision: ModulePrecision, path: str) -> Sch
         context_parallel_size=num_ranks,
         masked_softmax_fusion=False,
         use_cpu_initialization=True,
+        bf16=dtype is torch.bfloat16,
     )
     core = SchemeAttention(config, 1, AttnMaskType.causal, "self")
     core.precision, core.path = precision, AttentionPath[path]
@@ -94,13 +102,30 @@ def compared(
 ) -> tuple[Distances, list[str]]:
     """Half of each sequence against the same rows of all of it."""
     whole = tensors(dtype)
-    theirs = results(core_attention(1, precision, path), whole, mask)
-    watch = ProductWatch({precision.module: precision}, {})
+    theirs = results(core_attention(1, precision, path, dtype), whole, mask)
+    core = core_attention(NUM_RANKS, precision, path, dtype)
+    observed = Observed({precision.module: precision}, {})
+    border = AttentionBorder(
+        core,
+        precision,
+        observed,
+        lambda: Moment(1, 1),
+        maximum,
+        Histories(),
+        COMPLETE,
+        softmax_scale=core.softmax_scale,
+        shares=sequence_shares(),
+        uses_kernels=lambda q, v: False,
+    )
+    watch = ProductWatch(observed, {precision.module: border}, {})
     with use_reduction(maximum), watch.watching():
         parts = [own(x) for x in whole]
-        ours = results(core_attention(NUM_RANKS, precision, path), parts, mask)
+        ours = results(core, parts, mask)
+    assert not [check.wrong for check in observed.products.values() if check.wrong]
+    assert len(observed.products) == 6
+    assert not observed.others
     with use_reduction(maximum):
-        again = results(core_attention(NUM_RANKS, precision, path), parts, mask)
+        again = results(core_attention(NUM_RANKS, precision, path, dtype), parts, mask)
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True)), "watched or not"
     assert {x.dtype for x in ours} == {dtype}
     distances = [far(a, own(b)) for a, b in zip(ours, theirs, strict=True)]

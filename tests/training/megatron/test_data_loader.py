@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from torch import Tensor
 
 from quantexp.config.compose import compose
@@ -259,6 +260,22 @@ def test_the_dataset_of_another_tokenizer_is_rejected(tmp_path: Path) -> None:
         build_datasets(
             tmp_path / "a", Small(), seq_length=1, seed=1, num_samples_train=1, cache_dir=tmp_path
         )
+
+
+def test_a_multimodal_pair_gives_the_samples_of_a_plain_one(
+    build: Callable[..., Datasets], tmp_path: Path
+) -> None:
+    def samples(name: str, ids: list[int], modes: list[int] | None) -> Tensor:
+        is_multimodal = modes is not None
+        builder = IndexedDatasetBuilder(str(tmp_path / f"{name}.bin"), np.int16, is_multimodal)
+        builder.add_document(ids, [150, 51], modes)
+        builder.finalize(str(tmp_path / f"{name}.idx"))
+        return tokens_of(build(tmp_path / name, split="1").train)
+
+    ids = [*range(200), 256]
+    assert samples("multimodal", ids, [0, 1]).equal(samples("plain", ids, None))
+    with pytest.raises(DataError, match=r"a\.bin has id -1, but the tokenizer has 257 ids: set"):
+        samples("a", [*range(200), -1], None)
 
 
 def test_a_cache_that_cannot_be_written_is_rejected(

@@ -128,10 +128,10 @@ def test_gradient_scaled_by_a_part_of_it_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "fault", "words"),
     [
-        ("once", "nothing_rounded", "are not on the grid of mxfp8_e4m3"),
-        ("once", "rounded_beside", "are not on the grid of mxfp8_e4m3"),
+        ("once", "nothing_rounded", "are not those of its source: it is not quantised"),
+        ("once", "rounded_beside", "are not those of its source: it is not quantised"),
         ("once", "nothing_sent", "no collective has sent it"),
-        ("each_hop", "nothing_rounded", "are not on the grid of mxfp8_e4m3"),
+        ("each_hop", "nothing_rounded", "are not those of its source: it is not quantised"),
     ],
 )
 def test_gradients_that_are_sent_otherwise_than_declared_are_noticed(

@@ -39,7 +39,14 @@ class RecordingObserver:
     def built(self, chunks: list[Any]) -> None:
         (self.model,) = chunks
 
-    def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
+    def proof(
+        self, iteration: int, declared: Any, *, is_complete: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def proof_of_evaluation(
+        self, iteration: int, declared: Any
+    ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def outside_products(self, watch: Any, stepped: bool) -> None:

@@ -131,9 +131,9 @@ def test_an_optimizer_step_before_copies_are_dropped_ends_the_run(
     """The copies outlive the step; the optimizer writes to storage whose version torch does not increment."""
     step = Stepper.step
 
-    def too_long(self: Any, *args: Any) -> Any:
+    def too_long(self: Any, *args: Any, **options: Any) -> Any:
         with self.copies.step(several=True):
-            return step(self, *args)
+            return step(self, *args, **options)
 
     monkeypatch.setattr(Stepper, "step", too_long)
     monkeypatch.setattr(Stepper, "_keep_weight_copies", lambda *_, **__: contextlib.nullcontext())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,9 +49,10 @@ def task_run() -> TaskRun:
         evaluate=evaluate,
         training=SimpleNamespace(seq_length=8),
         model=SimpleNamespace(vocab_size=4),
+        dataset=SimpleNamespace(eod=None),
     )
     evaluator: Any = SimpleNamespace(reference="reference", maps=["scheme"])
-    return TaskRun(evaluator, experiment, ByteTokenizer(), lambda: None)
+    return TaskRun(evaluator, experiment, ByteTokenizer(), Path("none"), lambda: None)
 
 
 def patched(patch: Patch, *returned: dict[str, Any] | Exception) -> None:

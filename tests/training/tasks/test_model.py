@@ -1,12 +1,12 @@
 """The model of lm-evaluation-harness against transformers: its logits, its generation, its tokens.
 
-docs/evaluate.md has a comparison with the harness's own model `hf`, which needs the package accelerate.
+`test_hf` compares it with the harness's own model `hf`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +17,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
-from quantexp.errors import ConfigError
-from quantexp.training.tasks.model import SchemeModel
+from quantexp.errors import ConfigError, DataError
+from quantexp.training.tasks.model import SchemeModel, generation_of
+from quantexp.training.tasks.tokens import task_tokenizer
 from tests.task_files import WORDS
+from tests.training.tasks.tokenizer_files import VOCAB, write_tokenizer
 
 T = 24
 BOS, EOD, STOP = 0, 1, 2
-VOCAB = ["<bos>", "<eos>", ".", "?", "the", "of", *WORDS]
 
 
 @pytest.fixture(scope="module")
@@ -45,34 +46,9 @@ def transformer() -> LlamaForCausalLM:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Whole words; `<bos>` before each text, as in Llama's tokenizer.json."""
-    names = {name: i for i, name in enumerate(VOCAB)}
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    special = {"id": "<bos>", "ids": [BOS], "tokens": ["<bos>"]}
-    content = {
-        "version": "1.0",
-        "pre_tokenizer": {"type": "Whitespace"},
-        "added_tokens": [
-            {"id": names[name], "content": name, "special": True} | flags
-            for name in ("<bos>", "<eos>")
-        ],
-        "normalizer": None,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "<bos>", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 0}},
-            ],
-            "special_tokens": {"<bos>": special},
-        },
-        "model": {"type": "WordLevel", "vocab": names, "unk_token": "?"},
-    }
-    folder = tmp_path_factory.mktemp("tokenizer")
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    folder = write_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"), "<bos>", "", {"bos_token": "<bos>"}
+    )
     return load_tokenizer("huggingface", str(folder))
 
 
@@ -81,7 +57,14 @@ class Run:
 
     def __init__(self, transformer: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
         self.transformer, self.given, self.done = transformer, list[list[int]](), 0
-        self.model = SchemeModel(self._logits, tokenizer, T, self._advance)
+        self.model = SchemeModel(
+            self._logits,
+            task_tokenizer(tokenizer),
+            T,
+            self._advance,
+            {},
+            score_template=False,
+        )
 
     def _logits(self, tokens: Sequence[int]) -> Tensor:
         self.given.append(list(tokens))
@@ -114,8 +97,7 @@ def ids(text: str) -> list[int]:
     return [VOCAB.index(word) for word in text.split()]
 
 
-def test_the_tokenizers_template_comes_first(run: Run, tokenizer: Tokenizer) -> None:
-    assert tokenizer.prefix == (BOS,)
+def test_the_tokenizers_template_comes_first(run: Run) -> None:
     assert run.model.tok_encode("the city") == [BOS, *ids("the city")]
     assert run.model.tok_encode("the city", add_special_tokens=False) == ids("the city")
 
@@ -158,6 +140,19 @@ def test_a_longer_text_is_predicted_in_windows_each_token_once(run: Run) -> None
     assert run.done == 1
 
 
+def test_a_text_that_is_scored_begins_and_ends_without_the_template(
+    transformer: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """`hf` scores `<bos>` after `<bos>`, and of a continuation the `<eos>` behind it."""
+    folder = write_tokenizer(tmp_path, "<bos>", "<eos>", {"bos_token": "<bos>"})
+    run = Run(transformer, load_tokenizer("huggingface", str(folder)))
+    ((score, _),) = run.model.loglikelihood(instances("loglikelihood", ("the", " city")))
+    assert score == pytest.approx(run.score([BOS, *ids("the city")], 1), abs=1e-9)
+    texts = instances("loglikelihood_rolling", ("the city",), ("<bos> the city",))
+    expected = run.score([BOS, *ids("the city")], 2)
+    assert run.model.loglikelihood_rolling(texts) == pytest.approx([expected] * 2, abs=1e-9)
+
+
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "temperature": 0.0}])
 def test_generation_is_that_of_transformers(run: Run, options: dict[str, Any]) -> None:
     options |= {"until": ["."], "max_gen_toks": 8}
@@ -189,6 +184,31 @@ def test_answers_drawn_at_random_are_refused(run: Run) -> None:
     words = r"^evaluate\.tasks: task draws its answers at random \(do_sample\), and only"
     with pytest.raises(ConfigError, match=words):
         run.model.generate_until(instances("generate_until", ("the", options)))
+
+
+@pytest.mark.parametrize(
+    ("options", "generation", "words"),
+    [
+        ({"num_beams": 4}, {}, "num_beams=4 .* drop it in a copy of the task"),
+        (
+            {},
+            {"repetition_penalty": 1.05},
+            r"repetition_penalty=1.05 .* the weights with another generation_config\.json",
+        ),
+    ],
+)
+def test_answers_of_other_tokens_than_the_likeliest_are_refused(
+    options: dict[str, Any], generation: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^evaluate.tasks: {words}$"):
+        generation_of("task", options, 512, generation)
+    neutral = {"num_beams": 1, "repetition_penalty": 1.0}
+    assert generation_of("task", {**options, **neutral}, 512, {}) == ([], 256)
+
+
+def test_answers_without_a_token_are_refused(run: Run) -> None:
+    with pytest.raises(DataError, match=r"^evaluate\.tasks: an answer has no token of its own"):
+        run.model.loglikelihood(instances("loglikelihood", ("the city", "\n")))
 
 
 def test_answers_longer_than_a_sequence_are_refused(run: Run) -> None:

@@ -213,7 +213,7 @@ def test_run_that_fails_or_is_interrupted_closes_its_file_with_the_reason(
     last = [read(failed).Scalars(f"train/{name}")[-1].value for name in ("loss", "grad_norm")]
     assert not all(map(math.isfinite, last)), "what the run failed for"
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("quantexp.training.megatron.step.Stepper.step", interrupt)

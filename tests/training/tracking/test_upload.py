@@ -296,10 +296,12 @@ def test_run_of_a_folder_is_the_attempt_of_its_worker(tracked: Make) -> None:
     assert tracked_run(run.folder) == run
 
 
-#: A worker: starts an upload whose tracker never answers, as `clients` does, prints its process id, and waits.
+#: A worker: starts an upload whose tracker never answers, prints its process id when that has asked, and waits.
 WORKER = """\
 import subprocess, sys, time
-process = subprocess.Popen([sys.executable, "-c", sys.argv[1], "wandb", sys.argv[2], "--with-parent"])
+words = [sys.executable, "-c", sys.argv[1], "wandb", sys.argv[2], "--with-parent"]
+process = subprocess.Popen(words, stdout=subprocess.PIPE)
+process.stdout.readline()
 print(process.pid, flush=True)
 time.sleep(600)
 """
@@ -307,7 +309,7 @@ HANGING = """\
 import sys, time
 from quantexp.training.tracking import upload
 upload.ORPHAN_S = 0.5
-upload.BACKENDS["wandb"].start = lambda *_: time.sleep(600)
+upload.BACKENDS["wandb"].start = lambda *_: (print("starts", flush=True), time.sleep(600))
 sys.exit(upload.main(sys.argv[1:]))
 """
 
@@ -323,14 +325,12 @@ def test_upload_that_hangs_ends_soon_after_its_worker(tracked: Make) -> None:
     with worker:
         assert worker.stdout is not None
         pid = int(worker.stdout.readline())
-        time.sleep(2)  # for its handler of SIGTERM
         os.kill(pid, signal.SIGTERM)
         time.sleep(0.5)
         assert psutil.pid_exists(pid), "a job's end is still to be told to the tracker"
         worker.kill()
-    for _ in range(200):
-        if not psutil.pid_exists(pid):
-            break
+    until = time.monotonic() + 120
+    while psutil.pid_exists(pid) and time.monotonic() < until:
         time.sleep(0.1)
     assert not psutil.pid_exists(pid)
 

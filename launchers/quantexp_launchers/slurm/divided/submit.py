@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -22,9 +23,9 @@ from rich.console import Console
 from quantexp.errors import ConfigError, RunError
 from quantexp.folders import for_shell
 from quantexp.launch import backend
-from quantexp.launch.attempt import root_of
 from quantexp.launch.backend import DividedJobs
 from quantexp.launch.divided_work import DividedWork
+from quantexp.launch.recorded import root_of
 from quantexp.launch.submitted_work import (
     Submitted,
     live_jobs,
@@ -39,7 +40,7 @@ from quantexp_launchers.slurm.check import check_script
 from quantexp_launchers.slurm.clients import ClientError, run_client
 from quantexp_launchers.slurm.divided.earlier import with_earlier
 from quantexp_launchers.slurm.divided.plan import Plan, submitted_from, write_plan
-from quantexp_launchers.slurm.scheduler import require_slurm, submit_script
+from quantexp_launchers.slurm.scheduler import max_array_size, require_slurm, submit_script
 from quantexp_launchers.slurm.script import first_lines, python, script
 from quantexp_launchers.slurm.states import ids_of_tasks
 from quantexp_launchers.slurm.submit import check_root, current_umask
@@ -75,6 +76,9 @@ def submit_divided(work: DividedWork, experiment: Experiment, console: Console) 
     if (jobs := _submitted_before(work, launcher)) is not None:
         return jobs
     groups = work.groups()
+    most = max_array_size()
+    if len(groups) > most:
+        groups = [sorted(chain(*groups[task::most])) for task in range(most)]
     groups = groups if len(groups) > 1 else []
     request = Tasks(RunsRoot(root).submissions / work.verb, work.verb, launcher, root)
     array = replace(request, num_tasks=max(1, len(groups)), throttle=launcher.max_parallel)

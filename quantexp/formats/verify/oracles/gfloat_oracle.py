@@ -1,7 +1,8 @@
 """gfloat: rounding of float64 arrays to any IEEE-like element, to nearest even or away.
 
-It handles blocks with NaN or Inf differently and cannot represent NaN in elements of fewer than eight bits, so only
-its saturating rounding of finite values is used.
+Its `round_ndarray` returns NaN for NaN, without an error also for elements that have none (0.5.2, whose documentation
+names a ValueError; `round_float` and `encode_float` raise it). Overflow without saturation is an error for elements
+with neither Inf nor NaN, which are therefore only rounded with saturation. Its functions for blocks are not used.
 """
 
 from __future__ import annotations
@@ -44,13 +45,10 @@ def code_values(element: str) -> Array | None:
 
 
 def can_round(element: str, ties: str, saturate: bool) -> bool:
-    """To nearest, saturating."""
-    return element in INFOS and ties in _MODES and saturate
+    """To nearest, saturating or to what the element has beyond its largest value."""
+    return element in INFOS and ties in _MODES and (saturate or INFOS[element].num_nans > 0)
 
 
 def rounded(element: str, v: Array, saturate: bool, ties: str) -> Array:
-    """Magnitudes (float64) on the grid; NaN stays, and Inf is the largest."""
-    finite = np.where(np.isfinite(v), v, 0.0).astype(np.float64)
-    q = gfloat.round_ndarray(INFOS[element], finite, _MODES[ties], sat=True)
-    largest = grid(element).magnitudes[-1]
-    return np.where(np.isnan(v), np.nan, np.where(np.isinf(v), largest, q))
+    """Magnitudes (float64) on the grid; NaN stays, and Inf is the largest or what is beyond it."""
+    return np.asarray(gfloat.round_ndarray(INFOS[element], v, _MODES[ties], sat=saturate))

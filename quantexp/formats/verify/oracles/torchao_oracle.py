@@ -1,9 +1,18 @@
 """torchao's reference of MX and NVFP4: codes and scales of whole blocks, rounded to nearest even.
 
-Excluded, because torchao differs from the definitions there: blocks with NaN or Inf; scales of 2^-127, where it divides
-by 2^-126; with the rule rceil an amax one ulp above max 2^k, which its division rounds down. For NVFP4: block scales
-below 2^-6, E4M3's subnormals, which it does not use, and above E4M3's largest; elements within one rounding of a tie,
-since it multiplies by a rounded reciprocal.
+Excluded is exactly what differs, by the operations of torchao 0.18.0. Whole blocks are excluded if their scale differs:
+
+- blocks with Inf and no NaN, to which it gives a finite scale;
+- with the rule rceil an amax just above max 2^k, whose float32 log2 rounds to the whole number k: never for |k| at most
+  3, up to 39 float32 steps above 448 2^64, more steps the larger |k| is. The scale is then half of the right one;
+- for NVFP4 a block scale that would be a subnormal of E4M3: it uses none below 2^-6.
+
+Of other blocks those elements are excluded whose code differs:
+
+- at the scale 2^-127 it divides by 2^-126, and with the rule rceil by 1, after which every element is zero;
+- for NVFP4 it multiplies by a rounded reciprocal, which may move an element to the other side of a tie.
+
+A block whose scale is NaN has no values, so its codes count as zeros, as the definitions write them.
 """
 
 from __future__ import annotations
@@ -19,11 +28,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quantexp.formats.verify.cases import middles
-from quantexp.formats.verify.exact import Answer, Case, decoded
-from quantexp.formats.verify.grids import code_values
+from quantexp.formats.verify.exact import KINDS, Answer, Case, decoded
+from quantexp.formats.verify.grids import code_values, nearest
 from quantexp.formats.verify.oracles.oracle import Opinion, Oracle
 from quantexp.formats.verify.rational import MX_ELEMENTS
+from quantexp.formats.verify.tally import differing
 
 
 @contextlib.contextmanager
@@ -68,7 +77,7 @@ def blocks(case: Case, gold: Answer) -> Opinion | None:
     if case.axis != -1 or case.strided or case.packed or case.options.get("pre_scale"):
         return None
     if case.fmt in TYPES and case.x.shape[1] == 32 == case.block:
-        return _mx(case, gold)
+        return _mx(case)
     if case.fmt == "nvfp4_e2m1" and case.x.shape[1] == 16 == case.block:
         return _nv(case, gold)
     return None
@@ -101,33 +110,59 @@ def _unpacked(codes: Array) -> Array:
     return np.stack([codes & 0xF, codes >> 4], axis=-1)
 
 
-def _mx(case: Case, gold: Answer) -> Opinion:
+def _mx(case: Case) -> Opinion:
     rule = str(case.options.get("scale_rule", "floor"))
     x = case.x.astype(np.float32)
-    good = np.isfinite(x).all(axis=1, keepdims=True)
-    assert gold.block_scales is not None
-    good &= gold.block_scales > 0
+    codes, scales = mx_codes(x, case.fmt, rule)
+    amax = np.abs(x).max(axis=1, keepdims=True)
+    good = ~np.isinf(amax)
     if rule == "rceil":
-        mantissa, _ = np.frexp(np.abs(np.where(good, x, 0)).max(axis=1, keepdims=True))
-        largest, _ = np.frexp(np.float32(MX_ELEMENTS[case.fmt][3]))
-        good &= mantissa != np.nextafter(np.float32(largest), np.float32(1))
-    codes, scales = mx_codes(np.where(good, x, np.float32(1)), case.fmt, rule)
-    answer = Answer(decoded(case.fmt, codes, scales, None), codes, scales)
-    return Opinion(answer, np.broadcast_to(good, x.shape), good)
+        good &= ~_halves(amax, float(MX_ELEMENTS[case.fmt][3]))
+    with np.errstate(invalid="ignore"):
+        v = np.ldexp(np.abs(x).astype(np.float64), 127)
+    at_smallest = scales == 0
+    theirs = 0.0 if rule == "rceil" else v / 2
+    return _opinion(case, codes, scales, None, good, ~at_smallest | _same_side(case.fmt, v, theirs))
+
+
+def _halves(amax: Array, largest: float) -> Array:
+    """Whether torchao's rceil gives half of the right scale: the block's largest value is above what it can hold."""
+    with np.errstate(divide="ignore"):
+        log = np.log2((amax / np.float32(largest)).astype(np.float64)).astype(np.float32)
+    exponent = np.clip(np.ceil(np.where(np.isfinite(log), log, -127)), -127, 127).astype(np.int64)
+    return np.isfinite(amax) & (np.ldexp(largest, exponent) < amax)
 
 
 def _nv(case: Case, gold: Answer) -> Opinion:
     x, t = case.x.astype(np.float32), gold.tensor_scale
-    assert gold.block_scales is not None
     assert t is not None
-    good = np.isfinite(x).all(axis=1, keepdims=True)
+    codes, scales = nv_codes(x, t)
+    amax = np.abs(x).max(axis=1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
-        ratio = np.abs(np.where(good, x, 0)).max(axis=1, keepdims=True) / np.float32(6) / t
-    good &= (ratio > 2.0**-6) & (ratio <= 448)
-    codes, scales = nv_codes(np.where(good, x, t), t)
-    d = code_values("e4m3")[gold.block_scales].astype(np.float64) * float(t)
-    with np.errstate(invalid="ignore"):
-        v = np.abs(x) / d
-        off = np.abs(v[..., None] / middles("e2m1") - 1).min(axis=-1)
+        # Half of a step below 2^-6; a ratio there rounds to 2^-6.
+        good = ~np.isinf(amax) & ~(amax / np.float32(6) / t < 7.5 * 2.0**-9)
+        b = code_values("e4m3")[scales]
+        v, theirs = np.abs(x) / (b * t), np.abs(x) * (np.float32(1) / t / b)
+    return _opinion(case, codes, scales, t, good, _same_side(case.fmt, v, theirs))
+
+
+def _same_side(name: str, v: Array, other: Array | float) -> Array:
+    """Whether elements and what torchao has in their place, in units of the scale, have the same code; NaN has."""
+    v, other = np.broadcast_arrays(v.astype(np.float64), np.float64(other))
+    element = KINDS[name][1]
+    return ~differing(nearest(element, v, True), nearest(element, other, True))
+
+
+def _opinion(
+    case: Case,
+    codes: Array,
+    scales: Array,
+    t: np.float32 | None,
+    good: Array,
+    same: Array,
+) -> Opinion:
+    """Its result, known in blocks that are good and there in elements that have the same code."""
+    nan = 0xFF if t is None else 0x7F
+    codes = np.where(scales == nan, 0, codes).astype(np.uint8)
     answer = Answer(decoded(case.fmt, codes, scales, t), codes, scales, t)
-    return Opinion(answer, good & (off >= 2.0**-22), good)
+    return Opinion(answer, good & (same | (scales == nan)), good)

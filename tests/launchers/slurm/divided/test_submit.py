@@ -96,6 +96,13 @@ def test_files_of_a_submission_are_private_and_the_result_has_the_user_s_umask(
     assert "export WORD=value" in cluster.sent()[0]
 
 
+def test_parts_share_the_tasks_that_the_cluster_allows(cluster: Cluster, submit: Submit) -> None:
+    cluster.slurm.answer("scontrol", "MaxArraySize = 2\n")
+    submit()
+    assert cluster.plan()["groups"] == [[0, 2], [1]]
+    assert options(cluster.sent()[0])["array"] == "0-1%2"
+
+
 def test_one_file_is_one_job(cluster: Cluster, submit: Submit) -> None:
     output = submit("dataset.source=raw/0.jsonl", "launcher.max_parallel=5")
     assert output == ["submitted job 7", *follows(cluster.names()[0])]
@@ -319,7 +326,8 @@ def test_a_damaged_record_of_a_submission_is_named(cluster: Cluster, submit: Sub
         (["dry_run=true"], "dry_run is for runs; drop it, or leave the preparation out"),
         (
             ["paths.root='a:b'"],
-            "paths.root must not hold ':' under SLURM, got '{here}/a:b'; choose another folder",
+            "paths.root must not hold ':', which divides the search path of Python, got '{here}/a:b'; choose another "
+            "folder",
         ),
     ],
 )

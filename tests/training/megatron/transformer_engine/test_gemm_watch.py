@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from quantexp.proof.verdict import Verdict, verdict
+from quantexp.proof.verdict import Observed, Verdict, verdict
 from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sites import Site
@@ -85,7 +85,7 @@ def outcome(recipe: str | None, precision: ModulePrecision, fault: str = "") -> 
             module(x, is_first_microbatch=True)
         with torch.no_grad():
             module.weight.mul_(1.5)
-    products = ProductWatch({NAME: precision}, {"layer 0": module})
+    products = ProductWatch(Observed({NAME: precision}, {}), {}, {"layer 0": module})
     gemms = GemmWatch(products, {NAME: module})
     with multiplying_originals() if fault == "originals" else nullcontext():
         options = {"is_first_microbatch": False} if fault == "stale" else {}
@@ -186,7 +186,9 @@ def grouped() -> Verdict:
 
     native.te_general_grouped_gemm = lambda *args: None
     layer, linear = Grouped(), te.Linear(32, 32, device="cpu")
-    products = ProductWatch({NAME: declared("MXFP8BlockScaling")}, {"layer 0": layer})
+    products = ProductWatch(
+        Observed({NAME: declared("MXFP8BlockScaling")}, {}), {}, {"layer 0": layer}
+    )
     with products.watching(), GemmWatch(products, {NAME: linear}).watching():
         layer(torch.ones(1))
     return verdict(1, products.observed)

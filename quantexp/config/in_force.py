@@ -1,0 +1,77 @@
+"""What a run quantises in its own iterations, and the name of its scheme that follows from it.
+
+A rule whose iterations lie outside of the run changes nothing in it, and a site whose slots all stay in the working
+precision is not in the name. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quantexp.config.evaluation import map_iteration
+from quantexp.formats.types import Format
+from quantexp.model.checkpoints import first_iteration
+from quantexp.quant.outside_products import state_slots
+from quantexp.quant.precision import PrecisionMap, configured, forward_only, precision_map
+from quantexp.quant.rules import changes
+from quantexp.quant.scheme import InForce, derived_name
+from quantexp.quant.sites import Site
+from quantexp.schema import Experiment
+
+
+def iterations_of(experiment: Experiment) -> tuple[int, int]:
+    """The first and the last iteration, from 1, whose maps are in force; of an evaluation the checkpoint's alone."""
+    if experiment.evaluate.only:
+        return (map_iteration(experiment),) * 2
+    return first_iteration(experiment), experiment.training.last_iteration
+
+
+def maps_between(experiment: Experiment, first: int, last: int) -> list[PrecisionMap]:
+    """The precision maps from an iteration to a later one, in order."""
+    starts = [first, *(i for i in changes(experiment.quant) if first < i <= last)]
+    return [precision_map(experiment.model, experiment.quant, iteration) for iteration in starts]
+
+
+def sites_in_force(experiment: Experiment) -> InForce:
+    """The sites that a run quantises in its own iterations, with formats; of an evaluation, in its forward pass."""
+    maps = maps_between(experiment, *iterations_of(experiment))
+    if experiment.evaluate.only:
+        maps = [forward_only(each) for each in maps]
+    formats: dict[Site, frozenset[Format]] = {}
+    for declared in maps:
+        for name, module in declared.items():
+            for slot, spec in module.slots.items():
+                if spec.quantised:
+                    site = configured(name.name, slot).site
+                    formats[site] = formats.get(site, frozenset()) | {spec.fmt}
+    return formats
+
+
+def rules_out_of_force(experiment: Experiment) -> list[int]:
+    """The indices of the rules whose iterations lie outside of the run."""
+    first, last = iterations_of(experiment)
+    return [
+        index
+        for index, rule in enumerate(experiment.quant.rules)
+        for begin, end in (rule.iterations or (1, None),)
+        if (begin or 1) > last or (end is not None and end < first)
+    ]
+
+
+def idle_rules(experiment: Experiment) -> str | None:
+    """The rules whose iterations lie outside of the run, in words; None if there are none."""
+    first, last = iterations_of(experiment)
+    names = ", ".join(f"quant.rules[{index}]" for index in rules_out_of_force(experiment))
+    return f"never in force in iterations {first} to {last}: {names}" if names else None
+
+
+def name_in_force(experiment: Experiment, sites: InForce) -> str:
+    """The derived name of what a run quantises; `sites` are its `sites_in_force`."""
+    quant, idle = experiment.quant, rules_out_of_force(experiment)
+    rules = [rule for index, rule in enumerate(quant.rules) if index not in idle]
+    return derived_name(replace(quant, rules=rules), sites)
+
+
+def quantises(experiment: Experiment, sites: InForce) -> bool:
+    """Whether a run quantises an operand, or in training a moment or a gradient between ranks."""
+    return bool(sites) or (not experiment.evaluate.only and bool(state_slots(experiment.quant)))

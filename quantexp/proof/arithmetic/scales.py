@@ -1,0 +1,197 @@
+"""The scale of a tensor, and the factors d by which blocks are divided.
+
+    MX          d = 2^s              NVFP4, grid     d = b t        t the scale of the tensor, b that of the block
+
+b is the value of the scale's grid that the rule takes for amax / t / max (MX: amax); float32, one rounding for each
+operation. The definitions are those of `quantexp.formats`: `mx_scale`, `nv`, `tensor_scale`, `declared.arithmetic`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.spec import QuantSpec
+from quantexp.formats.table import BF16
+from quantexp.formats.types import (
+    BlockRule,
+    BlockScale,
+    BlockScaleKind,
+    Element,
+    Family,
+    Rounding,
+    ScaleRule,
+    Scaling,
+)
+from quantexp.proof.arithmetic.layout import chunk_limit, memory_order
+from quantexp.proof.arithmetic.rounding import MULTIPLIED, neighbours, rounded
+
+#: The exponents of E8M0.
+_LEAST, _MOST = -127, 127
+_LEAST_NORMAL = -126
+#: The scales that the rule `search` tries: halves of rceil's, or parts of amax / max.
+_HALVES = (1.0, 0.5, 0.25)
+_PARTS = tuple((32 - part) / 32 for part in range(17))
+#: Errors of two scales that differ by less are equal to `search`.
+_TIE = 2.0**-44
+
+
+def finite_amax(v: Tensor) -> Tensor:
+    """The largest finite magnitude, 0-dim float32; 0 if there is none. Bits of magnitudes are ordered as integers."""
+    bits = torch.int32 if v.dtype == torch.float32 else torch.int16
+    infinity = int(torch.tensor(math.inf, dtype=v.dtype, device="cpu").view(bits))
+    codes_N = v.permute(memory_order(v)).reshape(-1).view(bits)
+    largest = 0
+    for part in torch.split(codes_N, chunk_limit(v)):
+        magnitudes = part & torch.iinfo(bits).max
+        top = int(magnitudes.amax()) if part.numel() else 0
+        if top >= infinity:
+            top = int(magnitudes.masked_fill_(magnitudes >= infinity, 0).amax())
+        largest = max(largest, top)
+    return torch.full((), largest, dtype=bits, device=v.device).view(v.dtype).float()
+
+
+def tensor_scale(spec: QuantSpec, amax: float) -> float:
+    """The scale of a tensor, as a float that float32 represents; 1 if it has none, or no amax above 0.
+
+    By powers of two, FP8 and HiF8 are multiplied by the largest s with amax s <= target, and the other families divided
+    by its inverse; exactly, they are by target / amax and its inverse, rounded to float64 and then to float32. A scale
+    is a normal number, also times the smallest block scale.
+    """
+    if spec.scaling is Scaling.NONE or not 0 < amax < math.inf:
+        return 1.0
+    is_multiplied, target = spec.fmt.family in MULTIPLIED, spec.amax_target
+    if spec.scaling is Scaling.EXACT:
+        scale = target / amax if is_multiplied else amax / target
+    else:
+        (mantissa, exponent), (most, power) = math.frexp(amax), math.frexp(target)
+        power = min(max(power - exponent - (mantissa > most), _LEAST_NORMAL), _MOST)
+        scale = 2.0 ** (power if is_multiplied else -power)
+    grid = spec.fmt.block_scale or (spec.fmt.grid_scale.element if spec.fmt.grid_scale else None)
+    least = _LEAST_NORMAL - (0 if grid is None else grid.emin - grid.mantissa_bits)
+    scale = min(max(scale, 2.0**least), 2.0**_MOST)
+    return float(torch.tensor(scale, dtype=torch.float32, device="cpu"))
+
+
+def divisors(v_OBKI: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
+    """d of each block, with extent 1 along K; without blocks t, the scale of the tensor, 0-dim float32."""
+    if spec.fmt.block is None:
+        return t
+    amax = v_OBKI.abs().amax(dim=2, keepdim=True)
+    if not is_searched(spec):
+        return divisors_of(amax, spec, t)
+    return _searched(v_OBKI, amax, spec, t).masked_fill_(~amax.isfinite(), math.nan)
+
+
+def is_searched(spec: QuantSpec) -> bool:
+    """Whether scales follow from all elements of a block, not from its amax."""
+    return spec.fmt.grid_scale is not None and spec.fmt.grid_scale.rule is BlockRule.SEARCH
+
+
+def divisors_of(amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
+    """d of blocks with these amaxes, float32; NaN if an amax is not finite. No rule `search`."""
+    element, grid = spec.fmt.element, spec.fmt.grid_scale
+    if spec.fmt.family is Family.MX:
+        d = _power(amax, element, spec.scale_rule)
+    elif grid is None:
+        assert spec.fmt.block_scale is not None, "NVFP4"
+        over = amax / _number(element.max, amax) / t
+        d = _on_scales(over, spec.fmt.block_scale, BlockRule.EXACT) * t
+    else:
+        d = _scale(amax / t, element, grid) * t
+    return d.masked_fill(~amax.isfinite(), math.nan)
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    """A divisor; torch multiplies by the reciprocal of a Python number."""
+    return torch.full((), value, dtype=torch.float32, device=like.device)
+
+
+def _power(amax: Tensor, element: Element, rule: ScaleRule) -> Tensor:
+    """The power of two 2^s of each block, s in [-127, 127]; by `floor`, s = floor(log2 amax) - emax.
+
+    The other rules add 1: if amax's mantissa, in [1/2, 1), is above that of a power of two (`ceil`) or of max
+    (`rceil`), or if it becomes 1 when it is rounded half up to the element's bits (`even`).
+    """
+    mantissa, exponent = torch.frexp(amax.double())
+    s = exponent.long() - 1 - element.emax
+    if rule is ScaleRule.EVEN:
+        s += mantissa >= 1 - 2.0 ** -(element.mantissa_bits + 2)
+    elif rule is ScaleRule.CEIL:
+        s += mantissa > 0.5
+    elif rule is ScaleRule.RCEIL:
+        s += mantissa > math.frexp(element.max)[0]
+    s.masked_fill_(amax == 0, _LEAST).clamp_(_LEAST, _MOST)
+    return _powers(amax.device)[s - _LEAST]
+
+
+@lru_cache(maxsize=8)
+def _powers(device: torch.device) -> Tensor:
+    powers = [2.0**s for s in range(_LEAST, _MOST + 1)]
+    return torch.tensor(powers, dtype=torch.float32, device=device)
+
+
+def _scale(ratio: Tensor, element: Element, grid: BlockScale) -> Tensor:
+    """b of blocks from amax / t."""
+    if grid.kind is BlockScaleKind.E8M0:
+        return _power(ratio, element, ScaleRule(grid.rule.value))
+    return _on_grid(ratio / _number(element.max, ratio), grid, grid.rule)
+
+
+def _on_grid(over: Tensor, grid: BlockScale, rule: BlockRule) -> Tensor:
+    """amax / t / max on the grid of a scale that is no power of two."""
+    if grid.kind is BlockScaleKind.FP32:
+        return over.clamp_min(2.0**_LEAST_NORMAL).masked_fill_(over == 0, 1.0)
+    return _on_scales(over, grid.element or BF16, rule)
+
+
+def _on_scales(over: Tensor, element: Element, rule: BlockRule) -> Tensor:
+    """The lower or the higher neighbour among an element's positive values, or the nearer, a tie to even."""
+    values = _scale_values(element, over.device)
+    inside, above = neighbours(over, values)
+    low, high = values[above - 1], values[above]
+    if rule is BlockRule.FLOOR:
+        is_up = inside >= high
+    elif rule is BlockRule.CEIL:
+        is_up = inside > low
+    else:
+        is_odd = torch.remainder(low / (high - low), 2) == 1
+        is_up = (2 * inside > low + high) | ((2 * inside == low + high) & is_odd)
+    return torch.where(is_up, high, low).float()
+
+
+@lru_cache(maxsize=32)
+def _scale_values(element: Element, device: torch.device) -> Tensor:
+    """The positive finite values of block scales in ascending order, float64; of bf16, the normal ones."""
+    steps, least = 1 << element.mantissa_bits, element.emin - element.mantissa_bits
+    values = [] if element == BF16 else [n * 2.0**least for n in range(1, steps)]
+    for exponent in range(least, element.emax - element.mantissa_bits + 1):
+        values += [(steps + n) * 2.0**exponent for n in range(steps)]
+    values = [value for value in values if value <= element.max]
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def _searched(v_OBKI: Tensor, amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
+    """d of each block by the rule `search`: the first of those tried with the least squared error, rounded to even."""
+    element, grid, ratio = spec.fmt.element, spec.fmt.grid_scale, amax / t
+    assert grid is not None, "searched"
+    if grid.kind is BlockScaleKind.E8M0:
+        largest = _power(ratio, element, ScaleRule.RCEIL)
+        tried = [(largest * factor).clamp_min_(2.0**_LEAST) * t for factor in _HALVES]
+    else:
+        over = ratio / _number(element.max, ratio)
+        tried = [_on_grid(over * part, grid, BlockRule.EXACT) * t for part in _PARTS]
+    errors = []
+    for d in tried:
+        q = rounded(v_OBKI / d, element, Rounding.EVEN, None, saturates=True)
+        errors.append((v_OBKI.double() - (q * d).double()).square_().sum(dim=2, keepdim=True))
+    enough = torch.stack(errors).amin(dim=0) * (1 + _TIE)
+    chosen, is_open = tried[0], ~(errors[0] <= enough)
+    for d, error in zip(tried[1:], errors[1:], strict=True):
+        is_first = is_open & (error <= enough)
+        chosen = torch.where(is_first, d, chosen)
+        is_open &= ~is_first
+    return chosen

@@ -1,0 +1,350 @@
+"""The border of attention: q, k, v and o, and in between the softmax that turns S into P.
+
+The softmax is a module of its own in the plain and the tiled path. S, P, dP and dS are seen there, whole or tile by
+tile, and P and dS must be the softmax of S and its derivative. Where no softmax module runs (fused attention), o and
+the gradients of q, k and v are compared with attention in float64 on the expected operands (`fused_reference`).
+
+    # T queries, K keys, B sequences, H query heads, E head_dim of values, R rows of a tile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quantexp.formats.torch_internals import unseen
+from quantexp.proof.border import Border, SequenceShares, Unit, added, plain, some_rows
+from quantexp.proof.call import Call
+from quantexp.proof.fused_reference import (
+    FusedReference,
+    fused_key_gradient,
+    fused_output,
+    fused_query_gradient,
+    fused_value_gradient,
+)
+from quantexp.proof.heads import TILES, Heads, in_tile
+from quantexp.proof.products import Reference, reference
+from quantexp.proof.softmax import (
+    Tile,
+    num_wrong_gradients,
+    num_wrong_probabilities,
+)
+from quantexp.quant.product_context import ProductContext
+from quantexp.quant.sites import (
+    DGRAD_K_DS,
+    DGRAD_K_Q,
+    DGRAD_P_DO,
+    DGRAD_P_V,
+    DGRAD_Q_DS,
+    DGRAD_Q_K,
+    DGRAD_V_DO,
+    DGRAD_V_P,
+    FPROP_K,
+    FPROP_P,
+    FPROP_Q,
+    FPROP_V,
+    Operand,
+    Product,
+    Site,
+    Slot,
+)
+from quantexp.schema import AttentionPath
+
+#: The products that leave to the softmax, which kernels do not use.
+_OF_TILES = ((Site.QK, Product.FPROP), (Site.PV, Product.DGRAD_P))
+
+
+class AttentionBorder(Border):
+    """The border of an attention module."""
+
+    #: Of the call whose pass runs, or ran last; None if nothing of it is looked at.
+    heads: Heads | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        softmax_scale: float,
+        shares: SequenceShares,
+        uses_kernels: Callable[[Tensor, Tensor], bool],
+    ) -> None:
+        """`uses_kernels` tells whether a call with these q and v computes o by kernels of quantexp's own.
+
+        Those round S, P and dS otherwise than the tiles of torch, which run beside them in a complete check, and are
+        compared with these there (`quantexp.quant.attention.kernels.agreement`).
+        """
+        super().__init__(*args)
+        self.softmax_scale, self.shares, self.uses_kernels = softmax_scale, shares, uses_kernels
+        module: Any = self.module
+        #: P follows from S and the mask alone.
+        window = module.scale_mask_softmax.window_size
+        self._is_plain_softmax = module.softmax_offset is None and window is None
+        slots = self.declared.slots.items()
+        self.needs_softmax = any(s.operand in TILES and spec.quantised for s, spec in slots)
+
+    def _install(self) -> None:
+        module = self.module
+        self._hook(module.register_forward_pre_hook(plain(self._enter)))
+        self._hook(module.register_forward_hook(plain(self._leave)))
+        softmax, dropout = module.scale_mask_softmax, module.attention_dropout
+        assert isinstance(softmax, nn.Module)
+        assert isinstance(dropout, nn.Module)
+        self._hook(softmax.register_forward_pre_hook(plain(self._scores)))
+        self._hook(softmax.register_forward_hook(plain(self._softmax)))
+        self._hook(dropout.register_forward_hook(plain(self._dropout)))
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        q, k, v, *others = args
+        call = self._begin()
+        self.heads = None
+        if not (needed := self.needed(call)):
+            return args
+        gather = self.shares.gather
+        is_fused = getattr(module, "path", None) is AttentionPath.fused
+        with unseen():
+            for operand, x in (Operand.Q, q), (Operand.K, gather(k)), (Operand.V, gather(v)):
+                call.see(operand, x.detach(), is_taken=operand not in needed and not is_fused)
+        numbers, mask = (self.extent.left, self.extent.right), others[0] if others else None
+        self.heads = Heads(call, self._run, numbers, mask, self.uses_kernels(q, v))
+        see = (
+            ((Site.QK, Product.DGRAD_Q), self._query_gradient),
+            ((Site.QK, Product.DGRAD_K), self._key_gradient),
+            ((Site.PV, Product.DGRAD_V), self._value_gradient),
+        )
+        if torch.is_grad_enabled():
+            views = []
+            for x, (unit, on_gradient) in zip((q, k, v), see, strict=True):
+                if x.requires_grad and self.looks_at(unit, call):
+                    x = x.view_as(x)
+                    self._on_gradient(x, self._of_call(on_gradient))
+                views.append(x)
+            if q.requires_grad:
+                self.due |= {(Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)}
+            q, k, v = views
+        return (q, k, v, *others)
+
+    def _of_call(self, see: Callable[[Heads, Tensor], None]) -> Callable[[Tensor], None]:
+        heads = self.heads
+        assert heads is not None
+        return lambda gradient: see(heads, gradient)
+
+    def _looks_at_any(self, heads: Heads, *units: Unit) -> bool:
+        return any(self.looks_at(unit, heads.call) for unit in units)
+
+    def _scores(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        S, *others = args
+        heads = self.heads
+        if heads is None:
+            return args
+        start = heads.start
+        self._tile = Tile(start)
+        with unseen():
+            self._check_scores(heads, S.detach())
+            if self._looks_at_any(heads, (Site.PV, Product.FPROP), (Site.QK, Product.DGRAD_Q)):
+                rows = heads.rows_of(S.detach(), start)
+                hidden = heads.hidden_rows(S, others[0] if others else None, start)
+                self._tile = Tile(start, rows, hidden)
+        if self._looks_at_any(heads, (Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)):
+            softmax: Any = module
+            if S.requires_grad and not (softmax.input_in_float16 and softmax.softmax_in_fp32):
+                # The stock softmax masks scores that it does not convert in place, and a view then loses its hooks.
+                S = S.clone()
+            tile = self._tile
+            self._on_gradient(
+                S, self._of_call(lambda heads, dS: self._scores_gradient(heads, dS, tile))
+            )
+        return (S, *others)
+
+    def _check_scores(self, heads: Heads, S_BHRK: Tensor) -> None:
+        if not self.looks_at((Site.QK, Product.FPROP), heads.call):
+            return
+        rows, _ = in_tile(heads.queries, heads.start, S_BHRK.shape[2])
+        keys = heads.keys[heads.keys < S_BHRK.shape[3]]
+        if len(rows) and len(keys):
+            seen = heads.rows_of(S_BHRK, heads.start)[:, keys]
+            scale = self.softmax_scale * self._scale(Site.QK, Product.FPROP)
+            left, right = heads.lines(FPROP_Q, rows), heads.lines(FPROP_K, keys)
+            self._report(heads, Site.QK, Product.FPROP, seen, reference(left, right.t(), scale))
+
+    def _softmax(self, module: nn.Module, args: object, P: Tensor) -> None:
+        """P of a tile; what follows it is dropout, in the plain path."""
+        heads = self.heads
+        if heads is None:
+            return
+        start = heads.start
+        with unseen():
+            if self.looks_at((Site.PV, Product.FPROP), heads.call) and self._is_plain_softmax:
+                rows = heads.rows_of(P.detach(), start)
+                wrong = num_wrong_probabilities(rows, self._tile)
+                self._report_softmax(heads, "P", wrong, rows.numel())
+            self._keep_probabilities(heads, P, start)
+        heads.start = (start + P.shape[2]) % heads.num_queries
+        self._last = self._watch_probabilities(P, self._tile)
+
+    def _keep_probabilities(self, heads: Heads, P: Tensor, start: int) -> None:
+        if self._looks_at_any(heads, (Site.PV, Product.FPROP), (Site.PV, Product.DGRAD_V)):
+            heads.keep(Operand.P, P.detach(), start)
+
+    def _dropout(self, module: nn.Module, args: object, P: Tensor) -> None:
+        if self.heads is None:
+            return
+        tile = self._tile
+        self._last["is_last"] = False
+        with unseen():
+            self._keep_probabilities(self.heads, P, tile.start)
+        self._last = self._watch_probabilities(P, tile)
+
+    def _watch_probabilities(self, P: Tensor, tile: Tile) -> dict[str, bool]:
+        """See the gradient of P, unless another tensor takes its place."""
+        state = {"is_last": True}
+
+        def see(heads: Heads, dP: Tensor) -> None:
+            if state["is_last"]:
+                self._check_gradient(heads, dP, tile.start)
+                tile.dP = heads.rows_of(dP, tile.start)
+
+        assert self.heads is not None
+        if self._looks_at_any(self.heads, (Site.PV, Product.DGRAD_P), (Site.QK, Product.DGRAD_Q)):
+            self._on_gradient(P, self._of_call(see))
+        return state
+
+    def _scores_gradient(self, heads: Heads, dS: Tensor, tile: Tile) -> None:
+        heads.keep(Operand.DS, dS, tile.start)
+        module: Any = self.module
+        is_plain = self._is_plain_softmax and not module.attention_dropout.p
+        if is_plain and self.looks_at((Site.QK, Product.DGRAD_Q), heads.call):
+            rows = heads.rows_of(dS, tile.start)
+            wrong = rows.numel() if tile.dP is None else num_wrong_gradients(rows, tile)
+            self._report_softmax(heads, "dS", wrong, rows.numel())
+
+    def _report_softmax(self, heads: Heads, name: str, wrong: int, of: int) -> None:
+        kind = "the softmax of its scores" if name == "P" else "the softmax's derivative"
+        words = f"{wrong} of {of} elements are not {kind}" if wrong else ""
+        self.findings.other(heads.call, f"{heads.call.module} {name}", words)
+
+    def _leave(self, module: nn.Module, args: object, o: Tensor) -> None:
+        call, heads = self.call, self.heads
+        # Of a call that is not looked at, too: its backward pass may follow the forward pass of another.
+        self._on_gradient(o, lambda dO: self._output_gradient(call, heads, dO))
+        if heads is None:
+            return
+        self.due.add((Site.PV, Product.FPROP))
+        if self.looks_at((Site.PV, Product.FPROP), heads.call):
+            with unseen():
+                self._output(heads, heads.of_output(o.detach()))
+
+    def _output(self, heads: Heads, o: Tensor) -> None:
+        if Operand.P not in heads.kept:
+            self._report_fused(heads, (Site.PV, Product.FPROP), o, fused_output)
+            return
+        left, right = heads.lines(FPROP_P, heads.queries), heads.lines(FPROP_V, heads.value_dims)
+        expected = reference(left, right.t(), self._scale(Site.PV, Product.FPROP))
+        seen = o[heads.queries][:, heads.value_dims]
+        self._report(heads, Site.PV, Product.FPROP, seen, expected)
+
+    def _output_gradient(self, call: Call | None, heads: Heads | None, dO: Tensor) -> None:
+        self.call, self.heads = call, heads
+        if heads is None:
+            return
+        T, B, H, _ = heads.call.sources[Operand.Q].shape
+        if self.needed(heads.call) & {Operand.DO, Operand.DS}:
+            heads.call.see(Operand.DO, dO.reshape(T, B * H, -1).transpose(0, 1))
+        heads.call.is_recomputed, heads.start = False, 0
+
+    def _check_gradient(self, heads: Heads, dP_BHRK: Tensor, start: int) -> None:
+        is_clipped = self.declared.spec(FPROP_P).clip_gradient
+        if is_clipped or not self.looks_at((Site.PV, Product.DGRAD_P), heads.call):
+            return
+        rows, _ = in_tile(heads.queries, start, dP_BHRK.shape[2])
+        keys = heads.keys[heads.keys < dP_BHRK.shape[3]]
+        if Operand.DO not in heads.call.sources or not (len(rows) and len(keys)):
+            return
+        left, right = heads.lines(DGRAD_P_DO, rows), heads.lines(DGRAD_P_V, keys)
+        expected = reference(left, right.t(), self._scale(Site.PV, Product.DGRAD_P))
+        seen = heads.rows_of(dP_BHRK, start)[:, keys]
+        self._report(heads, Site.PV, Product.DGRAD_P, seen, expected)
+
+    def _query_gradient(self, heads: Heads, dq: Tensor) -> None:
+        own = dq[:, heads.sequence, heads.heads[0]]
+        if Operand.DS in heads.kept:
+            left, right = heads.lines(DGRAD_Q_DS, heads.queries), heads.lines(DGRAD_Q_K, heads.dims)
+            scale = self.softmax_scale * self._scale(Site.QK, Product.DGRAD_Q)
+            expected = reference(left, right.t(), scale).scaled_last(self.softmax_scale)
+            expected = heads.clipped(FPROP_Q, expected, heads.queries, heads.dims)
+            seen = own[heads.queries][:, heads.dims]
+            self._report(heads, Site.QK, Product.DGRAD_Q, seen, expected)
+        elif Operand.DO in heads.call.sources:
+            self._report_fused(heads, (Site.QK, Product.DGRAD_Q), own, fused_query_gradient)
+
+    def _key_gradient(self, heads: Heads, dk: Tensor) -> None:
+        if Operand.DS in heads.kept:
+            self._summed(heads, dk, (DGRAD_K_DS, DGRAD_K_Q), heads.dims, self.softmax_scale)
+        elif Operand.DO in heads.call.sources:
+            own = dk[:, heads.sequence, heads.group]
+            self._report_fused(heads, (Site.QK, Product.DGRAD_K), own, fused_key_gradient)
+
+    def _value_gradient(self, heads: Heads, dv: Tensor) -> None:
+        if Operand.DO not in heads.call.sources:
+            return
+        if Operand.P in heads.kept:
+            self._summed(heads, dv, (DGRAD_V_P, DGRAD_V_DO), heads.value_dims, 1.0)
+        else:
+            own = dv[:, heads.sequence, heads.group]
+            self._report_fused(heads, (Site.PV, Product.DGRAD_V), own, fused_value_gradient)
+
+    def _summed(
+        self, heads: Heads, gradient: Tensor, slots: tuple[Slot, Slot], dims: Tensor, scale: float
+    ) -> None:
+        """Compare the gradient of k or v, a sum over the heads of a group and over the ranks of a sequence."""
+        left, right = slots
+        scale *= self._scale(left.site, left.product)
+        parts = [
+            reference(heads.lines(left, heads.keys, n), heads.lines(right, dims, n).t(), scale)
+            for n in heads.heads
+        ]
+        expected = parts[0]
+        for part in parts[1:]:
+            expected = expected.plus(part)
+        expected = expected.again().scaled_last(scale)  # summed over the group, and scaled
+        keys = heads.keys
+        slot = FPROP_K if left is DGRAD_K_DS else FPROP_V
+        expected = heads.clipped(slot, expected, keys, dims)
+        if self.shares.size > 1:
+            expected = added(expected, self.shares.add, 0)
+            own = self.shares.own(len(gradient)).to(keys.device)
+            is_own = torch.isin(keys, own)
+            expected = some_rows(expected, is_own)
+            order = own.argsort()
+            keys = order[torch.searchsorted(own[order], keys[is_own])]
+        seen = gradient[:, heads.sequence, heads.group][keys][:, dims]
+        self._report(heads, left.site, left.product, seen, expected)
+
+    def _report(
+        self, heads: Heads, site: Site, product: Product, seen: Tensor, expected: Reference
+    ) -> None:
+        self._require_unchanged(heads.call, site, product)
+        if heads.by_kernels and (site, product) not in _OF_TILES:
+            seen, expected = seen[:0], some_rows(expected, slice(0))
+        self.findings.product(heads.call, site, product, seen, expected)
+
+    def _report_fused(self, heads: Heads, unit: Unit, x: Tensor, make: FusedReference) -> None:
+        """Report what was computed without a softmax that was seen, as kernels of quantexp's own do."""
+        seen, expected = x[:0], None
+        if heads.by_kernels:
+            expected = Reference(seen.double(), seen.double(), seen.double())
+        elif self.needs_softmax:
+            seen = x  # P or dS has a format
+        else:
+            rows, expected = make(heads, self.softmax_scale)
+            seen = x[rows]
+        self._require_unchanged(heads.call, *unit)
+        self.findings.product(heads.call, *unit, seen, expected)
+
+    def drawn_operands(
+        self, context: ProductContext, left: Tensor, right: Tensor
+    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+        """See `Border`."""
+        if self.heads is not None and self.looks_at((context.site, context.product), self.call):
+            yield from self.heads.drawn_operands(context, left, right)

@@ -1,0 +1,176 @@
+"""The formulas between a decoder layer's modules in float64, and the gradients that they take back, with bounds.
+
+    norm         n = x / sqrt(mean(x^2) + eps) * w
+    activation   act(gate) * up, or act(x)
+    rotation     t cos(a) + rot(t) sin(a), rot(t) = (-t2, t1)
+
+An implementation rounds its result, and some numbers on the way, to the dtype: at most `roundings` times a part u of
+the magnitude of what is rounded. What it computes in float32 is off by less than a sum of as many terms (`products`).
+
+    # R tokens, W width, H heads, D head_dim
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantexp.proof.products import Reference, unit
+
+#: Below this a float32 result may be zero: exp overflows where x * sigmoid(x) is still normal.
+_LOST = 2.0**-120
+#: The largest sum of squares that float32 holds.
+_LARGEST_SQUARES = 2.0**127
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm over the last dimension of x, [R, ..., W], with the weight w, [W]."""
+
+    x: Tensor
+    w: Tensor
+    eps: float
+
+    def forward(self) -> Reference:
+        """What leaves it; a row whose squares overflow float32 bounds nothing."""
+        values = self._normal()[0] * self.w.double()
+        return self._reference(values, values.abs(), self.x.dtype)
+
+    def back(self, g: Tensor) -> Reference:
+        """The gradient of x for that of the result."""
+        normal, inverse = self._normal()
+        wg = self.w.double() * g.double()
+        along = (wg * normal).mean(-1, keepdim=True)
+        magnitude = wg.abs() + normal.abs() * (wg * normal).abs().mean(-1, keepdim=True)
+        largest = torch.maximum(wg.abs().amax(), (magnitude * inverse).amax())
+        lost = _lost(g.dtype) * float(inverse.amax()) * (1 + float(normal.abs().amax()))
+        values = inverse * (wg - normal * along)
+        return self._reference(values, inverse * magnitude, g.dtype, largest, lost)
+
+    def _normal(self) -> tuple[Tensor, Tensor]:
+        x = self.x.double()
+        squares = x.square()
+        inverse = torch.rsqrt(squares.mean(-1, keepdim=True) + self.eps)
+        inverse = inverse.masked_fill(squares.sum(-1, keepdim=True) >= _LARGEST_SQUARES, math.nan)
+        return x * inverse, inverse
+
+    def _reference(
+        self,
+        values: Tensor,
+        magnitude: Tensor,
+        dtype: torch.dtype,
+        largest: Tensor | float = 0.0,
+        lost: float = 0.0,
+    ) -> Reference:
+        summed = math.sqrt(self.x.shape[-1]) * magnitude
+        lost = (lost if math.isfinite(lost) else 0.0) + _lost(dtype)
+        return Reference(values, magnitude, summed, lost, roundings=3, largest=largest)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of fc1's result y, [R, W]: of its first half times the second, or of all of it."""
+
+    y: Tensor
+    function: Callable[[Tensor], Tensor]
+    is_gated: bool
+    #: Added to the second half.
+    offset: float = 0.0
+    #: Whether y has been rounded on the way: it has a bias, or a fused kernel rounds every step.
+    is_rounded: bool = False
+
+    def forward(self, x: Tensor, *, has_factor: bool = False) -> Reference:
+        """What enters fc2; with a factor, that of each row of x, which is seen."""
+        values, gate, up = self._value(self.y.double())
+        magnitude = (gate * up).abs()
+        return self._reference(x, values, magnitude, (up,), has_factor=has_factor)
+
+    def back(self, y_gradient: Tensor, g: Tensor, *, has_factor: bool = False) -> Reference:
+        """The gradient of y for that of fc2's input; with a factor, that of each row of what is seen."""
+        y, g = self.y.double().requires_grad_(), g.double()
+        with torch.enable_grad():
+            value, gate, up = self._value(y)
+        (values,) = torch.autograd.grad(value, y, g)
+        gate, up = gate.detach(), up.detach()
+        # A derivative has terms x (1 - sigmoid(x)), where 1 - sigmoid(x) is off by a last bit of 1, or zero.
+        magnitude = (g * up).abs() * (1 + gate.abs().clamp_max(32))
+        if self.is_gated:
+            magnitude = torch.cat([magnitude, (g * gate).abs()], dim=-1)
+        return self._reference(y_gradient, values, magnitude, (up, g), has_factor=has_factor)
+
+    def _value(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.is_gated:
+            return self.function(y), y, torch.ones_like(y)
+        gate, up = y.chunk(2, dim=-1)
+        up = up + self.offset
+        return self.function(gate) * up, gate, up
+
+    def _reference(
+        self,
+        seen: Tensor,
+        values: Tensor,
+        magnitude: Tensor,
+        factors: tuple[Tensor, ...],
+        *,
+        has_factor: bool,
+    ) -> Reference:
+        largest = magnitude.amax()
+        if has_factor:
+            factor = _factor(seen.double(), values)
+            values, magnitude = values * factor, magnitude * factor
+        lost = _lost(seen.dtype) * (1 + sum(float(x.abs().amax()) for x in factors))
+        lost = lost if math.isfinite(lost) else 0.0
+        rounded = magnitude if self.is_rounded else values.abs()
+        roundings = 4 + 2 * has_factor + self.is_rounded
+        return Reference(values, rounded, magnitude, lost, roundings, largest)
+
+
+def _factor(x: Tensor, values: Tensor) -> Tensor:
+    """The factor of each row of x to values, [R, 1], not negative."""
+    squares = values.square().sum(-1, keepdim=True)
+    factor = (x * values).sum(-1, keepdim=True) / squares
+    return torch.where(squares > 0, factor, 1.0).clamp_(0.0)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotary embedding of heads, [R, H, D], by angles, [R, 1, at most D]; the other elements stay."""
+
+    angles: Tensor
+    is_interleaved: bool
+
+    def forward(self, t: Tensor) -> Reference:
+        """The rotated heads."""
+        return self._turned(t, 1.0)
+
+    def back(self, g: Tensor) -> Reference:
+        """The gradient of the heads before rotation: turned back."""
+        return self._turned(g, -1.0)
+
+    def _turned(self, t: Tensor, sign: float) -> Reference:
+        width, angles = self.angles.shape[-1], self.angles.double()
+        turned, rest = t.double()[..., :width], t.double()[..., width:]
+        if self.is_interleaved:
+            other = torch.stack([-turned[..., 1::2], turned[..., ::2]], dim=-1).flatten(-2)
+        else:
+            first, second = turned.chunk(2, dim=-1)
+            other = torch.cat([-second, first], dim=-1)
+        values = torch.cat([turned * angles.cos() + sign * other * angles.sin(), rest], dim=-1)
+        magnitude = torch.cat([turned.abs() + other.abs(), rest.abs()], dim=-1)
+        return Reference(values, magnitude, magnitude, _lost(t.dtype), roundings=3)
+
+
+def total(*parts: Tensor) -> Reference:
+    """A sum of tensors, each of whose steps is rounded."""
+    wide = torch.stack([part.double() for part in parts])
+    magnitude = wide.abs().sum(0)
+    return Reference(wide.sum(0), magnitude, magnitude, _lost(parts[0].dtype), len(parts))
+
+
+def _lost(dtype: torch.dtype) -> float:
+    """What a number that is too small for its dtype can lose."""
+    return max(_LOST, torch.finfo(dtype).smallest_normal * unit(dtype))

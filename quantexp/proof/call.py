@@ -1,0 +1,129 @@
+"""One forward pass of a module with the backward pass that follows it, and the sources that the watcher saw.
+
+# T tokens, B sequences, I input width, O output width, H query heads, G key-value heads, D head_dim, N = B*H
+x, g   [T, B, width], an expert's [rows, width]      w   [O, I]
+q      [T, B, H, D]     k, v   [T, B, G, D]          P, dS   [N, T queries, T keys]     dO   [N, T, D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import QuantSpec
+from quantexp.proof.draws import Moment
+from quantexp.proof.histories import Histories
+from quantexp.quant.precision import ModuleId, ModulePrecision
+from quantexp.quant.rows import Rows
+from quantexp.quant.sites import Operand, Product, Slot
+
+#: The elementwise maximum of an amax over the ranks that hold parts of a module's tensors.
+Largest = Callable[[ModuleId, Tensor], Tensor]
+#: Elements of a source that show whether it has changed.
+_SAMPLE = 256
+
+
+@dataclass
+class Call:
+    """One forward pass of a module, and the backward pass that follows it."""
+
+    declared: ModulePrecision
+    moment: Moment
+    largest: Largest
+    histories: Histories
+    is_recomputed: bool = False
+    #: Those of an expert.
+    rows: Rows | None = None
+    sources: dict[Operand, Tensor] = field(default_factory=dict)
+    #: Some elements of each source, as bits.
+    _seen: dict[Operand, Tensor] = field(default_factory=dict)
+    #: Amaxes of whole tensors, over all ranks.
+    amaxes: dict[tuple[Operand, QuantSpec], Tensor] = field(default_factory=dict)
+    #: Amaxes of P and dS on this rank, which are seen tile by tile.
+    own_amaxes: dict[tuple[Operand, QuantSpec], Tensor] = field(default_factory=dict)
+    #: The first query of the tile of P or dS that was seen last.
+    tile_start: int = 0
+    #: The drawn lines of an operand, and what they must be.
+    lines: dict[Slot, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    #: Complete checks: the projections of the products that were seen, by product.
+    projections: dict[Product, object] = field(default_factory=dict)
+
+    @property
+    def module(self) -> ModuleId:
+        """The module's name in the precision map."""
+        return self.declared.module
+
+    def see(self, operand: Operand, x: Tensor, *, is_taken: bool = False) -> None:
+        """Take a tensor that the watcher has seen at the border as a source.
+
+        `is_taken`: what is compared of it is taken now, so that it does not matter what becomes of it.
+        """
+        self.sources[operand] = x
+        if not is_taken:
+            self._seen[operand] = _sample(x)
+
+    def is_unchanged(self, operand: Operand) -> bool:
+        """Whether a source still has the values that it had when it was seen."""
+        if operand not in self._seen:
+            return True
+        return torch.equal(_sample(self.sources[operand]), self._seen[operand])
+
+    def spec(self, slot: Slot) -> QuantSpec:
+        """What the slot declares."""
+        return self.declared.spec(slot)
+
+    def of_source(self, source: int) -> Call:
+        """The part of an expert's call whose rows are from one micro-batch."""
+        assert self.rows is not None
+        tokens = self.rows.of_source(source)
+        moment = self.moment.later(self.rows.micro_batches[source])
+        part = Call(self.declared, moment, self.largest, self.histories, self.is_recomputed)
+        for operand, x in self.sources.items():
+            part.see(operand, x if operand is Operand.W else x[tokens])
+        return part
+
+    def source(self, slot: Slot) -> Tensor:
+        """The operand before quantisation, in the layout in which it is quantised.
+
+        An expert's rows are laid out by sequence for its product over tokens, if an operand of that has blocks.
+        """
+        x = self.sources[slot.operand]
+        is_by_sequence = slot.product is Product.WGRAD and self.rows is not None
+        if not is_by_sequence or not any(
+            self.spec(Slot(slot.site, slot.product, operand)).has_blocks
+            for operand in (Operand.G, Operand.X)
+        ):
+            return x
+        assert self.rows is not None
+        return laid_out(self.rows, x)
+
+
+def laid_out(rows: Rows, x: Tensor) -> Tensor:
+    """An expert's rows [n, width] as [L, B, width], each sequence's in order, padded with zeros."""
+    order = torch.argsort(rows.sequence, stable=True)
+    counts = torch.bincount(rows.sequence, minlength=rows.num_sequences)
+    longest = int(counts.max()) if len(x) else 0
+    result = x.new_zeros(longest, rows.num_sequences, x.shape[-1])
+    for sequence, own in enumerate(torch.split(order, counts.tolist())):
+        result[: len(own), sequence] = x[own]
+    return result
+
+
+def _sample(x: Tensor) -> Tensor:
+    """Some elements of a tensor, spread over it, as bits, so that NaN equals itself."""
+    bits = x.view(torch.int32 if x.element_size() == 4 else torch.int16)
+    if bits.is_contiguous():
+        step = bits.numel() // _SAMPLE | 1
+        return bits.view(-1)[step // 2 :: step].clone()
+    return bits[tuple(slice(extent // 2 % step, None, step) for extent, step in _steps(x))].clone()
+
+
+def _steps(x: Tensor) -> list[tuple[int, int]]:
+    """Each extent, and the step that leaves a few elements of it: more of the last dimension."""
+    return [
+        (extent, max(1, extent // (_SAMPLE // 4 if dim == x.dim() - 1 else 2)))
+        for dim, extent in enumerate(x.shape)
+    ]

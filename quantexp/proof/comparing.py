@@ -1,0 +1,107 @@
+"""Compares the operand of one product call with the image of its source, whatever layout it is multiplied in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import Place, Scaling
+from quantexp.proof.call import Call
+from quantexp.proof.draws import is_stochastic
+from quantexp.proof.expected import Images, num_unequal, places_of, positions_of
+from quantexp.proof.findings import Finding
+from quantexp.proof.image import image
+from quantexp.proof.verdict import Explain, compared, other_shape
+from quantexp.quant.precision import Entry
+from quantexp.quant.product_context import Part
+from quantexp.quant.sites import Operand, Product, Slot, dim_of
+
+#: Operands that exist as tiles, and those that every tile takes a part of.
+TILES = (Operand.P, Operand.DS)
+_OF_ROWS = (Operand.Q, Operand.DO)
+#: Operands of T x D that are multiplied transposed.
+_TRANSPOSED = (Operand.K, Product.FPROP), (Operand.V, Product.DGRAD_P)
+TRANSPOSED_TILES = (Product.DGRAD_V, Product.DGRAD_K)
+
+
+def whole_finding(call: Call, entry: Entry, x: Tensor, source: Tensor, explain: Explain) -> Finding:
+    """The result for a whole operand in its source's layout."""
+    axis = dim_of(entry.slot.operand, entry.spec)
+    number = Images(call).num_differing(entry.slot, x)
+    return compared(x, source, entry.spec, axis, number, explain)
+
+
+def attention_finding(
+    call: Call,
+    entry: Entry,
+    x: Tensor,
+    explain: Explain,
+    part: Part | None = None,
+    *,
+    is_stack: bool = False,
+) -> Finding:
+    """The result for an operand of attention, a stack of matrices; of a tile, its part of the whole operand."""
+    source = call.source(entry.slot)
+    own, expected = (
+        _matrices(call, entry.slot, each, part, is_stack=is_stack)
+        for each in (source, Images(call).whole(entry.slot))
+    )
+    if x.shape != expected.shape:
+        return other_shape(x, expected)
+    is_reduced = entry.spec.axis is entry.slot.axis
+    axis = -1 if is_stack or entry.slot.is_left is is_reduced else -2
+    return compared(x, own, entry.spec, axis, num_unequal(x, expected), explain)
+
+
+def _matrices(call: Call, slot: Slot, x: Tensor, part: Part | None, *, is_stack: bool) -> Tensor:
+    """An operand as the stack of matrices that are multiplied; `is_stack` leaves them as they are laid out."""
+    if slot.operand in TILES:
+        return x.transpose(1, 2) if slot.product in TRANSPOSED_TILES else x
+    if slot.operand is Operand.DO:
+        stack = x
+    else:
+        H = call.sources[Operand.Q].shape[2]
+        if x.shape[2] != H:
+            x = x.repeat_interleave(H // x.shape[2], dim=2)
+        stack = x.permute(1, 2, 0, 3).flatten(0, 1)
+    if part is not None:
+        stack = stack[:, part.rows] if slot.operand in _OF_ROWS else stack[:, part.keys]
+    if is_stack or (slot.operand, slot.product) not in _TRANSPOSED:
+        return stack
+    return stack.transpose(1, 2)
+
+
+def tile_finding(
+    call: Call, entry: Entry, x: Tensor, source: Tensor, part: Part, explain: Explain
+) -> Finding:
+    """The result for a tile of P or dS, in the layout in which it is quantised."""
+    spec, axis = entry.spec, dim_of(entry.slot.operand, entry.spec)
+    if not spec.quantised:
+        return compared(x, source, spec, axis, num_unequal(x, source), explain)
+    positions = None
+    if is_stochastic(spec):
+        T, K = (call.sources[each].shape[0] for each in (Operand.Q, Operand.K))
+        N, R, own_keys = source.shape
+        positions = positions_of(spec, (N, T, K), source.device)
+        if positions is None:
+            place = Place((N, T, K), (0, 0, 0))
+            positions = places_of(place, (N, T, K), source.device)
+        positions = positions[:, call.tile_start : call.tile_start + R, :own_keys]
+    amax = part.amax(entry.slot)
+    if amax is None and spec.scaling is Scaling.DELAYED:
+        amax = Images(call).amax(entry.slot)
+    expected = image(
+        source,
+        spec,
+        axis,
+        amax=amax,
+        positions=positions,
+        **call.moment.randomness(spec, source.device),
+    )
+    return compared(x, source, spec, axis, num_unequal(x, expected), explain)
+
+
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An operand in the working precision, if widening it from there was lossless; otherwise unchanged."""
+    narrow = x.to(dtype)
+    return narrow if torch.equal(narrow.to(x.dtype), x) else x

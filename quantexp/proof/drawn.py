@@ -1,0 +1,230 @@
+"""The check of every iteration that is not proved completely: a few lines of a few products.
+
+Which products these are, `turns` says. The product functions show their operands; the borders see what the modules make
+of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from quantexp.formats.torch_internals import unseen
+from quantexp.model.decoder import is_routed
+from quantexp.proof.border import Border
+from quantexp.proof.call import Call
+from quantexp.proof.expected import are_equal, num_unequal
+from quantexp.proof.layer_border import LayerBorder
+from quantexp.proof.products import Reference, are_right, num_wrong
+from quantexp.proof.verdict import Observed, product_label
+from quantexp.proof.watch import ProductWatch
+from quantexp.quant.precision import Entry, ModuleId
+from quantexp.quant.product_context import (
+    FusedContext,
+    ProductContext,
+    current_product,
+    observe_products,
+)
+from quantexp.quant.sites import Product, Site, Slot
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Elements that were seen, and what they must be: an operand's, or a product's with bounds."""
+
+    #: The slot, or the product of a module.
+    of: Entry | tuple[ModuleId, Site, Product]
+    micro_batch: int
+    seen: Tensor
+    expected: Tensor | Reference
+
+    @property
+    def label(self) -> str:
+        return self.of.label if isinstance(self.of, Entry) else product_label(*self.of)
+
+    def words(self, wrong: int) -> str:
+        number = f"{wrong} of {self.seen.numel()} drawn elements"
+        if isinstance(self.of, Entry):
+            return f"declared {self.of.spec.fmt.name}, {number} are not those of its source"
+        return f"{number} that left the module are not the product of its operands"
+
+    def num_wrong(self) -> int:
+        if isinstance(self.expected, Reference):
+            return num_wrong(self.seen, self.expected)
+        return num_unequal(self.seen, self.expected)
+
+
+@dataclass
+class DrawnChecks:
+    """What was looked at in one or more passes, and what was wrong.
+
+    Elements are kept and compared together at the end: that takes few operations, and waits for a device once.
+    """
+
+    #: Elements of operands, and of products that left their modules.
+    operands: int = 0
+    products: int = 0
+    slots: set[tuple[ModuleId, Slot]] = field(default_factory=set)
+    #: The first of each kind, in words that name the slot.
+    failures: dict[str, str] = field(default_factory=dict)
+    #: The products that were seen to leave each module.
+    left: set[tuple[ModuleId, Product]] = field(default_factory=set)
+    _seen: list[_Seen] = field(default_factory=list)
+    #: The labels of failures of products.
+    _products: set[str] = field(default_factory=set)
+
+    def operand(self, call: Call, slot: Slot, seen: Tensor, expected: Tensor) -> None:
+        """Some elements of an operand, and what they must be."""
+        entry = Entry(call.module, slot, call.spec(slot))
+        self.operands += seen.numel()
+        self.slots.add((call.module, slot))
+        self._seen.append(_Seen(entry, call.moment.micro_batch, seen, expected))
+
+    def product(
+        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Reference | None
+    ) -> None:
+        """See `Findings`."""
+        self.products += seen.numel()
+        self.left.add((call.module, product))
+        of, micro_batch = (call.module, site, product), call.moment.micro_batch
+        if expected is None:
+            one = _Seen(of, micro_batch, seen, seen)
+            self._products.add(one.label)
+            self._fail(one.label, one.words(seen.numel()), micro_batch)
+        else:
+            self._seen.append(_Seen(of, micro_batch, seen, expected))
+
+    def rows(self, call: Call, site: Site, product: Product, wrong: int, of: int) -> None:
+        """A drawn check makes no projections."""
+
+    def other(self, call: Call, label: str, wrong: str) -> None:
+        """See `Findings`."""
+        if wrong:
+            self._fail(label, wrong, call.moment.micro_batch)
+
+    def settle(self) -> None:
+        """Compare what was seen."""
+        kept, self._seen = self._seen, []
+        products = [(e.seen, e.expected) for e in kept if isinstance(e.expected, Reference)]
+        operands = [(e.seen, e.expected) for e in kept if isinstance(e.expected, Tensor)]
+        if not (are_equal(operands) and are_right(products)):
+            for each in kept:
+                wrong = each.num_wrong()
+                if wrong:
+                    if isinstance(each.expected, Reference):
+                        self._products.add(each.label)
+                    self._fail(each.label, each.words(wrong), each.micro_batch)
+
+    def in_order(self) -> tuple[list[str], list[str]]:
+        """The failures, and those of products, which may follow from another rank's operand."""
+        own = [words for label, words in self.failures.items() if label not in self._products]
+        return own, [self.failures[label] for label in self.failures if label in self._products]
+
+    def _fail(self, label: str, words: str, micro_batch: int) -> None:
+        self.failures.setdefault(label, f"{label}: {words}, in micro-batch {micro_batch}")
+
+
+class DrawnWatch:
+    """Watches some modules in one iteration, or in an evaluation."""
+
+    def __init__(self, checks: DrawnChecks, borders: Mapping[ModuleId, Border]) -> None:
+        self.checks, self._borders = checks, borders
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch inside; at the end, what should have left the modules and did not is a failure."""
+        if not self._borders:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for border in self._borders.values():
+                stack.enter_context(border.watching())
+            stack.enter_context(observe_products(self._see))
+            yield
+            self._require_all()
+        with unseen():
+            self.checks.settle()
+
+    def _see(self, context: ProductContext, left: Tensor, right: Tensor) -> None:
+        border = self._borders.get(context.module)
+        unit = context.site, context.product
+        if border is None or not border.looks_at(unit, border.call):
+            return
+        with unseen():
+            if not left.numel() or not right.numel():
+                return
+            for slot, own, expected in border.drawn_operands(context, left, right):
+                assert border.call is not None
+                self.checks.operand(border.call, slot, own, expected)
+
+    def _require_all(self) -> None:
+        for name, border in self._borders.items():
+            if is_routed(name.name):
+                continue  # an expert may have no tokens
+            if not border.num_calls:
+                self.checks.failures.setdefault(str(name), f"{name}: its module was not called")
+            for site, product in sorted(border.due, key=str):
+                if not border.looks_at((site, product)):
+                    continue
+                if (name, product) not in self.checks.left:
+                    label = product_label(name, site, product)
+                    words = f"{label}: its result was not seen to leave the module"
+                    self.checks.failures.setdefault(label, words)
+
+
+class LayerWatch(ProductWatch):  # type: ignore[no-untyped-call]
+    """Sees, in forward passes of one layer, products that the map does not list, those of its routers, and what lies
+    between its modules.
+    """
+
+    def __init__(
+        self,
+        observed: Observed,
+        name: str,
+        layer: nn.Module,
+        routers: Mapping[str, nn.Module],
+        layers: Sequence[LayerBorder],
+    ) -> None:
+        super().__init__(observed, {}, {name: layer}, routers, layers=layers)
+        self._layer = layer
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the layer inside."""
+        handles = [
+            self._layer.register_forward_pre_hook(self._begin),
+            self._layer.register_forward_hook(self._end, always_call=True),
+        ]
+        try:
+            with contextlib.ExitStack() as stack:
+                for router in self._routers.values():
+                    stack.enter_context(router.watching())
+                for layer in self._layers:
+                    stack.enter_context(layer.watching())
+                with self._owners.watching():
+                    yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, *_: object) -> None:
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def _end(self, *_: object) -> None:
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _lookup(self, table: Tensor) -> None:
+        """It is drawn elsewhere."""
+
+    def _fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not isinstance(current_product(), FusedContext):
+            super()._fused(func, args, kwargs)
+
+    def _in_context(
+        self, context: ProductContext, left: Tensor, right: Tensor, alpha: float
+    ) -> None:
+        """It is drawn elsewhere."""

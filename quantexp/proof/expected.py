@@ -1,0 +1,269 @@
+"""The operands that one forward pass of a module, and its backward pass, must multiply.
+
+A `Call` holds the sources that the watcher has seen at the module's border. `Images` makes of them what each slot
+declares: of whole operands, or of some lines of them.
+
+    # T tokens, B sequences, I input width, O output width, H query heads, G key-value heads, D head_dim, N = B*H
+    x, g   [T, B, width], an expert's [rows, width]      w   [O, I]
+    q      [T, B, H, D]     k, v   [T, B, G, D]          P, dS   [N, T queries, T keys]     dO   [N, T, D]
+
+A scale that depends on an amax has that of the whole tensor, over all ranks that hold parts of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import Family, Place, QuantSpec, Scaling, saturated
+from quantexp.proof.call import Call
+from quantexp.proof.draws import Randomness, is_stochastic
+from quantexp.proof.image import image, num_differing, own_amax
+from quantexp.quant.sites import Operand, Slot, captured_dim, dim_of
+from quantexp.quant.step_state import Piece, current_state
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A matrix of an operand's source, and where it lies in the whole source."""
+
+    x: Tensor
+    #: The numbers of its rows and columns there.
+    rows: Tensor
+    columns: Tensor
+    #: The place of element (r, c) in row-major order is start + r stride + c.
+    start: int
+    stride: int
+    #: Sequences that are interleaved along the rows, where blocks run along these.
+    sequences: int = 1
+    #: Whether x is the expected operand already, as lines of some cannot be made alone.
+    is_expected: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        start: int = 0,
+        stride: int = 0,
+        sequences: int = 1,
+        *,
+        is_expected: bool = False,
+    ) -> Plane:
+        """A whole matrix; a stride of 0 is its number of columns."""
+        rows, columns = (torch.arange(extent, device=x.device) for extent in x.shape)
+        return cls(x, rows, columns, start, stride or x.shape[1], sequences, is_expected)
+
+
+def is_along_rows(slot: Slot, spec: QuantSpec) -> bool:
+    """Whether an operand's blocks run along the first dimension of its plane."""
+    return dim_of(slot.operand, spec) in (0, -2)
+
+
+def reduces_rows(slot: Slot) -> bool:
+    """Whether the product reduces over the first dimension of its operand's plane."""
+    return captured_dim(slot.operand, slot.axis) in (0, -2)
+
+
+class Images:
+    """The expected operands of one call."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def amax(self, slot: Slot) -> Tensor | None:
+        """The amax that determines a tensor scale; None without one."""
+        call, spec = self.call, self.call.spec(slot)
+        if not spec.is_scaled:
+            return None
+        key = slot.operand, spec.along_any_axis
+        if key not in call.amaxes:
+            own = call.own_amaxes.get(key)
+            own = own_amax_of(call, slot, call.source(slot)) if own is None else own
+            call.amaxes[key] = call.largest(call.module, own)
+            if spec.scaling is Scaling.DELAYED:
+                call.histories.see(spec, own)
+        if spec.scaling is Scaling.DELAYED:
+            known = call.histories.amax(spec, call.amaxes[key].device)
+            return call.amaxes[key] if known is None else known
+        return call.amaxes[key]
+
+    def num_differing(self, slot: Slot, operand: Tensor) -> int:
+        """How many elements of a whole operand, in its source's layout, are not those expected."""
+        call, spec = self.call, self.call.spec(slot)
+        x = call.source(slot)
+        if not spec.quantised:
+            return 0 if torch.equal(operand, x) else num_differing(operand, x, spec, -1)
+        axis = dim_of(slot.operand, spec)
+        if self._is_by_source(slot):
+            return num_unequal(operand, self.whole(slot))
+        options = call.moment.randomness(spec, x.device)
+        positions = positions_of(spec, tuple(x.shape), x.device)
+        return num_differing(
+            operand, x, spec, axis, amax=self.amax(slot), positions=positions, **options
+        )
+
+    def whole(self, slot: Slot) -> Tensor:
+        """The whole expected operand, in its source's layout."""
+        call, spec = self.call, self.call.spec(slot)
+        x = call.source(slot)
+        if not spec.quantised or x.numel() == 0:
+            return x
+        axis = dim_of(slot.operand, spec)
+        if not self._is_by_source(slot):
+            options = call.moment.randomness(spec, x.device)
+            positions = positions_of(spec, tuple(x.shape), x.device)
+            return image(x, spec, axis, amax=self.amax(slot), positions=positions, **options)
+        assert call.rows is not None
+        result = torch.zeros_like(x)
+        flat, parts = result.view(-1, x.shape[-1]), []
+        for source, later in enumerate(call.rows.micro_batches):
+            tokens = call.rows.of_source(source, is_laid_out=x.dim() == 3)
+            part = x.reshape(-1, x.shape[-1])[tokens]
+            if x.dim() == 3:
+                part = part.view(-1, x.shape[1] // call.rows.num_sources, x.shape[-1])
+            parts.append((tokens, part, call.moment.later(later).randomness(spec, x.device)))
+        amaxes = self._amaxes_by_source(spec, axis, parts)
+        for (tokens, part, options), amax in zip(parts, amaxes, strict=True):
+            if part.numel():
+                own = image(part, spec, axis, amax=amax, **options)
+                flat[tokens] = own.reshape(-1, x.shape[-1])
+        return result
+
+    def _amaxes_by_source(
+        self, spec: QuantSpec, axis: int, parts: Sequence[tuple[Tensor, Tensor, Randomness]]
+    ) -> Sequence[Tensor | None]:
+        if not spec.is_scaled:
+            return [None] * len(parts)
+        own = [
+            own_amax(part, spec, axis, options.get("signs"))
+            if part.numel()
+            else torch.zeros((), device=part.device)
+            for _, part, options in parts
+        ]
+        if spec.scaling is Scaling.DELAYED:
+            self.call.histories.see(spec, torch.stack(own).amax())
+            known = self.call.histories.amax(spec, own[0].device)
+            if known is not None:
+                return [known] * len(parts)
+        return list(self.call.largest(self.call.module, torch.stack(own)).unbind())
+
+    def _is_by_source(self, slot: Slot) -> bool:
+        """Whether an expert's rows are quantised by the micro-batch that they come from."""
+        rows, spec = self.call.rows, self.call.spec(slot)
+        if rows is None or len(rows.micro_batches) == 1 or slot.operand is Operand.W:
+            return False
+        return spec.draws or spec.is_transformed or spec.is_scaled
+
+    def clipped(self, forward: Slot) -> Tensor | None:
+        """Where a forward operand saturated whose slot then clips the gradient, in its source's layout; else None.
+
+        The elements are those of `quantexp.formats.saturated`, which training asks too.
+        """
+        call = self.call
+        spec = call.declared.slots.get(forward)
+        if spec is None or not spec.clip_gradient or forward.operand not in call.sources:
+            return None
+        x, axis = call.sources[forward.operand], dim_of(forward.operand, spec)
+        if not self._is_by_source(forward):
+            return saturated(x, spec, axis=axis, amax=self.amax(forward))
+        assert call.rows is not None
+        result = torch.zeros_like(x, dtype=torch.bool)
+        for source in range(call.rows.num_sources):
+            part = call.of_source(source)
+            own = Images(part).clipped(forward)
+            if own is not None:
+                result[call.rows.of_source(source)] = own
+        return result
+
+    def is_made_whole(self, slot: Slot) -> bool:
+        """Whether lines of the expected operand cannot be made without the others."""
+        spec = self.call.spec(slot)
+        if not spec.quantised:
+            return False
+        if spec.fmt.family is Family.PYTHON:
+            return True  # the class may look at the whole tensor
+        shape = tuple(self.call.source(slot).shape)
+        return self._is_by_source(slot) or bool(current_state().pieces(spec, shape))
+
+    def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Tensor:
+        """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows."""
+        call, spec = self.call, self.call.spec(slot)
+        along_rows, k_rows = is_along_rows(slot, spec), reduces_rows(slot)
+        sub = plane.x[:, picked] if k_rows else plane.x[picked]
+        if not spec.quantised or plane.is_expected:
+            return sub.t() if k_rows else sub
+        options = call.moment.randomness(spec, sub.device)
+        positions = None
+        if is_stochastic(spec):
+            rows, columns = plane.rows, plane.columns
+            rows, columns = (rows, columns[picked]) if k_rows else (rows[picked], columns)
+            positions = plane.start + rows[:, None] * plane.stride + columns
+        extents = tuple(sub.shape)
+        if along_rows and plane.sequences > 1:
+            extents = (-1, plane.sequences, sub.shape[1])
+            positions = None if positions is None else positions.view(extents)
+        own = image(
+            sub.reshape(extents),
+            spec,
+            0 if along_rows else -1,
+            amax=self.amax(slot),
+            positions=positions,
+            **options,
+        ).reshape(sub.shape)
+        return own.t() if k_rows else own
+
+
+def own_amax_of(call: Call, slot: Slot, x: Tensor) -> Tensor:
+    """The amax of a part of an operand, after its transform."""
+    spec = call.spec(slot)
+    signs = call.moment.randomness(spec, x.device).get("signs")
+    return own_amax(x, spec, dim_of(slot.operand, spec), signs)
+
+
+def num_unequal(x: Tensor, y: Tensor) -> int:
+    """Elements whose bits differ; NaN equals NaN."""
+    differ = as_integers(x) != as_integers(y.to(x.dtype))
+    return int((differ & ~(x.isnan() & y.isnan())).sum())
+
+
+def are_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether the bits of all pairs are equal; where NaN may be among them, `num_unequal` decides."""
+    by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for x, y in pairs:
+        own = by_dtype.setdefault(x.dtype, [])
+        own.append((as_integers(x).flatten(), as_integers(y.to(x.dtype)).flatten()))
+    return all(
+        torch.equal(*(torch.cat(each) for each in zip(*own, strict=True)))
+        for own in by_dtype.values()
+    )
+
+
+def as_integers(x: Tensor) -> Tensor:
+    """The bits of a tensor."""
+    return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)
+
+
+def positions_of(spec: QuantSpec, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+    """The places of a rank's part of an operand in the whole operand; None if it is the whole, or nothing is drawn."""
+    pieces: Sequence[Piece] = current_state().pieces(spec, shape)
+    if not pieces:
+        return None
+    positions = torch.empty(shape, dtype=torch.int64, device=device)
+    for indices, place in pieces:
+        target = positions[indices]
+        target.copy_(places_of(place, tuple(target.shape), device))
+    return positions
+
+
+def places_of(place: Place, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """The places of a piece's elements in the whole tensor, in row-major order."""
+    places = torch.zeros((), dtype=torch.int64, device=device)
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        along = (torch.arange(shape[dim], device=device) + place.start[dim]) * stride
+        places = places + along.view(-1, *[1] * (len(shape) - 1 - dim))
+        stride *= place.whole[dim]
+    return places.expand(shape)

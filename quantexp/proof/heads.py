@@ -1,0 +1,269 @@
+"""What the check of one call of attention looks at: some lines of one group of heads, and what it keeps of P and dS.
+
+# T queries, K keys, B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
+# R rows of a tile, g heads of a group, N = B*H
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import Axis, QuantSpec
+from quantexp.proof.call import Call
+from quantexp.proof.draws import lines
+from quantexp.proof.expected import Images, Plane, own_amax_of
+from quantexp.proof.products import Reference
+from quantexp.quant.product_context import ProductContext
+from quantexp.quant.sites import (
+    DGRAD_K_DS,
+    DGRAD_K_Q,
+    DGRAD_P_DO,
+    DGRAD_P_V,
+    DGRAD_Q_DS,
+    DGRAD_Q_K,
+    DGRAD_V_DO,
+    DGRAD_V_P,
+    FPROP_K,
+    FPROP_P,
+    FPROP_Q,
+    FPROP_V,
+    Operand,
+    Product,
+    Slot,
+    operands_of,
+)
+from quantexp.quant.step_state import current_state
+
+#: Operands that exist as tiles.
+TILES = (Operand.P, Operand.DS)
+#: The products that reduce over queries.
+OVER_QUERIES = (Product.DGRAD_K, Product.DGRAD_V)
+#: The slots whose lines are queries, keys, dimensions of q and k, and of v.
+_OF_QUERIES = (FPROP_Q, FPROP_P, DGRAD_P_DO, DGRAD_Q_DS)
+_OF_KEYS = (FPROP_K, DGRAD_P_V, DGRAD_K_DS, DGRAD_V_P)
+_OF_DIMS = (DGRAD_Q_K, DGRAD_K_Q)
+_OF_VALUE_DIMS = (FPROP_V, DGRAD_V_DO)
+
+
+@dataclass
+class Kept:
+    """What is kept of P or dS."""
+
+    #: Of the first head of the group, [queries, K].
+    rows: Tensor
+    #: [g, T, keys]
+    columns: Tensor
+
+
+@dataclass
+class Heads:
+    """The sequence, the group of heads and the lines that the check of a call looks at."""
+
+    call: Call
+    #: The number of neighbouring lines that a slot's blocks need.
+    run: Callable[[Slot], int]
+    #: Numbers of lines of left and of right operands.
+    numbers: tuple[int, int]
+    #: True where a query does not see a key, [B or 1, 1, T, K]; None means causal.
+    mask: Tensor | None = None
+    #: Whether kernels compute o and the gradients of q, k and v.
+    by_kernels: bool = False
+    #: The first row of the tile whose softmax runs next.
+    start: int = 0
+    kept: dict[Operand, Kept] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _, B, H, _ = self.call.sources[Operand.Q].shape
+        G = self.call.sources[Operand.K].shape[2]
+        chosen = self.call.moment.choice(self.call.module, "attention")
+        self.sequence, self.group, size = chosen.randrange(B), chosen.randrange(G), H // G
+        self.heads = range(self.group * size, (self.group + 1) * size)
+
+    @cached_property
+    def queries(self) -> Tensor:
+        """Lines of q, P, dO and dS."""
+        return self._some(_OF_QUERIES, self.num_queries, self.numbers[0])
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Lines of k, v, dS and P."""
+        return self._some(_OF_KEYS, self.num_keys, self.numbers[1])
+
+    @cached_property
+    def dims(self) -> Tensor:
+        """Lines of k and q in their backward products."""
+        return self._some(_OF_DIMS, self.call.sources[Operand.Q].shape[3], self.numbers[1])
+
+    @cached_property
+    def value_dims(self) -> Tensor:
+        """Lines of v and dO."""
+        return self._some(_OF_VALUE_DIMS, self.call.sources[Operand.V].shape[3], self.numbers[1])
+
+    def _some(self, slots: tuple[Slot, ...], extent: int, number: int) -> Tensor:
+        chosen = self.call.moment.choice(self.call.module, slots[0])
+        picked = lines(chosen, extent, max(map(self.run, slots)), number)
+        return picked.to(self.call.sources[Operand.Q].device)
+
+    @property
+    def num_queries(self) -> int:
+        """T."""
+        return int(self.call.sources[Operand.Q].shape[0])
+
+    @property
+    def num_keys(self) -> int:
+        """K."""
+        return int(self.call.sources[Operand.K].shape[0])
+
+    def number(self, head: int) -> int:
+        """The matrix of a head among all N."""
+        return self.sequence * int(self.call.sources[Operand.Q].shape[2]) + head
+
+    def lines_of(self, slot: Slot) -> Tensor:
+        """The lines of a slot's operand that are looked at."""
+        if slot in _OF_QUERIES:
+            return self.queries
+        if slot in _OF_KEYS:
+            return self.keys
+        return self.dims if slot in _OF_DIMS else self.value_dims
+
+    def rows_of(self, x_BHRK: Tensor, start: int) -> Tensor:
+        """The chosen rows of the first head that lie in a tile."""
+        _, at = in_tile(self.queries, start, x_BHRK.shape[2])
+        return x_BHRK[self.sequence, self.heads[0]][at]
+
+    def hidden_rows(self, S_BHRK: Tensor, mask: Tensor | None, start: int) -> Tensor:
+        """Where the chosen queries of a tile must not see a key; causal without a mask."""
+        if mask is not None:
+            return self.rows_of(mask.expand(S_BHRK.shape), start)
+        rows, _ = in_tile(self.queries, start, S_BHRK.shape[2])
+        return torch.arange(S_BHRK.shape[3], device=S_BHRK.device) > rows[:, None]
+
+    def of_output(self, o: Tensor) -> Tensor:
+        """[T, E] of the first head, of [T, B, H E]."""
+        H = self.call.sources[Operand.Q].shape[2]
+        return o.reshape(*o.shape[:2], H, -1)[:, self.sequence, self.heads[0]]
+
+    def keep(self, operand: Operand, x_BHRK: Tensor, start: int) -> None:
+        """Keep the chosen lines of a tile of P or dS, and the tile itself as the source of the product that follows."""
+        B, H, R, K = x_BHRK.shape
+        self.call.see(operand, x_BHRK.reshape(B * H, R, K))
+        self.call.tile_start = start
+        self._note_amaxes(operand)
+        own = x_BHRK[self.sequence]
+        group = own[self.heads.start : self.heads.stop]
+        if self.num_queries == R and self.num_keys == K:
+            self.kept[operand] = Kept(own[self.heads[0]][self.queries], group[:, :, self.keys])
+            return
+        kept = self.kept.get(operand)
+        if kept is None:
+            kept = self.kept[operand] = Kept(
+                x_BHRK.new_zeros(len(self.queries), self.num_keys),
+                x_BHRK.new_zeros(len(self.heads), self.num_queries, len(self.keys)),
+            )
+        inside = (self.queries >= start) & (self.queries < start + R)
+        kept.rows[inside, :K] = own[self.heads[0]][self.queries[inside] - start]
+        within = self.keys < K
+        kept.columns[:, start : start + R][:, :, within] = group[:, :, self.keys[within]]
+
+    def _note_amaxes(self, operand: Operand) -> None:
+        call = self.call
+        for slot, spec in call.declared.slots.items():
+            if slot.operand is operand and spec.is_scaled:
+                own = own_amax_of(call, slot, call.sources[operand])
+                key = operand, spec.along_any_axis
+                known = call.own_amaxes.get(key)
+                call.own_amaxes[key] = own if known is None else torch.maximum(known, own)
+
+    def lines(self, slot: Slot, picked: Tensor, head: int | None = None) -> Tensor:
+        """Lines of an expected operand of one head, [lines, extent of the reduced axis]."""
+        head = self.heads[0] if head is None else head
+        images, call = Images(self.call), self.call
+        if slot.operand in self.kept:
+            among = self.keys if slot.product in OVER_QUERIES else self.queries
+            at = torch.searchsorted(among, picked)
+            return images.lines(slot, self._kept_plane(slot, head), at)
+        is_whole = images.is_made_whole(slot)
+        x = images.whole(slot) if is_whole else call.source(slot)
+        if slot.operand is Operand.DO:
+            start, stride, rows = _place(call.spec(slot), tuple(x.shape), self.number(head))
+            of_head, columns = x[self.number(head)], torch.arange(x.shape[2])
+            plane = Plane(of_head, rows, columns, start, stride, is_expected=is_whole)
+            return images.lines(slot, plane, picked)
+        own = head if slot.operand is Operand.Q else self.group
+        _, B, heads, D = x.shape
+        start = (self.sequence * heads + own) * D
+        plane = Plane.of(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
+        return images.lines(slot, plane, picked)
+
+    def clipped(
+        self, slot: Slot, expected: Reference, rows: Tensor, dims: Tensor | None = None
+    ) -> Reference:
+        """The gradient of q, k or v, zero where a forward operand saturated whose slot clips its gradient."""
+        clipped = Images(self.call).clipped(slot)
+        if clipped is None:
+            return expected
+        head = self.heads[0] if slot is FPROP_Q else self.group
+        own = clipped[:, self.sequence, head][rows]
+        return expected.zero_where(own if dims is None else own[:, dims])
+
+    def drawn_operands(
+        self, context: ProductContext, left: Tensor, right: Tensor
+    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+        """The chosen lines of a product's operands, and what they must be.
+
+        The sums over queries of tiled attention are compared as products alone.
+        """
+        part, product = context.part, context.product
+        if product in OVER_QUERIES and part is not None:
+            return
+        n = self.number(self.heads[0])
+        slots = operands_of(context.site, product)
+        for slot, matrix in zip(slots, (left[n], right[n].t()), strict=True):
+            if slot.operand in TILES:
+                if slot.operand not in self.kept:
+                    continue
+                if part is not None and self.call.spec(slot).is_scaled:
+                    continue  # the whole tensor's amax is not known before its last tile
+            elif slot.operand not in self.call.sources:
+                continue
+            picked = own = self.lines_of(slot)
+            if part is not None and slot.is_left:
+                picked, own = in_tile(picked, part.rows.start, matrix.shape[0])
+            elif part is not None and slot.axis is not Axis.KEYS:
+                picked = own = picked[picked < matrix.shape[0]]
+            if len(own):
+                expected, seen = self.lines(slot, picked), matrix[own]
+                yield slot, seen.to(expected.dtype), expected[:, : seen.shape[1]]
+
+    def _kept_plane(self, slot: Slot, head: int) -> Plane:
+        """The kept lines of P or dS as a plane."""
+        kept, call = self.kept[slot.operand], self.call
+        B, H = call.sources[Operand.Q].shape[1:3]
+        T, K = self.num_queries, self.num_keys
+        start, stride, rows = _place(call.spec(slot), (B * H, T, K), self.number(head))
+        if slot.product in OVER_QUERIES:
+            return Plane(kept.columns[head - self.heads[0]], rows, self.keys, start, stride)
+        return Plane(kept.rows, rows[self.queries], torch.arange(K), start, stride)
+
+
+def in_tile(picked: Tensor, start: int, num_rows: int) -> tuple[Tensor, Tensor]:
+    """The picked rows that lie in a tile, and their places in it."""
+    inside = picked[(picked >= start) & (picked < start + num_rows)]
+    return inside, inside - start
+
+
+def _place(spec: QuantSpec, shape: tuple[int, ...], n: int) -> tuple[int, int, Tensor]:
+    """Where matrix n of an operand [N, rows, columns] lies in the whole operand: start, stride, numbers of its rows."""
+    rows = torch.arange(shape[1])
+    start, stride = n * shape[1] * shape[2], shape[2]
+    for (numbers, own, _), place in current_state().pieces(spec, shape):
+        if numbers.start <= n < numbers.stop:
+            whole = place.start[0] + n - numbers.start
+            start, stride = whole * place.whole[1] * place.whole[2], place.whole[2]
+            rows[own] = torch.arange(own.stop - own.start) + place.start[1]
+    return start, stride, rows

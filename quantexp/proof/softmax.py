@@ -1,0 +1,72 @@
+"""Whether rows of P are the softmax of rows of S, and rows of dS its derivative, in float64 with bounds.
+
+    P = exp(S - max) / sum exp(S - max)        dS = P (dP - sum_j P_j dP_j)
+
+An implementation computes in float32 and rounds its results once to the working dtype. An exponential of a number x is
+then off by at most 2^-22 (1 + |x|) of itself, and so is a row's sum. Megatron hides a key by the score -10000, so that
+rows whose visible scores are all near that are left out.
+
+    # R rows of a tile, K keys
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from quantexp.proof.products import unit
+
+_FLOAT32 = 2.0**-22
+_LEAST_SCORE = -5000.0
+
+
+@dataclass
+class Tile:
+    """The chosen rows of a tile of S, and of the gradient of P; empty if they are not looked at."""
+
+    #: Its first row.
+    start: int
+    S: Tensor = field(default_factory=partial(torch.empty, 0, 0))
+    #: Where a key is hidden.
+    hidden: Tensor = field(default_factory=partial(torch.empty, 0, 0, dtype=torch.bool))
+    dP: Tensor | None = None
+
+    @cached_property
+    def P(self) -> Tensor:  # noqa: N802
+        """The softmax of S in float64; zero where a key is hidden."""
+        return torch.softmax(self.visible, dim=1)
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """S in float64, and -inf where a key is hidden."""
+        return self.S.double().masked_fill(self.hidden, -torch.inf)
+
+
+def num_wrong_probabilities(P_RK: Tensor, tile: Tile) -> int:
+    """How many elements are not the softmax of the scores."""
+    visible = tile.visible
+    largest = visible.amax(dim=1, keepdim=True)
+    reach = 1 + largest.abs() + (largest - visible).clamp_max(200.0)
+    slack = tile.P * (unit(P_RK.dtype) * 1.01 + 2 * _FLOAT32 * reach) + _smallest(P_RK.dtype)
+    is_right = (P_RK.double() - tile.P).abs() <= slack
+    return int((~is_right & (largest > _LEAST_SCORE) & tile.P.isfinite()).sum())
+
+
+def num_wrong_gradients(dS_RK: Tensor, tile: Tile) -> int:
+    """How many elements are not the derivative of the softmax; P may be rounded before it is used."""
+    assert tile.dP is not None
+    P, dP = tile.P, tile.dP.double()
+    expected = P * (dP - (P * dP).sum(dim=1, keepdim=True))
+    size = P * (dP.abs() + (P * dP.abs()).sum(dim=1, keepdim=True))
+    slack = 1.01 * unit(dS_RK.dtype) * expected.abs() + 64 * _FLOAT32 * size
+    slack += _smallest(dS_RK.dtype) * (1 + dP.abs().amax(dim=1, keepdim=True))
+    is_right = (dS_RK.double() - expected).abs() <= slack
+    return int((~is_right & expected.isfinite()).sum())
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """What rounding below a dtype's normal numbers changes, and flushing those of float32 to zero."""
+    return torch.finfo(dtype).smallest_normal * unit(dtype) + 2.0**-126

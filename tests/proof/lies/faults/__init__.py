@@ -1,0 +1,16 @@
+"""The library of planted faults."""
+
+from . import (  # noqa: F401
+    hidden,
+    images,
+    layouts,
+    moments,
+    passes,
+    results,
+    slots,
+    states,
+    vendors,
+)
+from .fault import FAULTS, Fault, Group
+
+__all__ = ["FAULTS", "Fault", "Group"]

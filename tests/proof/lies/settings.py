@@ -1,0 +1,179 @@
+"""The runs into which faults are planted: schemes, dtypes, paths of attention, models, layouts, kinds of run.
+
+All train one tiny model, three iterations of two micro-batches of two sequences, at a learning rate that changes
+quantised weights in every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tests.conftest import TINY, TINY_MODELS
+
+BASE = [
+    *TINY,
+    *("capture=off", "training.iterations=3", "training.warmup_iterations=0"),
+    *("training.micro_batch_size=2", "training.global_batch_size=4"),
+    *("training.lr=3e-3", "training.min_lr=3e-3", "tracking.tensorboard=false"),
+    *("launcher.num_threads=1", "launcher.timeout_min=2"),
+]
+#: Every operand of attention has a format of its own.
+_PV_SLOTS = ("dgrad_p.dO", "dgrad_p.v", "dgrad_v.P", "dgrad_v.dO")
+
+
+def _all_slots(name: str, fmt: str) -> list[str]:
+    """Each of the 18 slots in a format, none of them the forward's copy."""
+    return [
+        *(f"quant=more/FA_full_{name}", f"quant/linear={name}", f"quant/pv={name}"),
+        *(f"quant.pv.{slot}.format={fmt}" for slot in _PV_SLOTS),
+    ]
+
+
+class Kind(StrEnum):
+    """What a run does."""
+
+    TRAIN = "train"
+    #: Goes on after iteration 2, where an honest start was killed; the fault exists after it alone.
+    RESUME = "resume"
+    #: `quantexp evaluate` of a checkpoint.
+    EVALUATE = "evaluate"
+    #: `quantexp gradient`: the gradients of one iteration.
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run, by its words after `BASE`."""
+
+    words: list[str]
+    num_processes: int = 1
+    kind: Kind = Kind.TRAIN
+    #: Faults that ask for one of these are planted here, besides those that ask for nothing.
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+
+def _of(*words: str, tags: str = "", processes: int = 1, kind: Kind = Kind.TRAIN) -> Setting:
+    return Setting(list(words), processes, kind, frozenset(tags.split()))
+
+
+_MODEL = {name: TINY_MODELS[name] for name in ("mixtral", "deepseek2_lite", "qwen2", "llama31-8b")}
+#: Amaxes change by more than a factor of two, and with them the scales of delayed scaling, which are powers of two.
+_FAST = ("training.lr=3e-2", "training.min_lr=3e-2", "training.iterations=4")
+_HELD_OUT = ("evaluation.samples=4", "dataset.split='50,50,0'")
+_GOES_ON = ("checkpoint.every=2", "checkpoint.optimizer=true", "checkpoint.keep_last=2")
+_TILED, _FUSED = "training.attention=tiled", "training.attention=fused"
+_RULE = "quant.rules=[{iterations: [1, 2], format: bf16}]"
+_LAYOUT = ("training.micro_batch_size=1",)
+
+#: The schemes of the first table.
+SCHEMES: dict[str, Setting] = {
+    "mxfp4": _of("quant=FA_linear_mxfp4"),
+    "mxfp8": _of("quant=FA_linear_mxfp8"),
+    "hifp8": _of("quant=FA_linear_hifp8"),
+    "nvfp4": _of("quant=more/linear_nvfp4"),
+    "fp8": _of("quant=more/linear_fp8"),
+    "bf16": _of("quant=bf16"),
+    "all slots mxfp4": _of(*_all_slots("mxfp4", "mxfp4_e2m1"), tags="all"),
+    "all slots fp8": _of(*_all_slots("fp8", "fp8_e4m3"), tags="all"),
+    "delayed": _of("quant=more/linear_hifp8_delayed", *_FAST, tags="delayed"),
+    "sr rht": _of("quant=more/linear_mxfp4_sr_rht", tags="drawn"),
+    "fp8 block": _of("quant=more/linear_fp8_block"),
+    "mxint8": _of("quant=more/linear_mxint8"),
+    "hadamard": _of("quant=more/linear_mxfp4_hadamard"),
+    "python": _of(
+        "quant=bf16", "quant.linear.format=tests.proof.lies.formats:Ternary", tags="python"
+    ),
+    "clipped": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.x.clip_gradient=true", tags="clip"),
+}
+#: Other dtypes, attention, models and kinds of run.
+VARIANTS: dict[str, Setting] = {
+    "mxfp4 fp16": _of(
+        *("quant=FA_linear_mxfp4", "training.precision=fp16", "training.initial_loss_scale=1024")
+    ),
+    "mxfp4 fp32": _of("quant=FA_linear_mxfp4", "training.precision=fp32"),
+    "fp8 fp32": _of("quant=more/linear_fp8", "training.precision=fp32"),
+    "bf16 fp32": _of("quant=bf16", "training.precision=fp32"),
+    "all slots mxfp4 tiled": _of(*_all_slots("mxfp4", "mxfp4_e2m1"), _TILED, tags="all tiled"),
+    "all slots fp8 tiled": _of(*_all_slots("fp8", "fp8_e4m3"), _TILED, tags="all tiled"),
+    "mxfp8 fused": _of("quant=FA_linear_mxfp8", _FUSED, tags="fused"),
+    # Scores of a size at which the quantisation of q and k moves o by more than a rounding of its dtype.
+    "mxfp4 fused large scores": _of(
+        *("quant=FA_linear_mxfp4", "model.init_std=0.2", _FUSED), tags="fused"
+    ),
+    "mxfp8 recomputed": _of("quant=FA_linear_mxfp8", "training.recompute=full", tags="recomputed"),
+    "sr rht recomputed": _of(
+        *("quant=more/linear_mxfp4_sr_rht", "training.recompute=full"), tags="drawn recomputed"
+    ),
+    "mxfp8 without weight cache": _of("quant=FA_linear_mxfp8", "training.weight_cache=false"),
+    "experts mxfp4": _of(*_MODEL["mixtral"], "quant=linear_mxfp4", tags="experts"),
+    "experts fp8": _of(*_MODEL["mixtral"], "quant=more/linear_fp8", tags="experts"),
+    "latent mxfp8": _of(*_MODEL["deepseek2_lite"], "quant=FA_linear_mxfp8", tags="experts latent"),
+    "tied output mxfp8": _of("quant=FA_linear_mxfp8", "quant/output=mxfp8", tags="output tied"),
+    "output fp8": _of(
+        *_MODEL["llama31-8b"], "quant=more/linear_fp8", "quant/output=fp8", tags="output"
+    ),
+    "bias mxfp8": _of(*_MODEL["qwen2"], "quant=linear_mxfp8", tags="bias"),
+    "rule at 3": _of("quant=FA_linear_mxfp8", _RULE, tags="rule"),
+    "validation": _of("quant=FA_linear_mxfp4", *_HELD_OUT, "evaluation.every=1", tags="validation"),
+    "resumed": _of("quant=FA_linear_mxfp4", *_GOES_ON, kind=Kind.RESUME, tags="resume"),
+    "resumed delayed": _of(
+        *("quant=more/linear_hifp8_delayed", *_FAST, *_GOES_ON),
+        kind=Kind.RESUME,
+        tags="resume delayed resumed-delayed",
+    ),
+    "evaluate": _of(
+        *("quant=FA_linear_mxfp4", *_HELD_OUT, "evaluate.only=true"),
+        kind=Kind.EVALUATE,
+        tags="evaluate",
+    ),
+    "gradient": _of(
+        *("quant=FA_linear_mxfp4", "gradient.only=true", "training.stop_after=1"),
+        kind=Kind.GRADIENT,
+        tags="gradient",
+    ),
+}
+#: Several processes.
+LAYOUTS: dict[str, Setting] = {
+    "dp2 mxfp8": _of("quant=FA_linear_mxfp8", *_LAYOUT, processes=2, tags="ranks"),
+    "tp2 fp8": _of(
+        *("quant=more/linear_fp8", "parallel.tensor=2", "parallel.sequence=false", *_LAYOUT),
+        processes=2,
+        tags="ranks tensor",
+    ),
+    "tp2 sp mxfp4": _of(
+        *(*_all_slots("mxfp4", "mxfp4_e2m1"), "parallel.tensor=2", *_LAYOUT),
+        processes=2,
+        tags="ranks tensor sequence all",
+    ),
+    "tp2 sp sr rht": _of(
+        *("quant=more/linear_mxfp4_sr_rht", "parallel.tensor=2", "model.ffn_hidden_size=256"),
+        *("training.seq_length=128", *_LAYOUT),
+        processes=2,
+        tags="ranks tensor sequence drawn",
+    ),
+    "pp2 interleaved mxfp8": _of(
+        *("quant=FA_linear_mxfp8", "parallel.pipeline=2", "parallel.virtual_pipeline=2"),
+        *("model.num_layers=4", *_LAYOUT),
+        processes=2,
+        tags="ranks pipeline",
+    ),
+    "ep2 mxfp4": _of(
+        *(*_MODEL["mixtral"], "quant=linear_mxfp4", "parallel.expert=2", *_LAYOUT),
+        processes=2,
+        tags="ranks experts expert-ranks",
+    ),
+    "cp2 mxfp4 tiled": _of(
+        *("quant=FA_linear_mxfp4", "parallel.context=2", "training.seq_length=128", _TILED),
+        *_LAYOUT,
+        processes=2,
+        tags="ranks context",
+    ),
+    "cp2 all slots fp8": _of(
+        *(*_all_slots("fp8", "fp8_e4m3"), "parallel.context=2", "training.seq_length=128"),
+        *_LAYOUT,
+        processes=2,
+        tags="ranks context all",
+    ),
+}
+SETTINGS = {**SCHEMES, **VARIANTS, **LAYOUTS}

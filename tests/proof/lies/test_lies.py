@@ -1,0 +1,163 @@
+"""Lies are named: other things run than the label says, and the proof ends the run in the iteration in which it begins.
+
+The default cases are one of each kind; slow ones are one in each setting. `test_every_lie` has all, which are those of
+`python benchmarks/lies.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import bench
+from .bench import Status, first_difference, honest, outcome, trace
+from .faults import FAULTS, Group
+from .pairs import pairs
+from .settings import SETTINGS, Kind
+
+#: Faults may use what torch warns of.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+
+#: Fault, setting, the iteration in which it begins, and what the message names.
+DEFAULT: list[tuple[str, str, int, str]] = [
+    ("noise", "mxfp4", 1, "layer 0"),
+    ("one scale", "mxfp4", 1, "layer 0"),
+    ("half amax", "fp8", 1, "layer 0"),
+    ("twice", "mxfp4", 1, "linear.wgrad.x"),
+    ("stochastic", "nvfp4", 1, "linear."),
+    ("kernel", "mxfp8", 1, "layer 0"),
+    ("baseline quantises", "bf16", 1, "layer 0"),
+    ("numpy in linear.wgrad", "mxfp4", 1, "wgrad"),
+    ("thread", "mxfp4", 1, "layer 0"),
+    ("numpy in qk.dgrad_k", "mxfp4", 1, "dgrad_k"),
+    ("output replaced", "mxfp8", 1, "layer 0 qkv"),
+    ("pv.dgrad_v.P noise", "all slots fp8", 1, "pv.dgrad_v.P"),
+    ("qk.dgrad_q.dS negated", "all slots mxfp4 tiled", 1, "qk.dgrad_q.dS"),
+    ("stale weights", "mxfp4", 2, "w"),
+    ("micro-batch 1 zero", "mxfp4", 1, "layer"),
+    ("from iteration 3", "mxfp4", 3, "layer"),
+    ("unwatched", "mxfp4", 2, "layer"),
+    ("dw twice in micro-batch 1", "bf16", 1, "wgrad"),
+    ("scale twice", "bf16", 1, "qk.fprop"),
+    ("seed 0", "sr rht", 1, "linear."),
+    ("signs of iteration 1", "sr rht", 2, "linear."),
+    ("history not advanced", "delayed", 3, "linear."),
+    ("validation in bf16", "validation", 1, "layer"),
+    ("recomputed negated", "mxfp8 recomputed", 1, "linear.fprop.x"),
+    ("rule in layer 0 alone", "rule at 3", 3, "layer 1"),
+    ("extra product from 2", "mxfp4", 2, "that the precision map does not list"),
+    ("extra product by numpy", "mxfp4", 1, "not the sum of the stream"),
+    ("norm in fp8 from 2", "bf16", 2, "not the norm of what entered it"),
+    ("gradient of norms in fp8", "bf16", 1, "of the gradient that entered the norm"),
+    ("norm left out", "bf16", 1, "the norm before attention was not called"),
+    ("history lost", "resumed delayed", 3, "its amax history did not follow"),
+    ("histories exchanged", "resumed delayed", 3, "its amax history did not follow"),
+    ("TE 3342", "mxfp8", 1, "linear."),
+    ("Primus 932", "sr rht", 1, "linear."),
+]
+#: The other settings, where a run takes longer or starts others.
+SLOW: list[tuple[str, str, int, str]] = [
+    ("expert 0", "experts mxfp4", 1, "expert0"),
+    ("rows of one sequence", "experts mxfp4", 1, "expert"),
+    ("router hidden", "experts mxfp4", 1, "logits are not the product of what entered it"),
+    ("router quantised from iteration 2", "experts mxfp4", 2, "router: must be in high precision"),
+    ("latent projections", "latent mxfp8", 1, "kv"),
+    ("output layer's dw", "tied output mxfp8", 1, "output layer"),
+    ("lookup reversed", "tied output mxfp8", 1, "lookup"),
+    ("bias dropped", "bias mxfp8", 1, "qkv"),
+    ("unquantised after going on", "resumed", 3, "layer"),
+    ("later sample unquantised", "evaluate", 2, "layer"),
+    ("evaluation negated k", "gradient", 1, "qk.fprop.k"),
+    ("clip ignored", "clipped", 1, "dgrad"),
+    ("seed of another run", "python", 1, "linear."),
+    ("noise", "mxfp4 fp16", 1, "layer 0"),
+    ("numpy in linear.dgrad", "mxfp4 fp32", 1, "dgrad"),
+    ("baseline in bf16", "bf16 fp32", 1, "layer 0"),
+    ("rank 1", "dp2 mxfp8", 1, "rank 1"),
+    ("amax of the own part", "tp2 fp8", 1, "rank"),
+    ("rank 1 from iteration 3", "tp2 sp mxfp4", 3, "rank 1"),
+    ("last stage's last layer", "pp2 interleaved mxfp8", 1, "layer 3"),
+    ("experts of rank 1", "ep2 mxfp4", 1, "rank 1"),
+    ("rank 1 attention", "cp2 mxfp4 tiled", 1, "rank 1"),
+    ("dk of the own queries", "cp2 all slots fp8", 1, "dgrad_k"),
+]
+_NUMBER = re.compile(r"iteration (\d+)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_cache(cache: Path) -> Iterator[None]:
+    bench.CACHE[:] = [cache]
+    yield
+    bench.CACHE.clear()
+
+
+def _case(case: tuple[str, str, int, str]) -> str:
+    return f"{case[0]}, {case[1]}"
+
+
+@pytest.mark.parametrize("case", DEFAULT, ids=_case)
+def test_lie_ends_the_run_in_the_iteration_in_which_it_begins(
+    case: tuple[str, str, int, str],
+) -> None:
+    _require_named(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=_case)
+def test_lie_is_named_in_every_kind_of_run(case: tuple[str, str, int, str]) -> None:
+    _require_named(*case)
+
+
+def test_lie_in_one_product_is_named_when_its_turn_comes() -> None:
+    run = trace("mxfp4", FAULTS["proj of layer 1 from iteration 3"], iterations=bench.LONG)
+    assert run.is_caught, run.reason
+    assert "layer 1 proj linear.wgrad" in run.reason
+    found = _NUMBER.search(run.reason)
+    assert found is not None
+    assert 3 <= int(found[1]) < bench.LONG
+
+
+def _require_named(fault: str, setting: str, iteration: int, words: str) -> None:
+    run = trace(setting, FAULTS[fault])
+    assert run.fired, "the fault was planted where nothing calls"
+    assert run.error == "EngagementError", run.reason or f"it passed, with {run.numbers}"
+    found = _NUMBER.search(run.reason)
+    assert found is not None, run.reason
+    assert int(found[1]) == iteration, run.reason
+    assert words in run.reason
+    # The optimizer took no step with what was not declared.
+    assert len(run.numbers) == (0 if "resumed" in setting else iteration - 1) or (
+        SETTINGS[setting].kind is not Kind.TRAIN or "validation" in setting
+    )
+
+
+@pytest.mark.parametrize("setting", ["mxfp4", "sr rht"])
+def test_honest_run_is_not_accused_and_does_not_depend_on_its_proof(setting: str) -> None:
+    proved, unproved = trace(setting, None), trace(setting, None, proved=False)
+    assert not proved.error, proved.reason
+    assert first_difference(proved, unproved) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_honest_run_is_accused(setting: str) -> None:
+    honest(setting)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(24 * 3600)
+@pytest.mark.parametrize("group", Group, ids=lambda group: group.name.lower())
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_lie(setting: str, group: Group) -> None:
+    """Faults without an effect on the numbers, and faults that end a run by another error, mislead nobody.
+
+    What begins later, in a single product, may be named when its turn comes; what happened to others must not wait.
+    """
+    chosen = [fault for fault in FAULTS.values() if fault.group is group]
+    outcomes = [outcome(name, fault) for name, fault in pairs(chosen, [setting])]
+    allowed = () if group is Group.VENDOR else (Status.LATE,)
+    wrong = [o for o in outcomes if o.status in {Status.PASSED, Status.LATE} - set(allowed)]
+    assert [(o.fault, o.status.value, o.effect, o.caught) for o in wrong] == []
