@@ -180,11 +180,15 @@ def _read_option(command: _Command, head: str, name: str, values: list[str]) -> 
 
 
 def _key_of(name: str, known: Mapping[str, str]) -> str | None:
-    """Our key of an old one; of `quantization/linear` and `quantization.rules` the group's name is replaced."""
+    """Our key of an old one; of `quantization/linear` and `quantization.rules` the group's name is replaced.
+
+    `quantization.type` and its like are the group itself, and so is the plural of its name.
+    """
+    name = re.sub(r"[._](type|format|name)$", "", name) if name not in known else name
     group = re.match(r"\w+", name)
     if group and known.get(group[0]) == "quant" and (rest := name[group.end() :]):
         return f"quant{rest}"
-    return known.get(name)
+    return known.get(name) or known.get(name.removesuffix("s"))
 
 
 def _options() -> dict[str, str]:

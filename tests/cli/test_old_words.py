@@ -20,6 +20,8 @@ from quantexp.errors import ConfigError
         ("quantization=mxfp8", "quant=FA_linear_mxfp8"),
         ("scheme=FA_mxfp8 training=fast", "quant=FA_mxfp8 training=fast"),
         ("quantization/linear=mxfp4", "quant=linear_mxfp4"),
+        ("quantization.type=mxfp8", "quant=FA_linear_mxfp8"),
+        ("quantization_format=mxfp8 --models tiny", "quant=FA_linear_mxfp8 model=tiny"),
         ("quantization.linear.fprop.x.format=mxfp4", "quant.linear.fprop.x.format=mxfp4"),
         ("-m quantization=mxfp8,none", "-m quant=FA_linear_mxfp8,bf16"),
         ("training_config=fast", "training=fast"),

@@ -2,7 +2,8 @@
 
 import glob
 import hashlib
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -45,6 +46,8 @@ class Input:
     kind: Kind
     #: As stored, compressed or not; 0 if unknown.
     num_bytes: int = 0
+    #: Its path below the folder that holds all sources, which stays when that folder moves; for `hf:NAME` the name.
+    label: str = ""
 
 
 def find_inputs(source: object) -> list[Input]:
@@ -66,7 +69,12 @@ def find_inputs(source: object) -> list[Input]:
     for word in words:
         for item in _hub(word) if word.startswith(HUB) else _files(word):
             inputs.setdefault(item.name, item)
-    return list(inputs.values())
+    folders = [_folder(word) for word in words if not word.startswith(HUB)]
+    root = os.path.commonpath(folders) if folders else ""
+    return [
+        item if item.kind is Kind.HUB else replace(item, label=os.path.relpath(item.name, root))
+        for item in inputs.values()
+    ]
 
 
 def inputs_hash(inputs: list[Input]) -> str:
@@ -90,7 +98,13 @@ def _modified(item: Input) -> int:
 
 
 def _hub(word: str) -> list[Input]:
-    return [Input(word, Kind.HUB)]
+    return [Input(word, Kind.HUB, label=word)]
+
+
+def _folder(word: str) -> Path:
+    """Returns the folder that a source names, or the lowest one above what it names."""
+    path = user_path(word).absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def _files(word: str) -> list[Input]:

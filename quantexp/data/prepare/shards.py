@@ -47,6 +47,8 @@ class Shard:
     line: int
     #: Bytes of the file, as stored, that have been read.
     num_read: int
+    #: The input's label.
+    label: str
     #: Of pages: what the head of the file says of their wiki.
     wiki: Wiki = ENGLISH
 
@@ -106,7 +108,9 @@ def _row_by_row(batch: Any, first: int, name: str) -> Iterator[Record]:
 def _lines(item: Input) -> Iterator[Shard]:
     start, line = 0, 1
     for data, num_read, _ in _pieces(item, b"\n"):
-        yield Shard(item.name, Kind.LINES, data, start, start + len(data), line, num_read)
+        yield Shard(
+            item.name, Kind.LINES, data, start, start + len(data), line, num_read, item.label
+        )
         start, line = start + len(data), line + data.count(b"\n")
 
 
@@ -118,7 +122,9 @@ def _pages(item: Input) -> Iterator[Shard]:
             break
         if start == 0:
             wiki = _wiki(item, data[: data.find(b"<page>")])
-        yield Shard(item.name, Kind.PAGES, data, start, start + len(data), line, num_read, wiki)
+        yield Shard(
+            item.name, Kind.PAGES, data, start, start + len(data), line, num_read, item.label, wiki
+        )
         start, line = start + len(data), line + data.count(b"\n")
     if b"</mediawiki>" not in rest:
         last = line + rest.count(b"\n")
@@ -185,7 +191,7 @@ def _rows(item: Input) -> Iterator[Shard]:
                 end = start + sum(batch.num_rows for batch in batches)
                 num_read = min(item.num_bytes, item.num_bytes * end // total)
                 data = _stream(arrow, batches)
-                yield Shard(item.name, Kind.ROWS, data, start, end, start + 1, num_read)
+                yield Shard(item.name, Kind.ROWS, data, start, end, start + 1, num_read, item.label)
                 start = end
             if start != file.metadata.num_rows:
                 raise DataError(
@@ -262,7 +268,7 @@ def _hub_rows(item: Input) -> Iterator[Shard]:
         start = 0
         while lines := [_json_line(row) for row in islice(rows, SHARD_ROWS)]:
             data, end = "\n".join(lines).encode(), start + len(lines)
-            yield Shard(item.name, Kind.LINES, data, start, end, start + 1, 0)
+            yield Shard(item.name, Kind.LINES, data, start, end, start + 1, 0, item.label)
             start = end
     except (OSError, ValueError) as error:
         raise DataError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -118,7 +117,7 @@ def work(
             rejected.append(record)
         elif isinstance(record, LeftOut):
             tally.leave_out(record.reason)
-        elif (reason := left_out(record, filters, shard.file, seen)) is not None:
+        elif (reason := left_out(record, filters, shard.label, seen)) is not None:
             tally.leave_out(reason)
         else:
             content = record.text.encode("utf-8")
@@ -136,7 +135,7 @@ def work(
     return pieces, tally, rejected
 
 
-def left_out(document: Document, filters: Filters, file: str, seen: set[bytes]) -> str | None:
+def left_out(document: Document, filters: Filters, label: str, seen: set[bytes]) -> str | None:
     """Returns the reason why a document is not kept, or None.
 
     `seen` has the identities of earlier documents of the shard, and gets this one's.
@@ -145,7 +144,7 @@ def left_out(document: Document, filters: Filters, file: str, seen: set[bytes]) 
         share = filters.sources.get(document.source)
         if share is None:
             return NOT_CHOSEN
-        if share < 1 and _uniform(_identity(document, file, seen)) >= share:
+        if share < 1 and _uniform(_identity(document, label, seen)) >= share:
             return NOT_SAMPLED
     if len(document.text) < filters.min_chars:
         return SHORT
@@ -154,16 +153,16 @@ def left_out(document: Document, filters: Filters, file: str, seen: set[bytes]) 
     return None
 
 
-def _identity(document: Document, file: str, seen: set[bytes]) -> bytes:
+def _identity(document: Document, label: str, seen: set[bytes]) -> bytes:
     """Returns the hash of a document that decides whether the sample of its source contains it.
 
     It covers source, id and text, so that documents with the same id are independent unless they are copies. A document
-    without an id, or with a copy before it in the shard, is identified by the name of its file and its position too.
+    without an id, or with a copy before it in the shard, is identified by the label of its input and its position too.
     """
     words = [document.source, document.id, document.text]
     identity = _hash(*words)
     if not document.id or identity in seen:
-        identity = _hash(*words, Path(file).name, str(document.place))
+        identity = _hash(*words, label, str(document.place))
     seen.add(identity)
     return identity
 

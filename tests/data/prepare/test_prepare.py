@@ -316,12 +316,12 @@ def test_a_share_holds_for_records_whose_ids_are_missing_null_or_repeated(
         filters, positions = Filters("web", (1.0, 1.0), {"web": share}), set[tuple[str, int]]()
         for start in range(0, 400, 400 // num_files):
             content = lines(records[start : start + 400 // num_files])
-            shard = shards.Shard(f"raw/{start}", Kind.LINES, content, 0, len(content), 1, 0)
+            shard = shards.Shard("", Kind.LINES, content, 0, len(content), 1, 0, f"raw/{start}")
             seen = set[bytes]()
             for document in shards.records(shard, "web"):
                 assert isinstance(document, Document)
-                if left_out(document, filters, shard.file, seen) is None:
-                    positions.add((shard.file, document.place))
+                if left_out(document, filters, shard.label, seen) is None:
+                    positions.add((shard.label, document.place))
         return positions
 
     if identity.get("id") in ("again", 0) and text == "the same text" and num_files > 1:
@@ -330,6 +330,24 @@ def test_a_share_holds_for_records_whose_ids_are_missing_null_or_repeated(
     # 400 draws with probability 1/2: the standard deviation is 10.
     assert abs(len(kept(0.5)) - 200) < 4 * 10
     assert kept(0.5) < kept(0.75)
+
+
+def test_files_of_one_name_are_drawn_by_their_folder_wherever_that_lies(tmp_path: Path) -> None:
+    for index in range(200):
+        folder = tmp_path / "raw" / str(index)
+        folder.mkdir(parents=True)
+        (folder / "part.jsonl").write_bytes(lines([{"text": "the same text", "source": "web"}]))
+
+    def num_kept(source: Path | list[str]) -> int:
+        report = prepared(source, tmp_path / "own", sources={"web": 0.5}, force=True).card.report
+        return report["sources"]["web"][0]
+
+    kept = num_kept(tmp_path / "raw")
+    # 200 draws with probability 1/2: the standard deviation is 7.1.
+    assert abs(kept - 100) < 4 * 7.1
+    assert num_kept([str(folder) for folder in sorted((tmp_path / "raw").iterdir())]) == kept
+    (tmp_path / "raw").rename(tmp_path / "moved")
+    assert num_kept(tmp_path / "moved") == kept
 
 
 def test_texts_too_short_or_long_are_left_out(tmp_path: Path) -> None:
