@@ -161,8 +161,9 @@ def _refuse_an_idle_scheme(experiment: Experiment, choice: str) -> None:
             "another scheme"
         )
     first, last = iterations_of(experiment)
+    subject = f"quant.rules of {name} leave" if experiment.quant.rules else f"quant={name} leaves"
     raise ConfigError(
-        f"quant.rules of {name} leave nothing quantised in the {model.num_layers} layers of {model.name} in iterations "
+        f"{subject} nothing quantised in the {model.num_layers} layers of {model.name} in iterations "
         f"{first} to {last}; take more layers (model.num_layers=), more iterations or other rules, or quant={WORKING}"
     )
 

@@ -1,7 +1,7 @@
 """What a run quantises in its own iterations, and the name of its scheme that follows from it.
 
 A rule whose iterations lie outside of the run changes nothing in it, and a site whose slots all stay in the working
-precision is not in the name. Needs no torch.
+precision, or in a format that has all of its values, is not in the name. Needs no torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantexp.config.evaluation import map_iteration
-from quantexp.formats.types import Format
+from quantexp.formats.spec import QuantSpec
+from quantexp.formats.types import Family, Format
 from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.outside_products import state_slots
 from quantexp.quant.precision import PrecisionMap, configured, forward_only, precision_map
@@ -17,6 +18,14 @@ from quantexp.quant.rules import changes
 from quantexp.quant.scheme import InForce, derived_name
 from quantexp.quant.sites import Site
 from quantexp.schema import Experiment
+from quantexp.schema.training import Precision
+
+#: Stored mantissa bits, smallest normal and largest exponent of the working precisions (IEEE 754; bfloat16).
+_FLOATS = {
+    Precision.bf16: (7, -126, 127),
+    Precision.fp16: (10, -14, 15),
+    Precision.fp32: (23, -126, 127),
+}
 
 
 def iterations_of(experiment: Experiment) -> tuple[int, int]:
@@ -41,10 +50,25 @@ def sites_in_force(experiment: Experiment) -> InForce:
     for declared in maps:
         for name, module in declared.items():
             for slot, spec in module.slots.items():
-                if spec.quantised:
+                if spec.quantised and not _keeps(spec, experiment.training.precision):
                     site = configured(name.name, slot).site
                     formats[site] = formats.get(site, frozenset()) | {spec.fmt}
     return formats
+
+
+def _keeps(spec: QuantSpec, precision: Precision) -> bool:
+    """Whether quantisation keeps every value of a working precision, as that to bfloat16 does in bf16."""
+    mantissa_bits, emin, emax = _FLOATS[precision]
+    element = spec.fmt.element  # that of hifloat8 has fewer mantissa bits than any working precision
+    is_plain = not (spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.pre_scale)
+    return (
+        is_plain
+        and not element.values
+        and spec.fmt.family is not Family.PYTHON
+        and element.mantissa_bits >= mantissa_bits
+        and element.emin - element.mantissa_bits <= emin - mantissa_bits
+        and element.emax >= emax
+    )
 
 
 def rules_out_of_force(experiment: Experiment) -> list[int]:

@@ -156,6 +156,7 @@ def test_the_name_is_of_what_the_run_quantises(words: list[str], expected: str) 
         ],
         ["quant=bf16", "quant.rules=[{format: mxfp4}, {format: bf16}]"],
         ["quant=bf16", "quant/output=mxfp8", "quant.rules=[{sites: [output], format: bf16}]"],
+        ["quant=linear_mxfp4", "quant.rules=[{format: bfloat16}]"],
         ["quant=own"],
     ],
 )
@@ -170,6 +171,13 @@ def test_a_scheme_that_quantises_nothing_in_the_run_is_refused(words: list[str],
         f"quant.rules of {scheme} leave nothing quantised in the 2 layers of tiny in iterations {first} to {last}; "
         "take more layers (model.num_layers=), more iterations or other rules, or quant=bf16"
     )
+
+
+def test_a_format_with_all_values_of_the_working_precision_is_not_in_the_name() -> None:
+    rules = "quant.rules=[{sites: [qk], format: bfloat16}]"
+    assert name("quant=FA_linear_mxfp8", rules).startswith("linear_mxfp8~")
+    fp32 = name("quant=FA_linear_mxfp8", rules, "training.precision=fp32")
+    assert "bfloat16" in fp32
 
 
 def test_a_scheme_of_the_backward_pass_is_refused_in_an_evaluation() -> None:
