@@ -44,17 +44,18 @@ def print_summary(capture: Capture, console: Console) -> None:
     counts = summary(capture)
     console.print(escape(counts["folder"]), soft_wrap=True)
     console.print(_heading(counts))
-    if counts["iterations"]:
+    has_iterations = bool(counts["iterations"])  # file names alone do not tell them
+    if has_iterations:
         console.print(_iterations(counts["iterations"]), soft_wrap=True)
     has_values, has_statistics = counts["files"] > 0, counts["statistics_only"] > 0
-    names = ["tensors", "iterations", *["files", "bytes"] * has_values]
+    names = ["tensors", *["iterations"] * has_iterations, *["files", "bytes"] * has_values]
     names += ["bytes described"] * has_statistics
     columns = [Column(), Column(), *(Column(name, is_number=True) for name in names)]
     rows: list[list[str | Text]] = []
     for key in KEYS:
         groups = counts[f"by_{key}"]
         for i, (value, group) in enumerate(groups.items()):
-            cells = [f"{group['tensors']}", f"{group['iterations']}"]
+            cells = [f"{group['tensors']}", *[f"{group['iterations']}"] * has_iterations]
             if has_values:
                 cells += [f"{group['files']}", human_bytes(group["bytes"])]
             if has_statistics:
