@@ -20,6 +20,7 @@ from quantexp.cli.plan_sweep import exit_code, show_sweep
 from quantexp.cli.plan_text import show
 from quantexp.config.compose import compose, quick_test
 from quantexp.config.sweep.points import Point, compose_points, merged_lines
+from quantexp.launch.refusal import too_large_together
 from quantexp.quant.transformer_engine.hardware import Gpu
 from quantexp.terminal.console import output_console
 
@@ -82,7 +83,8 @@ def show_points(
     plans = plans_of(points, config_dir, gpu)
     experiments = [point.experiment for point in points]
     if as_json:
-        print_json([record(plan) for plan in plans])
+        together = too_large_together(experiments)
+        print_json([record(plan, *[together] if together else []) for plan in plans])
     else:
         show_sweep(experiments, plans, console, maps=maps)
     return exit_code(experiments, plans, complain)
@@ -101,6 +103,6 @@ def plans_of(
     ]
 
 
-def record(plan: Plan) -> dict[str, Any]:
-    """The output of `plan --json`."""
-    return asdict(plan) | {"blockers": plan.blockers}
+def record(plan: Plan, *of_sweep: str) -> dict[str, Any]:
+    """The output of `plan --json`; `of_sweep` are reasons why no run of its sweep can start."""
+    return asdict(plan) | {"blockers": [*plan.blockers, *of_sweep]}
