@@ -49,9 +49,9 @@ def _chromium() -> str | None:
     return paths[0] if paths and importlib.util.find_spec("playwright") else None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests."""
+    """One Chromium for all tests of this folder: until Playwright ends, no other event loop can run in its thread."""
     path = _chromium()
     if path is None:
         if os.environ.get("QUANTEXP_REQUIRE_BROWSER") == "1":
