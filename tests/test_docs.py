@@ -32,6 +32,7 @@ from quantexp.cli.plan_backend import device_of
 from quantexp.cli.verbs import VERBS
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
+from quantexp.launch.identity import folder_name, identity
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
@@ -250,6 +251,19 @@ def test_every_page_is_on_the_map() -> None:
     listed = re.findall(r"^- \[.+\]\((.+\.md)\): ", README.read_text(), re.MULTILINE)
     pages = {name_of(page) for page in [*DOCS.glob("*.md"), *DOCS.glob("*/README.md")]}
     assert sorted(listed) == sorted(pages | {"CONTRIBUTING.md", "CHANGELOG.md"})
+
+
+def test_readme_prints_the_folder_of_the_run_that_its_command_makes() -> None:
+    (main_command,) = (
+        line for line in README.read_text().splitlines() if line.startswith("quantexp model=")
+    )
+    experiment = compose(shlex.split(main_command)[1:], None, {})
+    name = folder_name(experiment, identity(experiment, "cpu"))
+    printed = re.findall(
+        r"^(?:run|picture|report) +runs/([^/\s]+)", README.read_text(), re.MULTILINE
+    )
+    assert printed == [name] * 3
+    assert f"quantexp draw runs/{name}" in (DOCS / "draw.md").read_text()
 
 
 @every_page
