@@ -59,7 +59,9 @@ def sites_in_force(experiment: Experiment) -> InForce:
 def _keeps(spec: QuantSpec, precision: Precision) -> bool:
     """Whether quantisation keeps every value of a working precision, as that to bfloat16 does in bf16."""
     mantissa_bits, emin, emax = _FLOATS[precision]
-    element = spec.fmt.element  # that of hifloat8 has fewer mantissa bits than any working precision
+    element = (
+        spec.fmt.element
+    )  # that of hifloat8 has fewer mantissa bits than any working precision
     is_plain = not (spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.pre_scale)
     return (
         is_plain

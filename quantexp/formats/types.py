@@ -112,7 +112,7 @@ class BlockRule(StrEnum):
     EVEN = "even"
     #: The scale nearest to amax / max, ties to even.
     EXACT = "exact"
-    #: Of some scales up to that of the amax, the one with the least squared error in the block.
+    #: Of some scales up to that of the amax, the one with the least error in the block.
     SEARCH = "search"
 
 
@@ -155,6 +155,17 @@ class Element:
 WHOLE_ROW = 1 << 40
 
 
+class Choose(StrEnum):
+    """The error of a block by which one of several scales is chosen: x - y over its elements."""
+
+    #: The sum of squares.
+    MSE = "mse"
+    #: The sum of magnitudes.
+    MAE = "mae"
+    #: The largest magnitude.
+    MAX = "max"
+
+
 @dataclass(frozen=True)
 class BlockScale:
     """The block scales of a declared format."""
@@ -163,6 +174,14 @@ class BlockScale:
     rule: BlockRule
     #: The float of the kind `float`; None for the others.
     element: Element | None = None
+    #: What a block's amax may be brought to, each by the rule; empty for the element's largest value alone.
+    candidates: tuple[float, ...] = ()
+    choose: Choose = Choose.MSE
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a scale follows from all elements of its block, not from the amax alone."""
+        return bool(self.candidates) or self.rule is BlockRule.SEARCH
 
     @property
     def bits(self) -> int:

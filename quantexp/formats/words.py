@@ -40,6 +40,8 @@ def block_scale_words(fmt: Format, rule: str | None = None) -> str:
     scale = fmt.grid_scale
     name = scale.element.name.upper() if scale.element else _KINDS[scale.kind]
     own = "" if scale.rule is BlockRule.EXACT else f", {scale.rule}"
+    if scale.candidates:
+        own += f", to {' or '.join(f'{c:g}' for c in scale.candidates)} by {scale.choose}"
     return f"{name} a {'row' if block_words(fmt) == 'row' else 'block'}{own}"
 
 

@@ -46,7 +46,7 @@ def words(line: str) -> list[str]:
         ("mod", ["model=", "model."]),
         ("quant=FA_l", ["quant=FA_linear_hifp8", "quant=FA_linear_mxfp4", "quant=FA_linear_mxfp8"]),
         ("-m quant=bf16,FA_h", ["quant=bf16,FA_hifp8"]),
-        ("quant=more/linear_nvfp4_", ["quant=more/linear_nvfp4_recipe"]),
+        ("quant=more/linear_nvfp4_r", ["quant=more/linear_nvfp4_recipe"]),
         ("quant/pv=mxfp8", ["quant/pv=mxfp8"]),
         ("+exp", ["+experiment="]),
         (

@@ -176,8 +176,10 @@ def test_a_scheme_that_quantises_nothing_in_the_run_is_refused(words: list[str],
 def test_a_format_with_all_values_of_the_working_precision_is_not_in_the_name() -> None:
     rules = "quant.rules=[{sites: [qk], format: bfloat16}]"
     assert name("quant=FA_linear_mxfp8", rules).startswith("linear_mxfp8~")
-    fp32 = name("quant=FA_linear_mxfp8", rules, "training.precision=fp32")
-    assert "bfloat16" in fp32
+    assert (
+        name("quant=FA_linear_mxfp8", rules, "training.precision=fp32")
+        == "linear_mxfp8+qk_bfloat16~6e08a8"
+    )
 
 
 def test_a_scheme_of_the_backward_pass_is_refused_in_an_evaluation() -> None:

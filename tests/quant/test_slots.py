@@ -21,7 +21,7 @@ FORMATS = (
     "bf16, bfloat16, fp16_scaled, fp4_ue5m3, fp8_128x128, fp8_128x128_pow2, fp8_1x128, fp8_1x128_pow2, fp8_e4m3, "
     "fp8_e5m2, hifp8, int4_g128, "
     "mxfp4, mxfp4_e2m1, mxfp6_e2m3, mxfp6_e3m2, mxfp8, mxfp8_e4m3, mxfp8_e5m2, mxint8, nvfp4, nvfp4_16x16, nvfp4_e2m1, "
-    "reuse"
+    "nvfp4_four_over_six, nvfp4_four_over_six_16x16, reuse"
 )
 
 

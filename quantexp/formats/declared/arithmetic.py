@@ -9,9 +9,11 @@ powers of two follows the rules of MX from the bits of max |x| / t, and all othe
 two. Any other scale is rounded to a value of its own grid, from the smallest positive to the largest; a float32 scale
 is at least 2^-126. The scale of a zero block is the smallest of its grid, 1 for float32. Without blocks d = t.
 
-`search` tries scales up to that of the amax and takes the first with the least sum of (x - y)^2 in the block, to a part
-in 2^44 and before y is rounded to the dtype: for powers of two rceil's, a half and a quarter of it; for others 32/32
-down to 16/32 of amax / max, rounded to the nearest.
+With candidates c, each gives a scale b = rule(max |x| / t / c), and the block takes the first with the least error: the
+sum of (x - y)^2 (`mse`), the sum of |x - y| (`mae`) or the largest |x - y| (`max`), to a part in 2^44, with y rounded
+to nearest even, and before it is rounded to the dtype. `search` chooses as well, among scales up to that of the amax:
+for powers of two rceil's, a half and a quarter of it; for others 32/32 down to 16/32 of amax / max, rounded to the
+nearest.
 
 Ties: `even` takes the value with the even code; of a list of values, the one at an even place, counted from zero
 outwards, and the positive one if both are odd. `away` takes the larger magnitude, and the positive one if both are
@@ -43,6 +45,7 @@ from quantexp.formats.types import (
     BlockRule,
     BlockScale,
     BlockScaleKind,
+    Choose,
     Element,
     Rounding,
     ScaleRule,
@@ -92,8 +95,8 @@ def block_factors(x_OBKI: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tens
         return x_OBKI.new_ones(()) if scale is None else scale
     amax = x_OBKI.abs().amax(dim=2, keepdim=True)
     ratio = amax if scale is None else amax / scale
-    if block_scale.rule is BlockRule.SEARCH:
-        d = _searched(x_OBKI, ratio, spec, block_scale, scale)
+    if block_scale.is_chosen:
+        d = _chosen(x_OBKI, ratio, spec, block_scale, scale)
     else:
         b = _scale_of(ratio, spec.fmt.element, block_scale)
         d = b if scale is None else b * scale
@@ -104,12 +107,12 @@ def _scale_of(ratio: Tensor, element: Element, scale: BlockScale) -> Tensor:
     """b of each block from max |x| / t; undefined where that is not finite."""
     if scale.kind is BlockScaleKind.E8M0:
         return power_of_two(scale_field(as_bits(ratio), element, ScaleRule(scale.rule.value)))
-    return on_scale_grid(_over_largest(ratio, element), scale, scale.rule)
+    return on_scale_grid(_over(ratio, element.max), scale, scale.rule)
 
 
-def _over_largest(ratio: Tensor, element: Element) -> Tensor:
+def _over(ratio: Tensor, largest: float) -> Tensor:
     """amax / max; the divisor is a tensor because CUDA multiplies by the reciprocal of a Python number."""
-    return ratio / torch.full((), element.max, dtype=torch.float32, device=ratio.device)
+    return ratio / torch.full((), largest, dtype=torch.float32, device=ratio.device)
 
 
 def on_scale_grid(ratio: Tensor, scale: BlockScale, rule: BlockRule) -> Tensor:
@@ -139,13 +142,13 @@ def scale_grid(scale: BlockScale, device: torch.device) -> Tensor:
     return torch.tensor(sorted(values), dtype=torch.float32, device=device)
 
 
-def _searched(
+def _chosen(
     x_OBKI: Tensor, ratio: Tensor, spec: QuantSpec, scale: BlockScale, t: Tensor | None
 ) -> Tensor:
-    """d of each block by the rule `search`."""
+    """d of each block, chosen among several."""
     tried = candidates(ratio, spec.fmt.element, scale)
     factors = tried if t is None else [b * t for b in tried]
-    errors = [squared_error(x_OBKI, d, spec.fmt.element) for d in factors]
+    errors = [_error(x_OBKI, d, spec.fmt.element, scale.choose) for d in factors]
     least = torch.stack(errors).amin(dim=0)
     best = factors[0]
     for d, error in zip(reversed(factors), reversed(errors), strict=True):
@@ -154,18 +157,27 @@ def _searched(
 
 
 def candidates(ratio: Tensor, element: Element, scale: BlockScale) -> list[Tensor]:
-    """b of each block for every scale that `search` tries, in its order."""
+    """b of each block for every scale that is tried, in their order."""
+    if scale.candidates:
+        return [on_scale_grid(_over(ratio, c), scale, scale.rule) for c in scale.candidates]
     if scale.kind is BlockScaleKind.E8M0:
         first = power_of_two(scale_field(as_bits(ratio), element, ScaleRule.RCEIL))
         return [(first * factor).clamp_min_(2.0**-127) for factor in POWER_FACTORS]
-    over = _over_largest(ratio, element)
+    over = _over(ratio, element.max)
     return [on_scale_grid(over * factor, scale, BlockRule.SEARCH) for factor in FACTORS]
 
 
-def squared_error(x_OBKI: Tensor, d: Tensor, element: Element) -> Tensor:
-    """The sum of (x - y)^2 in each block, float64, with extent 1 along K, rounded to nearest even."""
+def _error(x_OBKI: Tensor, d: Tensor, element: Element, choose: Choose) -> Tensor:
+    """The error of each block, float64, with extent 1 along K, rounded to nearest even."""
     y = rounded(x_OBKI / d, element, Rounding.EVEN, None) * d
-    return (x_OBKI.double() - y.double()).square_().sum(dim=2, keepdim=True)
+    error = x_OBKI.double() - y.double()
+    match choose:
+        case Choose.MSE:
+            return error.square_().sum(dim=2, keepdim=True)
+        case Choose.MAE:
+            return error.abs_().sum(dim=2, keepdim=True)
+        case Choose.MAX:
+            return error.abs_().amax(dim=2, keepdim=True)
 
 
 def rounded(v: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> Tensor:

@@ -4,9 +4,12 @@
     block: 24                elements along the axis that a product reduces; or [rows, elements], row, tensor
     scale: ue5m3             e8m0 (or power_of_two), fp32, bf16, a small float without a sign, or none
     scale_rule: exact        how a block's amax determines its scale, see `BlockRule`
+    candidates: [6, 4]       what a block's amax may be brought to; the element's largest value without it
+    choose: mse              of candidates and of the rule search: the error that decides, see `Choose`
     tensor_scale: none       above the block scales: fp32 or power_of_two
     rounding: even           even, away or stochastic
-    amax_target: 15          of a format without blocks: the amax after scaling; the element's largest value without it
+    amax_target: 15          the amax of the tensor after scaling; without it the largest value of the element, times
+                             that of the block scales if there are any
 
 A declaration whose arithmetic is that of a family of the table belongs to that family:
 
@@ -23,6 +26,7 @@ The default scale rule is floor for e8m0, as OCP MX v1.0 says, and exact for all
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -40,6 +44,7 @@ from quantexp.formats.types import (
     BlockRule,
     BlockScale,
     BlockScaleKind,
+    Choose,
     Element,
     Family,
     Format,
@@ -53,11 +58,14 @@ KEYS = (
     "block",
     "scale",
     "scale_rule",
+    "candidates",
+    "choose",
     "tensor_scale",
     "rounding",
     "amax_target",
 )
 _MOST_BLOCK = 1 << 20
+_MOST_CANDIDATES = 16
 _POWERS = ("e8m0", "power_of_two")
 _RULES = {
     BlockScaleKind.E8M0: ("floor", "rceil", "ceil", "even", "search"),
@@ -121,7 +129,7 @@ def _of_tensor(
     definition: str,
 ) -> Format:
     """A format without blocks: under one scale, or none."""
-    for key in ("scale_rule", "tensor_scale"):
+    for key in ("scale_rule", "candidates", "choose", "tensor_scale"):
         if content.get(key) is not None:
             raise ValueError(f"{key} is for a format with blocks; give block, or drop it")
     scale = content.get("scale", "fp32")
@@ -132,13 +140,7 @@ def _of_tensor(
         )
     scaling = _TENSOR_SCALES[scale]
     is_grid = not _is_signed_float(element) and element is not HIF8
-    target = content.get("amax_target")
-    if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
-        raise ValueError(f"amax_target must be a number, got {target!r}{as_text(target)}")
-    if target is not None and not 0 < target <= element.max:
-        raise ValueError(
-            f"amax_target must be above 0 and at most the element's largest value {element.max:g}, got {target}"
-        )
+    target = _amax_target(content, element.max)
     default = HIF8_AMAX_TARGET if element is HIF8 else element.max
     family = Family.GRID if is_grid else Family.HIF8 if element is HIF8 else Family.FP8
     options = ROUNDING_OPTIONS | TENSOR_SCALE_OPTIONS | {"amax_target"}
@@ -151,7 +153,7 @@ def _of_tensor(
         rounding=rounding,
         options=options if is_grid else options | {"saturate"},
         scaling=scaling,
-        amax_target=float(default if target is None else target),
+        amax_target=target or float(default),
         definition=definition,
     )
 
@@ -165,8 +167,6 @@ def _of_blocks(
     definition: str,
 ) -> Format:
     """A format with blocks, each under a scale."""
-    if "amax_target" in content:
-        raise ValueError("amax_target is for a format without blocks; drop it, or block")
     rows, extent = block
     scale = _block_scale(content, element)
     scaling = _choice_of("tensor_scale", content.get("tensor_scale") or "none", _TENSOR_SCALES)
@@ -174,6 +174,11 @@ def _of_blocks(
         raise ValueError(
             f"tensor_scale is for block scales that are small floats such as e4m3, got scale {content.get('scale')}; "
             "drop it"
+        )
+    is_scaled = scaling is not Scaling.NONE
+    if "amax_target" in content and not is_scaled:
+        raise ValueError(
+            "amax_target is the amax of a tensor after scaling; with blocks it needs a tensor_scale"
         )
     _check_reach(element, scale)
     options = ROUNDING_OPTIONS
@@ -188,7 +193,7 @@ def _of_blocks(
             options=options | {"block", "scale_rule"},
             definition=definition,
         )
-    is_scaled = scaling is not Scaling.NONE
+    largest = element.max * scale.element.max if is_scaled and scale.element else None
     return Format(
         name,
         Family.GRID,
@@ -198,7 +203,7 @@ def _of_blocks(
         rounding=rounding,
         options=options | TENSOR_SCALE_OPTIONS if is_scaled else options,
         scaling=scaling,
-        amax_target=element.max * scale.element.max if is_scaled and scale.element else None,
+        amax_target=largest and (_amax_target(content, largest) or largest),
         across=rows,
         grid_scale=scale,
         definition=definition,
@@ -247,7 +252,51 @@ def _block_scale(content: Mapping[str, Any], element: Element) -> BlockScale:
         raise ValueError(
             f"scale_rule even rounds an amax to the element's mantissa, which {element.name} does not have; take floor"
         )
-    return BlockScale(kind, BlockRule(rule), small)
+    return BlockScale(
+        kind, BlockRule(rule), small, _candidates(content, kind, rule), _choose(content, rule)
+    )
+
+
+def _candidates(content: Mapping[str, Any], kind: BlockScaleKind, rule: str) -> tuple[float, ...]:
+    candidates = content.get("candidates")
+    if candidates is None:
+        return ()
+    if kind is BlockScaleKind.E8M0:
+        raise ValueError(
+            "candidates is for scales that are no powers of two; scale_rule: search tries halves of those"
+        )
+    if rule == BlockRule.SEARCH:
+        raise ValueError("candidates and scale_rule search exclude each other; drop one")
+    is_list = isinstance(candidates, list) and 2 <= len(candidates) <= _MOST_CANDIDATES
+    if not is_list or not all(map(_is_positive, candidates)):
+        raise ValueError(
+            f"candidates must be 2 to {_MOST_CANDIDATES} numbers above 0, got {candidates!r}{as_text(candidates)}"
+        )
+    return tuple(map(float, candidates))
+
+
+def _choose(content: Mapping[str, Any], rule: str) -> Choose:
+    choose = content.get("choose")
+    if choose is not None and rule != BlockRule.SEARCH and not content.get("candidates"):
+        raise ValueError("choose is for candidates and scale_rule search; give one, or drop it")
+    return _choice_of("choose", choose or "mse", {each.value: each for each in Choose})  # type: ignore[no-any-return]
+
+
+def _amax_target(content: Mapping[str, Any], largest: float) -> float | None:
+    target = content.get("amax_target")
+    if target is None:
+        return None
+    if isinstance(target, bool) or not isinstance(target, int | float):
+        raise ValueError(f"amax_target must be a number, got {target!r}{as_text(target)}")
+    if not 0 < target <= largest:
+        raise ValueError(
+            f"amax_target must be above 0 and at most the largest value {largest:g}, got {target}"
+        )
+    return float(target)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _check_reach(element: Element, scale: BlockScale) -> None:
@@ -288,7 +337,7 @@ def _is_mx(element: Element, rows: int, extent: int, scale: BlockScale) -> bool:
         and rows == 1
         and extent < WHOLE_ROW
         and scale.kind is BlockScaleKind.E8M0
-        and scale.rule is not BlockRule.SEARCH
+        and not scale.is_chosen
         and element.emin - element.mantissa_bits + _LEAST_SCALE >= _FLOAT32_LEAST
     )
 

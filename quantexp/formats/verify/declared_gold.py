@@ -11,7 +11,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ from quantexp.formats.verify.rational import floor_log2, power_of_two_scale
 Array = NDArray[Any]
 
 _SMALLEST_FLOAT32_SCALE = np.float32(2.0**-126)
-#: Errors of two scales that differ by less are a tie of `search`, whose sums are float64.
+#: Errors of two scales that differ by less are a tie, as their sums are float64.
 _TIE = Fraction(1, 1 << 44)
 _PARTS = 32
 
@@ -48,6 +48,9 @@ class Gold:
     target: Fraction
     #: Whether a tensor's scale multiplies, as in FP8 and HiF8, rather than divides.
     multiplies: bool
+    #: What a block's amax may be brought to, and the error that decides: mse, mae or max.
+    candidates: tuple[float, ...] = ()
+    choose: str = "mse"
 
     @cached_property
     def scales(self) -> list[Fraction]:
@@ -92,8 +95,15 @@ def gold_of(content: Mapping[str, Any]) -> Gold:
         of_tensor = {"power_of_two": "e8m0"}.get(
             str(content.get("tensor_scale")), str(content.get("tensor_scale") or "none")
         )
-        target = element.largest * gold.scales[-1] if of_tensor != "none" else target
-    return Gold(element, extents, scale, rule, of_tensor, target, gold.multiplies)
+        if of_tensor != "none" and "amax_target" not in content:
+            target = element.largest * gold.scales[-1]
+    return replace(
+        gold,
+        tensor_scale=of_tensor,
+        target=target,
+        candidates=tuple(content.get("candidates") or ()),
+        choose=str(content.get("choose") or "mse"),
+    )
 
 
 def quantised(gold: Gold, x_RN: Array, rounding: str, random_RN: Array | None = None) -> Array:
@@ -167,7 +177,10 @@ def _block(
 
 
 def _block_scales(gold: Gold, ratio: np.float32) -> list[np.float32]:
-    """The scale of a block, or those that `search` tries."""
+    """The scale of a block, or those among which it is chosen."""
+    if gold.candidates:
+        overs = [np.float32(ratio / np.float32(c)) for c in gold.candidates]
+        return [_on_scales(gold, over, gold.rule) for over in overs]
     largest = np.float32(float(gold.element.largest))
     if gold.scale == "e8m0":
         if gold.rule == "search":
@@ -212,15 +225,17 @@ def _on_scales(gold: Gold, over: np.float32, rule: str) -> np.float32:
 
 
 def _best(gold: Gold, x: Array, factors: Sequence[np.float32]) -> np.float32:
-    """The first factor with the least squared error, or one that is as good in float64."""
+    """The first factor with the least error, or one that is as good in float64."""
     errors = []
     for d in factors:
         y = _rounded(gold.element, x / d, "even", None) * d
         if not np.isfinite(y).all():
             continue
         pairs = zip(x.flat, y.flat, strict=True)
-        error = sum(((Fraction(float(a)) - Fraction(float(b))) ** 2 for a, b in pairs), Fraction(0))
-        errors.append((d, error))
+        distances = [abs(Fraction(float(a)) - Fraction(float(b))) for a, b in pairs]
+        if gold.choose == "mse":
+            distances = [distance**2 for distance in distances]
+        errors.append((d, max(distances) if gold.choose == "max" else sum(distances, Fraction(0))))
     least = min((error for _, error in errors), default=Fraction(0))
     return next((d for d, error in errors if error <= least * (1 + _TIE)), factors[0])
 

@@ -20,6 +20,7 @@ from quantexp.formats.types import (
     BlockRule,
     BlockScale,
     BlockScaleKind,
+    Choose,
     Element,
     Family,
     Rounding,
@@ -35,7 +36,7 @@ _LEAST_NORMAL = -126
 #: The scales that the rule `search` tries: halves of rceil's, or parts of amax / max.
 _HALVES = (1.0, 0.5, 0.25)
 _PARTS = tuple((32 - part) / 32 for part in range(17))
-#: Errors of two scales that differ by less are equal to `search`.
+#: Errors of two scales that differ by less are equal.
 _TIE = 2.0**-44
 
 
@@ -81,18 +82,18 @@ def divisors(v_OBKI: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
     if spec.fmt.block is None:
         return t
     amax = v_OBKI.abs().amax(dim=2, keepdim=True)
-    if not is_searched(spec):
+    if not is_chosen(spec):
         return divisors_of(amax, spec, t)
-    return _searched(v_OBKI, amax, spec, t).masked_fill_(~amax.isfinite(), math.nan)
+    return _chosen(v_OBKI, amax, spec, t).masked_fill_(~amax.isfinite(), math.nan)
 
 
-def is_searched(spec: QuantSpec) -> bool:
+def is_chosen(spec: QuantSpec) -> bool:
     """Whether scales follow from all elements of a block, not from its amax."""
-    return spec.fmt.grid_scale is not None and spec.fmt.grid_scale.rule is BlockRule.SEARCH
+    return spec.fmt.grid_scale is not None and spec.fmt.grid_scale.is_chosen
 
 
 def divisors_of(amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
-    """d of blocks with these amaxes, float32; NaN if an amax is not finite. No rule `search`."""
+    """d of blocks with these amaxes, float32; NaN if an amax is not finite. None is chosen among several."""
     element, grid = spec.fmt.element, spec.fmt.grid_scale
     if spec.fmt.family is Family.MX:
         d = _power(amax, element, spec.scale_rule)
@@ -174,11 +175,13 @@ def _scale_values(element: Element, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
-def _searched(v_OBKI: Tensor, amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
-    """d of each block by the rule `search`: the first of those tried with the least squared error, rounded to even."""
+def _chosen(v_OBKI: Tensor, amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
+    """d of each block: the first of those tried with the least error, rounded to even."""
     element, grid, ratio = spec.fmt.element, spec.fmt.grid_scale, amax / t
-    assert grid is not None, "searched"
-    if grid.kind is BlockScaleKind.E8M0:
+    assert grid is not None, "chosen"
+    if grid.candidates:
+        tried = [_on_grid(ratio / _number(c, ratio), grid, grid.rule) * t for c in grid.candidates]
+    elif grid.kind is BlockScaleKind.E8M0:
         largest = _power(ratio, element, ScaleRule.RCEIL)
         tried = [(largest * factor).clamp_min_(2.0**_LEAST) * t for factor in _HALVES]
     else:
@@ -187,7 +190,7 @@ def _searched(v_OBKI: Tensor, amax: Tensor, spec: QuantSpec, t: Tensor) -> Tenso
     errors = []
     for d in tried:
         q = rounded(v_OBKI / d, element, Rounding.EVEN, None, saturates=True)
-        errors.append((v_OBKI.double() - (q * d).double()).square_().sum(dim=2, keepdim=True))
+        errors.append(_error(v_OBKI.double() - (q * d).double(), grid.choose))
     enough = torch.stack(errors).amin(dim=0) * (1 + _TIE)
     chosen, is_open = tried[0], ~(errors[0] <= enough)
     for d, error in zip(tried[1:], errors[1:], strict=True):
@@ -195,3 +198,11 @@ def _searched(v_OBKI: Tensor, amax: Tensor, spec: QuantSpec, t: Tensor) -> Tenso
         chosen = torch.where(is_first, d, chosen)
         is_open &= ~is_first
     return chosen
+
+
+def _error(difference: Tensor, choose: Choose) -> Tensor:
+    """The error of each block from the differences of its elements along dimension 2, float64."""
+    if choose is Choose.MAX:
+        return difference.abs().amax(dim=2, keepdim=True)
+    power = 2 if choose is Choose.MSE else 1
+    return difference.abs().pow(power).sum(dim=2, keepdim=True)

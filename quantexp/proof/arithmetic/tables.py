@@ -24,7 +24,7 @@ from quantexp.formats.types import Element, Rounding, Scaling
 from quantexp.processes.compiled import address, compiled
 from quantexp.proof.arithmetic.layout import extents, memory_order
 from quantexp.proof.arithmetic.rounding import under
-from quantexp.proof.arithmetic.scales import divisors_of, finite_amax, is_searched, tensor_scale
+from quantexp.proof.arithmetic.scales import divisors_of, finite_amax, is_chosen, tensor_scale
 
 SOURCE = Path(__file__).with_name("tables.c")
 #: Elements of an operand from which a table is worth its computation, and elements for each of its entries.
@@ -78,7 +78,7 @@ def has_tables(x: Tensor, spec: QuantSpec) -> bool:
         and x.numel() >= _FEWEST
         and spec.rounding is not Rounding.STOCHASTIC
         and not spec.is_transformed
-        and not is_searched(spec)
+        and not is_chosen(spec)
         and _functions() is not None
     )
 

@@ -97,6 +97,8 @@ def _scale(spec: QuantSpec) -> str:
         return power_of_two_scales(rule)
     name = kind.value if fmt.grid_scale.element is None else fmt.grid_scale.element.name
     name = {"fp32": FP32_SCALES}.get(name, name) + ("" if rule == "exact" else f" by {rule}")
+    if fmt.grid_scale.candidates:
+        name += f", to {' or '.join(f'{c:g}' for c in fmt.grid_scale.candidates)}"
     return name if spec.scaling is Scaling.NONE else f"{name} under {_tensor_scale(spec)}"
 
 
@@ -104,10 +106,14 @@ def _tensor_scale(spec: QuantSpec) -> str:
     if spec.scaling is Scaling.DELAYED:
         return delayed_scale(spec.window)
     words = _TENSOR_SCALES[spec.scaling]
-    is_full = (
-        spec.scaling is Scaling.NONE or spec.fmt.block or spec.amax_target == spec.fmt.element.max
+    fmt = spec.fmt
+    grid = fmt.block_scale or (fmt.grid_scale.element if fmt.grid_scale else None)
+    full = fmt.element.max * (grid.max if grid else 1.0)
+    return (
+        words
+        if spec.scaling is Scaling.NONE or spec.amax_target == full
+        else f"{words}, amax to {spec.amax_target:g}"
     )
-    return words if is_full else f"{words}, amax to {spec.amax_target:g}"
 
 
 def _options(spec: QuantSpec) -> list[str]:

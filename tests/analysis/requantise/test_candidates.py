@@ -108,5 +108,7 @@ def test_names_are_formats_or_aliases_and_each_counts_once() -> None:
 
 @pytest.mark.parametrize("name", ["mxfp5", "bf16", ""])
 def test_an_unknown_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"--formats must be among bfloat16, .*, nvfp4_e2m1, got"):
+    with pytest.raises(
+        ConfigError, match=r"--formats must be among bfloat16, .*, nvfp4_four_over_six_16x16, got"
+    ):
         formats_of(["mxfp8", name])

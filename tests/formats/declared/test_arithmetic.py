@@ -159,6 +159,31 @@ def test_search_errs_no_more_than_the_scale_of_the_amax(x: Tensor) -> None:
         assert errors[0] < errors[1]
 
 
+def test_a_block_takes_the_candidate_with_the_least_error(x: Tensor) -> None:
+    """E2M1 has no value between 4 and 6: amax 6 and 5 fit best at 4, amax 6 and 1 at 6."""
+    keys = {"element": "e2m1", "block": 4, "scale": "e4m3", "candidates": [6, 4]}
+    fmt = declared_format("own", keys)
+    blocks = torch.tensor([[6.0, 5, 0, 0], [6, 1, 0, 0], [4, 4, 4, 4], [0, 0, 0, 0]])
+    # e4m3(4 / 6) = 0.6875 makes 4.125 of 4.
+    assert scales_of(blocks, fmt).flatten().tolist() == [1.5, 1.0, 1.0, 2.0**-9]
+    assert quantise(blocks, fmt)[0].tolist() == [6.0, 4.5, 0.0, 0.0]
+    x = x[5:]
+    fixed = {"element": "e2m1", "block": 32, "scale": "ue5m3"}
+    for choose, error in (
+        ("mse", lambda e: e.square().sum(-1)),
+        ("mae", lambda e: e.abs().sum(-1)),
+        ("max", lambda e: e.abs().amax(-1)),
+    ):
+        own = {"candidates": [6, 4, 5], "choose": choose}
+        y = quantise(x, declared_format("own", fixed | own))
+        of_own = error((y - x).double().view(len(x), -1, 32))
+        of_six = error(
+            (quantise(x, declared_format("six", fixed)) - x).double().view(len(x), -1, 32)
+        )
+        assert bool((of_own <= of_six * (1 + 2.0**-20)).all())
+        assert bool((of_own < of_six).any())
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3, 40)])
 def test_every_shape(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -167,6 +192,7 @@ def test_every_shape(shape: tuple[int, ...]) -> None:
         {"element": "e4m3", "block": [2, 16], "scale": "fp32"},
         {"element": "e4m3", "block": "row", "scale": "fp32"},
         {"element": {"values": [-1, 0, 1]}},
+        {"element": "e2m1", "block": 16, "scale": "e4m3", "candidates": [6, 4]},
     ):
         fmt = declared_format("any", keys)
         y = quantise(x, fmt)

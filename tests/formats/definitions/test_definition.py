@@ -35,6 +35,7 @@ def declared(**keys: Any) -> Format:
         ),
         ({"element": "e3m3", "block": 24, "scale": "ue5m3"}, Family.GRID, 24),
         ({"element": "e3m3", "block": 24, "scale_rule": "search"}, Family.GRID, 24),
+        ({"element": "e2m1", "block": 16, "scale": "e4m3", "candidates": [6, 4]}, Family.GRID, 16),
         ({"element": "e3m3", "block": [4, 8]}, Family.GRID, 8),
         ({"element": "e3m3", "block": "row"}, Family.GRID, WHOLE_ROW),
         ({"element": "hif8", "block": 32}, Family.GRID, 32),
@@ -103,12 +104,59 @@ def test_bits_count_the_share_of_the_scale() -> None:
         ),
         (
             {"element": "e3m3", "block": 8, "amax_target": 3},
-            "amax_target is for a format without blocks",
+            "amax_target is the amax of a tensor after scaling; with blocks it needs a tensor_scale",
         ),
+        (
+            {
+                "element": "e2m1",
+                "block": 8,
+                "scale": "e4m3",
+                "tensor_scale": "fp32",
+                "amax_target": 2689,
+            },
+            "amax_target must be above 0 and at most the largest value 2688, got 2689",
+        ),
+        (
+            {"element": "e2m1", "block": 8, "candidates": [6, 4]},
+            "candidates is for scales that are no powers of two; scale_rule: search tries halves of those",
+        ),
+        (
+            {
+                "element": "e2m1",
+                "block": 8,
+                "scale": "e4m3",
+                "scale_rule": "search",
+                "candidates": [6, 4],
+            },
+            "candidates and scale_rule search exclude each other; drop one",
+        ),
+        (
+            {"element": "e2m1", "block": 8, "scale": "e4m3", "candidates": [6]},
+            "candidates must be 2 to 16 numbers above 0, got [6]",
+        ),
+        (
+            {"element": "e2m1", "block": 8, "scale": "e4m3", "candidates": [6, "1e0"]},
+            "candidates must be 2 to 16 numbers above 0, got [6, '1e0']",
+        ),
+        (
+            {"element": "e2m1", "block": 8, "scale": "e4m3", "choose": "mse"},
+            "choose is for candidates and scale_rule search; give one, or drop it",
+        ),
+        (
+            {
+                "element": "e2m1",
+                "block": 8,
+                "scale": "e4m3",
+                "candidates": [6, 4],
+                "choose": "least",
+            },
+            "choose must be one of mse, mae, max, got 'least'",
+        ),
+        ({"element": "e2m1", "candidates": [6, 4]}, "candidates is for a format with blocks"),
         ({"element": "e3m3", "amax_target": True}, "amax_target must be a number, got True"),
         (
             {"element": "e3m3", "amax_target": 99},
-            "amax_target must be above 0 and at most the element's largest value 30, got 99",
+            "amax_target must be above 0 and at most the largest value 30, got 99",
         ),
         (
             {"element": "e3m3", "rounding": "up"},
