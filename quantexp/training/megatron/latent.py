@@ -35,7 +35,7 @@ class LatentSelfAttention(MLASelfAttention):  # type: ignore[misc]
     """
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
-        return vars(submodules)
+        return dict(vars(submodules))
 
 
 class SchemeMLASelfAttention(LatentSelfAttention):

@@ -40,7 +40,7 @@ def test_exchanged_rows_lie_by_expert_tensor_rank_and_expert_rank() -> None:
 def tracked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Megatron's sums of balancing losses by kind; 0.18 still has the former function, which returns a copy."""
     entries: dict[str, Any] = {}
-    getters = {"get_moe_layer_wise_logging_tracker": lambda: entries}
+    getters: dict[str, Callable[[], Any]] = {"get_moe_layer_wise_logging_tracker": lambda: entries}
     if request.param == "since 0.18":
         tracker = SimpleNamespace(metrics=entries)
         getters = {
@@ -51,10 +51,9 @@ def tracked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delattr(moe_utils, "get_moe_metrics_tracker", raising=False)
     for name, getter in getters.items():
         monkeypatch.setattr(moe_utils, name, getter, raising=False)
+    entry: Callable[..., Any] = SimpleNamespace if request.param == "since 0.18" else dict
     for kind, values in (("load_balancing_loss", [1.0, 2.0]), ("z_loss", [0.0, 4.0])):
-        sums = torch.tensor(values)
-        is_new = request.param == "since 0.18"
-        entries[kind] = SimpleNamespace(values=sums) if is_new else {"values": sums}
+        entries[kind] = entry(values=torch.tensor(values))
     return entries
 
 
