@@ -17,11 +17,8 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.moe_utils import (
-    clear_aux_losses_tracker,
-    get_moe_layer_wise_logging_tracker,
-)
 from megatron.core.transformer.moe.token_dispatcher import (
     MoEAllGatherTokenDispatcher,
     MoEAlltoAllTokenDispatcher,
@@ -134,21 +131,31 @@ def origins_of_exchanged(
     return order[member], token
 
 
+def _balancing_losses() -> list[Tensor]:
+    """Megatron's sums of each balancing loss by layer, which it adds to: of Megatron-Core before 0.18, and since."""
+    if hasattr(moe_utils, "get_moe_metrics_tracker"):
+        return [entry.values for entry in moe_utils.get_moe_metrics_tracker().metrics.values()]
+    return [entry["values"] for entry in moe_utils.get_moe_layer_wise_logging_tracker().values()]
+
+
 def take_balancing_loss(device: torch.device) -> Tensor:
-    """The sum of the balancing losses, without coefficient, since the last call; resets Megatron's tracker to 0.
+    """The sum of the balancing losses, without coefficient, since the last call; resets Megatron's sums to 0.
 
     The sum covers all layers and this rank's micro-batches. A recomputed forward pass counts once.
     """
     total = torch.zeros((), device=device)
-    for tracked in get_moe_layer_wise_logging_tracker().values():
-        total += tracked["values"].sum()
-    clear_aux_losses_tracker()
+    for by_layer in _balancing_losses():
+        total += by_layer.sum()
+        by_layer.zero_()
     return total
 
 
 def forget_balancing_loss() -> None:
-    """Drop Megatron's tracker of an earlier model of this process, whose tensors have that model's number of layers."""
-    get_moe_layer_wise_logging_tracker().clear()
+    """Drop Megatron's sums of an earlier model of this process, whose tensors have that model's number of layers."""
+    if hasattr(moe_utils, "get_moe_metrics_tracker"):
+        moe_utils.get_moe_metrics_tracker().metrics.clear()
+    else:
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
 
 
 def watch_router(moe: MoELayer, hook: TensorHook) -> None:

@@ -27,7 +27,18 @@ from torch import Tensor
 _DOWN = ("linear_q_down_proj", "linear_kv_down_proj")
 
 
-class SchemeMLASelfAttention(MLASelfAttention):  # type: ignore[misc]
+class LatentSelfAttention(MLASelfAttention):  # type: ignore[misc]
+    """Latent attention of the norms and projections that its spec names.
+
+    Megatron-Core 0.19 otherwise chooses them by the backend in `transformer_impl`, and refuses queries without a latent
+    where Transformer Engine is absent.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        return dict(vars(submodules))
+
+
+class SchemeMLASelfAttention(LatentSelfAttention):
     """Latent attention whose down projections may use a subclass of ColumnParallelLinear."""
 
     def __init__(self, config: Any, submodules: Any, *args: Any, **kwargs: Any) -> None:

@@ -130,13 +130,21 @@ class SchemeLinear(LinearLayer):
         gradient_accumulation_fusion: bool = False,
         allreduce_dgrad: bool = False,
         sequence_parallel: bool = False,
+        grad_output_buffer: object = None,
+        wgrad_deferral_limit: object = None,
         tp_group: Any = None,
-        **deferral: object,
+        gtp_remat_size: int = 1,
     ) -> Tensor:
+        """Megatron calls this with keywords; one that is not listed is an error, since it may change the product."""
         if gradient_accumulation_fusion:
             raise ConfigError(
                 "linear layers do not support gradient-accumulation fusion: it multiplies the weight gradient itself, "
                 "and without the scheme's quantisation; got gradient_accumulation_fusion=True"
+            )
+        if gtp_remat_size > 1:
+            raise ConfigError(
+                "linear layers do not support weights that ranks share and gather for each product; got "
+                f"gtp_remat_size={gtp_remat_size}, which must be 1"
             )
         exchange = NO_EXCHANGE
         if allreduce_dgrad or sequence_parallel:

@@ -36,6 +36,7 @@ from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts, release_routing
 from quantexp.training.megatron.linear import LinearLayer, SchemeOutputLayer
 from quantexp.training.megatron.own_quantisation import refuse_own_quantisation
+from quantexp.training.megatron.specs import require_reached
 from quantexp.training.megatron.transformer_config import ONE_PROCESS, transformer_config
 
 SchemeModule = LinearLayer | SchemeAttention | SchemeEmbedding
@@ -215,8 +216,10 @@ def set_precision(
         path: how attention is computed.
 
     Raises:
+        RunError: a module is not the scheme's.
         RuntimeError: the model and the map have different modules.
     """
+    require_reached(model.decoder)
     modules = scheme_modules(model)
     if modules.keys() != precision.keys():
         raise RuntimeError(

@@ -1,12 +1,16 @@
 """Replaces Megatron's classes in a decoder's spec by the scheme's, and changes nothing else.
 
-Megatron describes a layer as a tree of `ModuleSpec` dataclasses. `inject` replaces classes anywhere in that tree, so it
-covers every linear layer and the core attention of any spec.
+Megatron describes a layer as a tree of `ModuleSpec` dataclasses, and of builders: a class, a constructor of one, or
+either with arguments (`functools.partial`). `inject` replaces classes anywhere in that tree. It cannot look into any
+other function; `require_reached` refuses a model with a class of Megatron's that `inject` should have replaced.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from types import MethodType
 from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -16,17 +20,19 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from torch import nn
 
+from quantexp.errors import RunError
 from quantexp.model.decoder import moe_of
 from quantexp.schema import ModelConfig
 from quantexp.training.megatron.attention import (
     LatentCoreAttention,
     SchemeAttention,
 )
-from quantexp.training.megatron.latent import SchemeMLASelfAttention
+from quantexp.training.megatron.latent import LatentSelfAttention, SchemeMLASelfAttention
 from quantexp.training.megatron.linear import SchemeColumnParallelLinear, SchemeRowParallelLinear
 from quantexp.training.megatron.norm import MarkedRMSNorm
-from quantexp.training.megatron.without_te import complete_megatron
+from quantexp.training.megatron.without_te import complete_megatron, megatron_version
 
 #: Stock class -> class with the scheme's products.
 CLASSES: dict[type, type] = {
@@ -34,6 +40,7 @@ CLASSES: dict[type, type] = {
     RowParallelLinear: SchemeRowParallelLinear,
     DotProductAttention: SchemeAttention,
     LatentCoreAttention: SchemeAttention,
+    LatentSelfAttention: SchemeMLASelfAttention,
     MLASelfAttention: SchemeMLASelfAttention,
 }
 
@@ -65,18 +72,58 @@ def stock_layer_spec(
     stock: dict[type, type] = {WrappedTorchNorm: MarkedRMSNorm}
     if latent_attention:
         stock[DotProductAttention] = LatentCoreAttention
+        stock[MLASelfAttention] = LatentSelfAttention
     return inject(spec, stock)
 
 
-def inject(spec: Any, classes: dict[type, type] = CLASSES) -> Any:
-    """A copy of a spec with every class in `classes` replaced."""
+def inject(
+    spec: Any,
+    classes: Mapping[type, type] = CLASSES,
+    of_fields: Mapping[str, Mapping[type, type]] | None = None,
+) -> Any:
+    """A copy of a spec with every class in `classes` replaced.
+
+    Args:
+        spec: a class, a constructor of one (a class method), or either with arguments; dataclasses, lists and
+            dictionaries of these. All else is returned as it is.
+        classes: stock class -> replacement.
+        of_fields: other replacements for all that lies in a field or argument of this name.
+    """
+    others = of_fields or {}
+
+    def each(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: inject(value, others.get(name, classes), of_fields)
+            for name, value in values.items()
+        }
+
     if isinstance(spec, type):
         return classes.get(spec, spec)
+    if isinstance(spec, MethodType):
+        owner = spec.__self__
+        return getattr(inject(owner, classes), spec.__name__) if isinstance(owner, type) else spec
+    if isinstance(spec, partial):
+        function, *args = (inject(value, classes, of_fields) for value in (spec.func, *spec.args))
+        return partial(function, *args, **each(spec.keywords))
     if isinstance(spec, dict):
-        return {key: inject(value, classes) for key, value in spec.items()}
+        return each(spec)
     if isinstance(spec, list | tuple):
-        return type(spec)(inject(value, classes) for value in spec)
+        return type(spec)(inject(value, classes, of_fields) for value in spec)
     if dataclasses.is_dataclass(spec):
-        changed = {f.name: inject(getattr(spec, f.name), classes) for f in dataclasses.fields(spec)}
-        return dataclasses.replace(spec, **changed)  # type: ignore[type-var]
+        values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+        return dataclasses.replace(spec, **each(values))  # type: ignore[type-var]
     return spec
+
+
+def require_reached(decoder: nn.Module) -> None:
+    """Refuse a decoder, built from a spec of `inject`, in which a class is still Megatron's.
+
+    Raises:
+        RunError: names the first such module.
+    """
+    for path, module in decoder.named_modules():
+        if type(module) in CLASSES:
+            raise RunError(
+                f"decoder.{path} is Megatron-Core {megatron_version()}'s {type(module).__name__}, built by a part of "
+                "its spec into which the scheme cannot be injected; use a Megatron-Core that docs/install.md lists"
+            )

@@ -5,13 +5,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe import moe_utils
 
 from quantexp.runs.paths import RunDir
-from quantexp.training.megatron.experts import origins_of_exchanged
+from quantexp.training.megatron.experts import (
+    forget_balancing_loss,
+    origins_of_exchanged,
+    take_balancing_loss,
+)
 from tests.gloo import in_processes
 from tests.training.megatron.dispatch_ranks import DISPATCHERS, LAYOUTS, B, Expert, dispatch
 
@@ -27,6 +34,39 @@ def test_exchanged_rows_lie_by_expert_tensor_rank_and_expert_rank() -> None:
     ]
     member, token = origins_of_exchanged(routed, [1, 2], expert_tensor=2)
     assert list(zip(member.tolist(), token.tolist(), strict=True)) == expected
+
+
+@pytest.fixture(params=["before 0.18", "since 0.18"])
+def tracked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Megatron's sums of balancing losses by kind; 0.18 still has the former function, which returns a copy."""
+    entries: dict[str, Any] = {}
+    getters: dict[str, Callable[[], Any]] = {"get_moe_layer_wise_logging_tracker": lambda: entries}
+    if request.param == "since 0.18":
+        tracker = SimpleNamespace(metrics=entries)
+        getters = {
+            "get_moe_layer_wise_logging_tracker": lambda: dict(entries),
+            "get_moe_metrics_tracker": lambda: tracker,
+        }
+    else:
+        monkeypatch.delattr(moe_utils, "get_moe_metrics_tracker", raising=False)
+    for name, getter in getters.items():
+        monkeypatch.setattr(moe_utils, name, getter, raising=False)
+    entry: Callable[..., Any] = SimpleNamespace if request.param == "since 0.18" else dict
+    for kind, values in (("load_balancing_loss", [1.0, 2.0]), ("z_loss", [0.0, 4.0])):
+        entries[kind] = entry(values=torch.tensor(values))
+    return entries
+
+
+def test_a_balancing_loss_is_taken_once(tracked: dict[str, Any]) -> None:
+    device = torch.device("cpu")
+    assert take_balancing_loss(device) == 7.0
+    assert take_balancing_loss(device) == 0.0
+    assert tracked
+
+
+def test_the_balancing_losses_of_an_earlier_model_are_dropped(tracked: dict[str, Any]) -> None:
+    forget_balancing_loss()
+    assert not tracked
 
 
 @pytest.fixture(scope="module")

@@ -82,9 +82,10 @@ def test_a_model_without_the_maps_modules_is_rejected(tiny: Tiny) -> None:
     experiment = tiny()
     declared = precision_map(experiment.model, experiment.quant)
     with session(experiment.training):
-        model, _ = build_model(experiment.model, experiment.training, stock_layer_spec())
+        model, _ = build_model(experiment.model, experiment.training, inject(stock_layer_spec()))
+        del declared[ModuleId(1, "fc2")]
         with pytest.raises(
-            RuntimeError, match="has 0 scheme modules, but the precision map has 10"
+            RuntimeError, match="has 10 scheme modules, but the precision map has 9"
         ):
             set_precision(model, declared)
 
@@ -98,6 +99,10 @@ def test_the_linear_layer_rejects_unsupported_features(tiny: Tiny) -> None:
         x = torch.zeros(4, 1, 128, dtype=torch.bfloat16)
         with pytest.raises(ConfigError, match="do not support gradient-accumulation fusion"):
             layer._forward_impl(x, layer.weight, gradient_accumulation_fusion=True)
+        with pytest.raises(ConfigError, match="for each product; got gtp_remat_size=2, which must"):
+            layer._forward_impl(x, layer.weight, gtp_remat_size=2)
+        with pytest.raises(TypeError, match="argument 'of_a_later_release'"):
+            layer._forward_impl(x, layer.weight, of_a_later_release=True)
 
 
 def test_attention_rejects_packed_sequences(tiny: Tiny) -> None:

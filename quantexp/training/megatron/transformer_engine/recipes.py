@@ -16,11 +16,14 @@ from quantexp.errors import RunError
 from quantexp.quant.transformer_engine.recipes import Kind, Recipe
 from quantexp.training.megatron.transformer_engine.support import te_version
 
-#: Settings of later versions that variables turn on, and the value that leaves the recipe as it is.
+#: Settings of later versions, most of which NVTE_* variables turn on, and the value that leaves the recipe as it is.
 _NEUTRAL = {
     "backward_override": None,
     "row_scaled_activation": False,
     "nvfp4_4over6": "none",
+    "nvfp4_4over6_e4m3_use_256": "all",
+    "nvfp4_4over6_err_mode": "MAE",
+    "enable_2d_quantization": False,
 }
 _QPARAMS = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
 

@@ -6,11 +6,7 @@ modules have the same names under every backend.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from quantexp.schema import Backend, ModelConfig
@@ -36,19 +32,6 @@ _LINEAR: dict[Backend, dict[type, type]] = {
 
 def native_spec(model: ModelConfig, backend: Backend) -> TransformerBlockSubmodules:
     """The stock decoder with a backend's linear layers; routed experts have the emulation's."""
-    stock = stock_spec(model)
-    layers = [_with_emulated_experts(layer) for layer in stock.layer_specs]
-    spec: TransformerBlockSubmodules = inject(
-        dataclasses.replace(stock, layer_specs=layers), CLASSES | _LINEAR[backend]
-    )
+    classes = CLASSES | _LINEAR[backend]
+    spec: TransformerBlockSubmodules = inject(stock_spec(model), classes, {"experts": CLASSES})
     return spec
-
-
-def _with_emulated_experts(layer: ModuleSpec) -> ModuleSpec:
-    mlp: Any = layer.submodules.mlp
-    experts = getattr(mlp.submodules, "experts", None)
-    if experts is None:
-        return layer
-    parts = dataclasses.replace(mlp.submodules, experts=inject(experts))
-    mlp = dataclasses.replace(mlp, submodules=parts)
-    return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, mlp=mlp))

@@ -21,6 +21,11 @@ VARIABLES = {
     "NVTE_NVFP4_DISABLE_RHT": "1",
     "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING": "1",
     "NVTE_NVFP4_DISABLE_2D_QUANTIZATION": "1",
+    "NVTE_BACKWARD_OVERRIDE": "high_precision",
+    "NVTE_NVFP4_ROW_SCALED_ACTIVATION": "1",
+    "NVTE_NVFP4_4OVER6": "all",
+    "NVTE_NVFP4_4OVER6_E4M3_USE_256": "none",
+    "NVTE_NVFP4_4OVER6_ERR_MODE": "MSE",
 }
 
 
@@ -52,6 +57,19 @@ def test_every_recipe_makes_its_slots_whatever_the_variables_say(te: Child) -> N
 def test_variables_change_no_recipe(te: Child) -> None:
     with te.fresh(VARIABLES) as child:
         assert child.run(all_quantizers) == []
+
+
+def all_settings() -> dict[str, str]:
+    """Every field of every recipe's object, in words."""
+    from quantexp.training.megatron.transformer_engine.recipes import te_recipe
+
+    return {str(each): repr(sorted(vars(te_recipe(each)).items())) for each in ALL}
+
+
+@pytest.mark.slow
+def test_variables_change_no_setting_of_a_recipe_in_the_newest_version(later_te: Child) -> None:
+    with later_te.fresh(VARIABLES) as child:
+        assert child.run(all_settings) == later_te.run(all_settings)
 
 
 def unknown_setting() -> None:
