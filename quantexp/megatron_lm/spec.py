@@ -1,4 +1,8 @@
-"""Builds `SPEC`: checks Megatron-LM's arguments, composes the scheme, and attaches the proof to the training loop."""
+"""Builds `SPEC`: checks Megatron-LM's arguments, composes the scheme, and attaches the proof to the training loop.
+
+All ranks must compose the same experiment. Until 0.17 Megatron-LM asks for the spec after its ranks are connected, and
+they compare at once; from 0.18 on it asks before, and they compare when it has connected them.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,28 @@ if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
 
 
-def build_spec() -> ModuleSpec:
+def build_spec() -> ModuleSpec | None:
     """The spec of every layer; it also replaces what the loop calls, so that the first iteration is proved.
 
-    Ends the process with one line, on every rank, if an argument is refused.
+    Ends the process with one line, on every rank, if an argument is refused or a rank has another scheme. None if this
+    rank has refused and ends as soon as the ranks are connected.
 
     Raises:
         ConfigError: this process is not one of Megatron-LM that builds its model.
     """
     args, version = _megatron_lm()
-    from quantexp.megatron_lm.layers import layer_spec
-    from quantexp.megatron_lm.loop import attach
+    import torch
 
-    try:
-        experiment = _agreed(args, version)
-    except QuantexpError as error:
-        leave(error)
+    from quantexp.megatron_lm.layers import layer_spec
+    from quantexp.megatron_lm.loop import attach, when_connected
+
+    experiment, refused = _composed(args, version)
+    if torch.distributed.is_initialized():
+        _agree(experiment, refused)
+    else:
+        when_connected(lambda: _agree(experiment, refused))
+    if experiment is None:
+        return None
     attach(experiment, args, version)
     return layer_spec(experiment.model, sequence_parallel=args.sequence_parallel)
 
@@ -68,33 +78,30 @@ def _megatron_lm() -> tuple[Any, str]:
         ) from error
 
 
-def _agreed(args: Any, version: str) -> Experiment:
-    """The experiment, which all ranks compose for themselves and compare.
-
-    Raises:
-        ConfigError: a rank refused it, or composed another one.
-    """
-    from quantexp.training.megatron.collectives import gather
-
-    experiment: Experiment | None = None
-    refused = digest = ""
+def _composed(args: Any, version: str) -> tuple[Experiment | None, str]:
+    """This rank's experiment; None and the reason if it is refused."""
     try:
         require_possible(args, version)
-        experiment = experiment_of(args, os.environ)
-        digest = _digest(experiment)
+        return experiment_of(args, os.environ), ""
     except QuantexpError as error:
-        refused = str(error)
-    outcomes = gather((refused, digest))
+        return None, str(error)
+
+
+def _agree(experiment: Experiment | None, refused: str) -> None:
+    """End every rank if one has refused, or composed another experiment."""
+    from quantexp.training.megatron.collectives import gather
+
+    outcomes = gather((refused, "" if experiment is None else _digest(experiment)))
     for rank, (words, _) in enumerate(outcomes):
         if words:
-            raise ConfigError(words if refused else f"rank {rank}: {words}")
+            leave(ConfigError(words if refused else f"rank {rank}: {words}"))
     if others := [rank for rank, (_, each) in enumerate(outcomes) if each != outcomes[0][1]]:
-        raise ConfigError(
-            f"{QUANT} and its companions must describe the same scheme and capture on every rank; that of rank "
-            f"{others[0]} is not that of rank 0; pass the same variables and files to all"
+        leave(
+            ConfigError(
+                f"{QUANT} and its companions must describe the same scheme and capture on every rank; that of rank "
+                f"{others[0]} is not that of rank 0; pass the same variables and files to all"
+            )
         )
-    assert experiment is not None
-    return experiment
 
 
 def _digest(experiment: Experiment) -> str:
