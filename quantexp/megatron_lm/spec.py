@@ -59,22 +59,18 @@ def _megatron_lm() -> tuple[Any, str]:
     """Megatron-LM's arguments, and the version of the megatron.core that runs: the checkout's.
 
     Raises:
-        ConfigError: Megatron-LM's training package is not there, or its arguments are not parsed yet.
+        ConfigError: Megatron-LM's arguments are not parsed, or its training package is not there. The wheel of
+            Megatron-Core has that package from 0.17 on, without the scripts.
     """
     try:
         import megatron.core
         from megatron.training import get_args
-    except ImportError as error:
-        raise ConfigError(
-            f"quantexp.megatron_lm.SPEC is for Megatron-LM's scripts, whose megatron.training is not here ({error}); "
-            "run pretrain_gpt.py --spec quantexp.megatron_lm SPEC in a checkout of Megatron-LM"
-        ) from error
-    try:
+
         return get_args(), str(megatron.core.__version__)
-    except AssertionError as error:
+    except (ImportError, AssertionError) as error:
         raise ConfigError(
-            "quantexp.megatron_lm.SPEC is built by Megatron-LM's model builder, after its arguments are parsed; pass "
-            "--spec quantexp.megatron_lm SPEC to pretrain_gpt.py instead of importing it"
+            "quantexp.megatron_lm.SPEC is for Megatron-LM's scripts, which build it after they have parsed their "
+            f"arguments ({error}); run pretrain_gpt.py --spec quantexp.megatron_lm SPEC in a checkout of Megatron-LM"
         ) from error
 
 
