@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -167,8 +166,16 @@ def plain(value: Any) -> Any:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that the script lies in; None if it is none."""
-    commit = git_output(Path(os.path.realpath(sys.argv[0])).parent, "rev-parse", "HEAD")
+    """The commit of the checkout that Megatron-LM's loop comes from; None if it comes from none."""
+    loop = sys.modules.get("megatron.training")
+    if loop is None or loop.__file__ is None:
+        return None
+    file = Path(loop.__file__)
+    if not git_output(
+        file.parent, "ls-files", file.name
+    ):  # an installed one, perhaps inside of a checkout
+        return None
+    commit = git_output(file.parent, "rev-parse", "HEAD")
     return commit and commit.strip()
 
 

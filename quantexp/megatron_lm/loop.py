@@ -5,8 +5,6 @@
     evaluate    belongs to no iteration: nothing is captured, no amax history advances
     save_checkpoint_and_time
                 amax histories are saved in the run folder
-    initialize_megatron
-                connects the ranks; from 0.18 on they compare their schemes after it
 
 With QUANTEXP_GRADIENT the first `train_step` compares gradients instead, and the script ends.
 
@@ -39,21 +37,6 @@ def attach(experiment: Experiment, args: Any, version: str) -> None:
     ):
         original = getattr(training, name)
         setattr(training, name, functools.wraps(original)(around(run, original)))
-
-
-def when_connected(compare: Callable[[], None]) -> None:
-    """Call a function as soon as Megatron-LM has connected its ranks."""
-    from megatron.training import training
-
-    original = training.initialize_megatron
-
-    @functools.wraps(original)
-    def initialize_megatron(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        compare()
-        return result
-
-    training.initialize_megatron = initialize_megatron
 
 
 def _train(run: LmRun, original: Callable[..., Any]) -> Callable[..., Any]:

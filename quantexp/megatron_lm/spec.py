@@ -1,16 +1,18 @@
 """Builds `SPEC`: checks Megatron-LM's arguments, composes the scheme, and attaches the proof to the training loop.
 
-All ranks must compose the same experiment. Until 0.17 Megatron-LM asks for the spec after its ranks are connected, and
-they compare at once; from 0.18 on it asks before, and they compare when it has connected them.
+All ranks must compose the same experiment. Megatron-LM asks for the spec when it builds the model, and its ranks
+compare at once. From 0.19 on it asks before it connects its ranks, and they compare as soon as that is done.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quantexp.errors import ConfigError, QuantexpError
@@ -26,25 +28,20 @@ if TYPE_CHECKING:
 def build_spec() -> ModuleSpec | None:
     """The spec of every layer; it also replaces what the loop calls, so that the first iteration is proved.
 
-    Ends the process with one line, on every rank, if an argument is refused or a rank has another scheme. None if this
-    rank has refused and ends as soon as the ranks are connected.
+    Ends every rank with one line if one has refused an argument, or has another scheme. None if this rank has refused,
+    and ends when the ranks are connected.
 
     Raises:
         ConfigError: this process is not one of Megatron-LM that builds its model.
     """
     args, version = _megatron_lm()
-    import torch
-
-    from quantexp.megatron_lm.layers import layer_spec
-    from quantexp.megatron_lm.loop import attach, when_connected
-
     experiment, refused = _composed(args, version)
-    if torch.distributed.is_initialized():
-        _agree(experiment, refused)
-    else:
-        when_connected(lambda: _agree(experiment, refused))
+    _when_connected(lambda: _agree(experiment, refused))
     if experiment is None:
         return None
+    from quantexp.megatron_lm.layers import layer_spec
+    from quantexp.megatron_lm.loop import attach
+
     attach(experiment, args, version)
     return layer_spec(experiment.model, sequence_parallel=args.sequence_parallel)
 
@@ -81,6 +78,25 @@ def _composed(args: Any, version: str) -> tuple[Experiment | None, str]:
         return experiment_of(args, os.environ), ""
     except QuantexpError as error:
         return None, str(error)
+
+
+def _when_connected(compare: Callable[[], None]) -> None:
+    """Call a function now, or as soon as Megatron-LM has connected its ranks."""
+    import torch
+    from megatron.training import training
+
+    if torch.distributed.is_initialized():
+        compare()
+        return
+    original = training.initialize_megatron
+
+    @functools.wraps(original)
+    def initialize_megatron(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        compare()
+        return result
+
+    training.initialize_megatron = initialize_megatron
 
 
 def _agree(experiment: Experiment | None, refused: str) -> None:

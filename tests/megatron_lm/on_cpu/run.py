@@ -35,7 +35,7 @@ def main(checkout: Path, words: list[str]) -> None:
     training: Any = megatron.training.training
     training.initialize_megatron = partial(training.initialize_megatron, allow_no_cuda=True)
     megatron.core.datasets.utils.compile_helpers = lambda: None
-    with contextlib.suppress(ModuleNotFoundError):  # until 0.17
+    with contextlib.suppress(ImportError):  # 0.15 and 0.16
         from megatron.legacy import fused_kernels
 
         fused_kernels.load = lambda args: None
