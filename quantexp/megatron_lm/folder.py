@@ -41,7 +41,8 @@ DIR = "QUANTEXP_DIR"
 #: Arguments that decide no number: places, logs, this process.
 _IDLE = re.compile(
     r"(save|load|log|tensorboard|wandb|one_logger|timing|exit|profile|error_injection|inprocess|ckpt|dist_ckpt"
-    r"|data_cache|eval|tb_|straggler|record_memory)(_.*|$)|(rank|local_rank|master_.*|.*_path|te_precision_config_file"
+    r"|data_cache|eval|tb_|straggler|record_memory|flight_recorder|pytorch_profiler|async_ckpt|logits_save"
+    r"|moe_routing_trace|nvtx)(_.*|$)|(rank|local_rank|master_.*|.*_path|te_precision_config_file"
     r"|iteration|start_time|.*_dir|spec|distributed_timeout.*)$"
 )
 

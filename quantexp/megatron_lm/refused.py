@@ -68,7 +68,6 @@ _SET = (
     Refusal("--heterogeneous-layers-config-path", _FAMILY),
     Refusal("--experimental-attention-variant", _FAMILY),
     Refusal("--use-torch-fsdp2", _SHARDS),
-    Refusal("--use-layer-wise-distributed-optimizer", _SHARDS),
     Refusal("--use-megatron-fsdp", _SHARDS),
     Refusal("--init-model-with-meta-device", _SHARDS),
     Refusal("--pipeline-model-parallel-layout", _LAYOUT),
@@ -137,6 +136,13 @@ _OF_LOOP: tuple[tuple[Callable[[Any], bool], Refusal], ...] = (
             "--tensor-parallel-num-weight-shards, --expert-tensor-parallel-num-weight-shards",
             "gather weights for each product, which the scheme's layers do not",
             "leave them at the number of tensor-parallel ranks",
+        ),
+    ),
+    (
+        lambda args: getattr(args, "mlp_chunks_for_training", 1) != 1,
+        Refusal(
+            "--mlp-chunks-for-training",
+            "multiplies a feed-forward in pieces, and the proof expects it whole",
         ),
     ),
 )

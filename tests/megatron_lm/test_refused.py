@@ -47,10 +47,6 @@ _CASES: list[tuple[dict[str, Any], str]] = [
         "--moe-shared-expert-glu-interleave-size is in no family",
     ),
     (
-        {"use_layer_wise_distributed_optimizer": True},
-        "--use-layer-wise-distributed-optimizer divides parameters",
-    ),
-    (
         {"gtp_weight_remat_size": 2},
         "--tensor-parallel-num-weight-shards, --expert-tensor-parallel-num-weight-shards gather "
         "weights for each product.*; leave them at the number of tensor-parallel ranks",
@@ -58,6 +54,10 @@ _CASES: list[tuple[dict[str, Any], str]] = [
     (
         {"gtp_weight_remat_size": 1, "expert_gtp_weight_remat_size": 2},
         "--tensor-parallel-num-weight-shards, --expert-tensor-parallel-num-weight-shards gather",
+    ),
+    (
+        {"mlp_chunks_for_training": 2},
+        "--mlp-chunks-for-training multiplies a feed-forward in pieces",
     ),
     ({"moe_expert_rank_capacity_factor": 1.0}, "--moe-expert-rank-capacity-factor drops tokens"),
     ({"step_batch_size_schedule": "0:4"}, "--step-batch-size-schedule changes the number of micro"),
