@@ -44,10 +44,13 @@ class RandomTokens(Dataset[dict[str, Tensor]]):
         }
 
 
-def datasets(numbers: list[int], vp_stage: int | None = None) -> list[RandomTokens]:
-    """Training, validation and test data."""
+def datasets(numbers: list[int], vp_stage: int | None = None) -> list[RandomTokens | None]:
+    """Training, validation and test data, each if any is needed."""
     args = get_args()
-    return [RandomTokens(number, args.seq_length, args.vocab_size) for number in numbers]
+    return [
+        RandomTokens(number, args.seq_length, args.vocab_size) if number else None
+        for number in numbers
+    ]
 
 
 datasets.is_distributed = True  # type: ignore[attr-defined]
