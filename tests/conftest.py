@@ -72,7 +72,7 @@ TINY_MODELS = {
 }
 
 
-pytest_plugins = ["by_file", "slow_tests", "attacks", "processes_end"]
+pytest_plugins = ["by_file", "slow_tests", "not_run", "attacks", "processes_end"]
 
 TESTS = Path(__file__).parent
 

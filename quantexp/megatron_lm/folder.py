@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -42,7 +41,8 @@ DIR = "QUANTEXP_DIR"
 #: Arguments that decide no number: places, logs, this process.
 _IDLE = re.compile(
     r"(save|load|log|tensorboard|wandb|one_logger|timing|exit|profile|error_injection|inprocess|ckpt|dist_ckpt"
-    r"|data_cache|eval|tb_|straggler|record_memory)(_.*|$)|(rank|local_rank|master_.*|.*_path|te_precision_config_file"
+    r"|data_cache|eval|tb_|straggler|record_memory|flight_recorder|pytorch_profiler|async_ckpt|logits_save"
+    r"|moe_routing_trace|nvtx)(_.*|$)|(rank|local_rank|master_.*|.*_path|te_precision_config_file"
     r"|iteration|start_time|.*_dir|spec|distributed_timeout.*)$"
 )
 
@@ -167,8 +167,16 @@ def plain(value: Any) -> Any:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that the script lies in; None if it is none."""
-    commit = git_output(Path(os.path.realpath(sys.argv[0])).parent, "rev-parse", "HEAD")
+    """The commit of the checkout that Megatron-LM's loop comes from; None if it comes from none."""
+    loop = sys.modules.get("megatron.training")
+    if loop is None or loop.__file__ is None:
+        return None
+    file = Path(loop.__file__)
+    if not git_output(
+        file.parent, "ls-files", file.name
+    ):  # an installed one, perhaps inside of a checkout
+        return None
+    commit = git_output(file.parent, "rev-parse", "HEAD")
     return commit and commit.strip()
 
 

@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 from quantexp.errors import ConfigError
 
 #: Versions of megatron.core under which the loop has been run.
-VERSIONS = ("0.15", "0.16")
+VERSIONS = ("0.15", "0.16", "0.17", "0.18", "0.19")
 _NO_TE = "needs Transformer Engine's linear layers, and the scheme's are Megatron's own"
 _QUANTISES_NOTHING = "quantises nothing in Megatron's own linear layers"
 _FAMILY = "is in no family of models that quantexp describes"
 _LAYOUT = "divides layers or ranks in a way that quantexp has not been run with"
+_DROPS = "drops tokens, which quantexp's experts have not been run with"
+_BATCHES = "changes the number of micro-batches, which a run folder records once"
+_NOTHING = "trains nothing that could be proved"
+_PACKS = "packs sequences, which the scheme's attention does not take"
 _SHARDS = "divides parameters in a way that quantexp has not been run with"
 
 
@@ -28,9 +32,18 @@ class Refusal(NamedTuple):
 _SET = (
     Refusal("--fp8-format", _QUANTISES_NOTHING),
     Refusal("--fp4-format", _QUANTISES_NOTHING),
+    Refusal("--fp8-output-proj", _QUANTISES_NOTHING),
     Refusal("--fp8-param-gather", _NO_TE),
     Refusal("--use-flash-attn", "chooses a kernel, and attention is the scheme's"),
+    Refusal("--flash-attention-version", "chooses a kernel, and attention is the scheme's"),
     Refusal("--moe-grouped-gemm", "multiplies all experts at once, past the scheme's layers"),
+    Refusal("--use-grouped-gemm-for-dense-mlp", _NO_TE),
+    Refusal("--use-grouped-gemm-for-shared-expert", _NO_TE),
+    Refusal("--use-transformer-engine-op-fuser", _NO_TE),
+    Refusal("--mla-down-proj-fusion", _NO_TE),
+    Refusal("--fused-residual-rmsnorm", _NO_TE),
+    Refusal("--moe-paged-stash", _NO_TE),
+    Refusal("--overlap-dispatch-backward-with-experts-wgrad", _NO_TE),
     Refusal("--use-kitchen", "quantises by itself"),
     Refusal("--tp-comm-overlap", _NO_TE),
     Refusal("--delay-wgrad-compute", _NO_TE),
@@ -38,14 +51,20 @@ _SET = (
     Refusal("--fine-grained-activation-offloading", _NO_TE),
     Refusal("--use-te-activation-func", _NO_TE),
     Refusal("--cuda-graph-impl", "replays products that no proof and no capture sees"),
-    Refusal("--sft", "packs sequences, which the scheme's attention does not take"),
+    Refusal("--sft", _PACKS),
+    Refusal("--dataloader-inter-document-masking", _PACKS),
     Refusal("--mtp-num-layers", "builds layers that --spec does not describe"),
     Refusal("--yaml-cfg", "replaces the arguments that the scheme's layers are built from"),
     Refusal("--qk-clip", "reads scores from Transformer Engine's attention"),
     Refusal("--log-max-attention-logit", "reads scores from Transformer Engine's attention"),
-    Refusal("--skip-train", "trains nothing that could be proved"),
+    Refusal("--skip-train", _NOTHING),
+    Refusal("--freeze-all-layers", _NOTHING),
+    Refusal("--logits-load-dir", "trains on another loss than the one that a run folder records"),
     Refusal("--window-size", _FAMILY),
     Refusal("--qk-l2-norm", _FAMILY),
+    Refusal("--use-mup", _FAMILY),
+    Refusal("--moe-mlp-glu-interleave-size", _FAMILY),
+    Refusal("--moe-shared-expert-glu-interleave-size", _FAMILY),
     Refusal("--heterogeneous-layers-config-path", _FAMILY),
     Refusal("--experimental-attention-variant", _FAMILY),
     Refusal("--use-torch-fsdp2", _SHARDS),
@@ -59,14 +78,10 @@ _SET = (
     Refusal("--use-tp-pp-dp-mapping", _LAYOUT),
     Refusal("--hierarchical-context-parallel-sizes", _LAYOUT),
     Refusal("--hybrid-context-parallel", _LAYOUT),
-    Refusal(
-        "--moe-expert-capacity-factor",
-        "drops tokens, which quantexp's experts have not been run with",
-    ),
-    Refusal(
-        "--rampup-batch-size",
-        "changes the number of micro-batches, which a run folder records once",
-    ),
+    Refusal("--moe-expert-capacity-factor", _DROPS),
+    Refusal("--moe-expert-rank-capacity-factor", _DROPS),
+    Refusal("--rampup-batch-size", _BATCHES),
+    Refusal("--step-batch-size-schedule", _BATCHES),
     Refusal("--perform-rl-step", "trains by another loop"),
 )
 _PARSED = {"--fp8-format": "fp8", "--fp4-format": "fp4"}
@@ -88,6 +103,8 @@ def _divides_shared(args: Any) -> bool:
     return not (args.moe_shared_expert_intermediate_size or 0) % width
 
 
+#: What Megatron-LM makes of `--tensor-parallel-num-weight-shards`, for the decoder and for experts (0.19).
+_GATHERED = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
 #: Refused where the function says so.
 _OF_LOOP: tuple[tuple[Callable[[Any], bool], Refusal], ...] = (
     (
@@ -111,6 +128,21 @@ _OF_LOOP: tuple[tuple[Callable[[Any], bool], Refusal], ...] = (
             "--context-parallel-size",
             "needs attention without a mask from the data loader, which has a rank's rows alone",
             "add --no-create-attention-mask-in-dataloader",
+        ),
+    ),
+    (
+        lambda args: any(getattr(args, name, 1) != 1 for name in _GATHERED),
+        Refusal(
+            "--tensor-parallel-num-weight-shards, --expert-tensor-parallel-num-weight-shards",
+            "gather weights for each product, which the scheme's layers do not",
+            "leave them at the number of tensor-parallel ranks",
+        ),
+    ),
+    (
+        lambda args: getattr(args, "mlp_chunks_for_training", 1) != 1,
+        Refusal(
+            "--mlp-chunks-for-training",
+            "multiplies a feed-forward in pieces, and the proof expects it whole",
         ),
     ),
 )
@@ -183,8 +215,8 @@ def require_possible(args: Any, version: str) -> None:
     """
     if not version.startswith(tuple(f"{each}." for each in VERSIONS)):
         raise ConfigError(
-            f"quantexp.megatron_lm has been run with Megatron-LM {' and '.join(VERSIONS)}, got {version}; check out "
-            "core_v0.16.1"
+            f"quantexp.megatron_lm has been run with Megatron-LM {VERSIONS[0]} to {VERSIONS[-1]}, got {version}; "
+            "check out one of these, such as core_v0.19.0"
         )
     for refusal in _applying(args):
         raise ConfigError(f"{refusal.argument} {refusal.why}; {refusal.remedy}")

@@ -8,8 +8,6 @@ import platform
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from megatron.core import parallel_state
 from megatron.core.utils import unwrap_model
 
 from quantexp.errors import QuantexpError, RunError
@@ -51,11 +49,11 @@ class LmRun:
 
     def __init__(self, experiment: Experiment, args: Any, version: str) -> None:
         self.experiment, self.args, self.version = experiment, args, version
-        world = torch.distributed.get_world_size()
-        self.rank = Rank(torch.distributed.get_rank(), world, args.local_rank or 0)
+        # Of the arguments: from 0.18 on the ranks are not connected yet.
+        self.rank = Rank(args.rank, args.world_size, args.local_rank or 0)
         self.copies = WeightCopies()
         self.chunks: list[Any] = []
-        self.is_pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
+        self.is_pipelined = args.pipeline_model_parallel_size > 1
         self._open = contextlib.ExitStack()
         #: That of a run whose end is to be recorded.
         self._context: RunContext | None = None

@@ -1,12 +1,18 @@
-"""Builds `SPEC`: checks Megatron-LM's arguments, composes the scheme, and attaches the proof to the training loop."""
+"""Builds `SPEC`: checks Megatron-LM's arguments, composes the scheme, and attaches the proof to the training loop.
+
+All ranks must compose the same experiment. Megatron-LM asks for the spec when it builds the model, and its ranks
+compare at once. From 0.19 on it asks before it connects its ranks, and they compare as soon as that is done.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quantexp.errors import ConfigError, QuantexpError
@@ -19,22 +25,23 @@ if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
 
 
-def build_spec() -> ModuleSpec:
+def build_spec() -> ModuleSpec | None:
     """The spec of every layer; it also replaces what the loop calls, so that the first iteration is proved.
 
-    Ends the process with one line, on every rank, if an argument is refused.
+    Ends every rank with one line if one has refused an argument, or has another scheme. None if this rank has refused,
+    and ends when the ranks are connected.
 
     Raises:
         ConfigError: this process is not one of Megatron-LM that builds its model.
     """
     args, version = _megatron_lm()
+    experiment, refused = _composed(args, version)
+    _when_connected(lambda: _agree(experiment, refused))
+    if experiment is None:
+        return None
     from quantexp.megatron_lm.layers import layer_spec
     from quantexp.megatron_lm.loop import attach
 
-    try:
-        experiment = _agreed(args, version)
-    except QuantexpError as error:
-        leave(error)
     attach(experiment, args, version)
     return layer_spec(experiment.model, sequence_parallel=args.sequence_parallel)
 
@@ -64,33 +71,49 @@ def _megatron_lm() -> tuple[Any, str]:
         ) from error
 
 
-def _agreed(args: Any, version: str) -> Experiment:
-    """The experiment, which all ranks compose for themselves and compare.
-
-    Raises:
-        ConfigError: a rank refused it, or composed another one.
-    """
-    from quantexp.training.megatron.collectives import gather
-
-    experiment: Experiment | None = None
-    refused = digest = ""
+def _composed(args: Any, version: str) -> tuple[Experiment | None, str]:
+    """This rank's experiment; None and the reason if it is refused."""
     try:
         require_possible(args, version)
-        experiment = experiment_of(args, os.environ)
-        digest = _digest(experiment)
+        return experiment_of(args, os.environ), ""
     except QuantexpError as error:
-        refused = str(error)
-    outcomes = gather((refused, digest))
+        return None, str(error)
+
+
+def _when_connected(compare: Callable[[], None]) -> None:
+    """Call a function now, or as soon as Megatron-LM has connected its ranks."""
+    import torch
+    from megatron.training import training
+
+    if torch.distributed.is_initialized():
+        compare()
+        return
+    original = training.initialize_megatron
+
+    @functools.wraps(original)
+    def initialize_megatron(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        compare()
+        return result
+
+    training.initialize_megatron = initialize_megatron
+
+
+def _agree(experiment: Experiment | None, refused: str) -> None:
+    """End every rank if one has refused, or composed another experiment."""
+    from quantexp.training.megatron.collectives import gather
+
+    outcomes = gather((refused, "" if experiment is None else _digest(experiment)))
     for rank, (words, _) in enumerate(outcomes):
         if words:
-            raise ConfigError(words if refused else f"rank {rank}: {words}")
+            leave(ConfigError(words if refused else f"rank {rank}: {words}"))
     if others := [rank for rank, (_, each) in enumerate(outcomes) if each != outcomes[0][1]]:
-        raise ConfigError(
-            f"{QUANT} and its companions must describe the same scheme and capture on every rank; that of rank "
-            f"{others[0]} is not that of rank 0; pass the same variables and files to all"
+        leave(
+            ConfigError(
+                f"{QUANT} and its companions must describe the same scheme and capture on every rank; that of rank "
+                f"{others[0]} is not that of rank 0; pass the same variables and files to all"
+            )
         )
-    assert experiment is not None
-    return experiment
 
 
 def _digest(experiment: Experiment) -> str:

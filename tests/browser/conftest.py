@@ -19,7 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-NOT_THERE = "no Chromium that Playwright can drive; install it with tests/browser/setup.sh"
+NOT_THERE = "not run: in a real browser (install one with tests/browser/setup.sh)"
 HERE = Path(__file__).parent
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -28,19 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("browser")
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Wraps pytest's own summary, so that this line comes after the long list of skipped tests."""
-    yield
-    skipped = terminalreporter.stats.get("skipped", [])
-    left_out = sum(NOT_THERE in str(report.longrepr) for report in skipped)
-    if left_out:
-        line = (
-            f"not run: {left_out} tests in a real browser (install one with tests/browser/setup.sh)"
-        )
-        terminalreporter.write_line(line, yellow=True)
 
 
 def _chromium() -> str | None:

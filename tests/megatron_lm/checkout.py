@@ -1,7 +1,8 @@
-"""Megatron-LM's source, unpacked and run on a CPU.
+"""Megatron-LM's loop on a CPU: its own script from archives of its source, and a script of ours with the installed one.
 
-`QUANTEXP_MEGATRON_LM` names a folder with archives `megatron-lm-VERSION.tar.xz` of its source; without it the tests
-that need them are skipped.
+`QUANTEXP_MEGATRON_LM` names a folder with archives `megatron-lm-VERSION.tar.xz`. The wheel of Megatron-Core has
+megatron.training from 0.17 on, without pretrain_gpt.py; `launch/pretrain_gpt.py` takes its place. Tests of what is not
+there are skipped, and the last lines of the output count them.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ import shlex
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from quantexp.formats.torch_internals import TCPStore
+from tests.plugins.not_run import PREFIX
 
-VERSIONS = ("0.15.3", "0.16.1")
+#: Releases whose archives are looked for.
+RELEASES = ("0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.0")
+#: The installed megatron.training.
+INSTALLED = "installed"
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 #: What a run needs on a CPU, and a Llama of two layers with grouped queries.
@@ -50,16 +58,24 @@ class Ended:
         return {int(i): (loss, norm) for i, loss, norm in _LOSS.findall(self.output)}
 
 
-def checkout(version: str, folder: Path) -> Path:
-    """The source of a version, unpacked; without the folder of archives the test is skipped."""
-    if not (archives := os.environ.get("QUANTEXP_MEGATRON_LM")):
-        pytest.skip(
-            "there is no Megatron-LM: QUANTEXP_MEGATRON_LM names the folder of its archives"
-        )
-    archive = Path(archives) / f"megatron-lm-{version}.tar.xz"
+def source_of(loop: str, folder: Path) -> Path:
+    """The folder of the script of a release, unpacked, or of ours; the test is skipped if there is none."""
+    if loop == INSTALLED:
+        if find_spec("megatron.training") is None:
+            core = version("megatron-core")
+            pytest.skip(
+                f"{PREFIX}with an installed megatron.training (Megatron-Core {core} has none)"
+            )
+        return _HERE / "launch"
+    of = f"{PREFIX}of the script of Megatron-LM {loop}"
+    if loop >= "0.17" and sys.version_info < (3, 12):
+        pytest.skip(f"{of} (it needs Python 3.12)")
+    archive = Path(os.environ.get("QUANTEXP_MEGATRON_LM", "")) / f"megatron-lm-{loop}.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"{of} (QUANTEXP_MEGATRON_LM names no folder with {archive.name})")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    source = folder / f"megatron-lm-{version}"
+    source = folder / f"megatron-lm-{loop}"
     import megatron.core.datasets as installed
 
     for helper in Path(str(installed.__path__[0])).glob("helpers_cpp*.so"):
@@ -74,18 +90,21 @@ def run_script(
     num_ranks: int = 1,
     before: tuple[str, ...] = ("pretrain_gpt.py",),
     without: str = "",
+    last: Mapping[str, str] | None = None,
     **variables: str,
 ) -> Ended:
     """Run pretrain_gpt.py in a folder, with more words than `WORDS` and `without` some of these.
 
-    The result has what all ranks printed, that of rank 0 last.
+    The last rank alone has the variables `last`. The result has what all ranks printed, that of rank 0 last.
     """
     standard = [word for word in WORDS if word not in without.split()]
     folder.mkdir(parents=True, exist_ok=True)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_HERE / "on_cpu"), str(_ROOT)]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(_HERE / "on_cpu"), str(_ROOT), os.environ.get("PYTHONPATH", "")]
+        ),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the ranks' store is hosted here
@@ -105,7 +124,12 @@ def run_script(
                 *standard,
                 *words,
             ],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={
+                **environment,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                **((last or {}) if rank == num_ranks - 1 else {}),
+            },
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

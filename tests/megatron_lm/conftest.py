@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import runpy
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from tests.megatron_lm.checkout import VERSIONS, checkout
+from tests.megatron_lm.checkout import INSTALLED, RELEASES, source_of
 
 
-@pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Version -> its source."""
-    folder = tmp_path_factory.mktemp("megatron_lm")
-    return {version: checkout(version, folder) for version in VERSIONS}
+@pytest.fixture(scope="session", params=[*RELEASES, INSTALLED])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of pretrain_gpt.py, of each Megatron-LM that is there."""
+    return source_of(request.param, tmp_path_factory.mktemp("megatron_lm"))
 
 
-@pytest.fixture(scope="session")
-def source(sources: dict[str, Path]) -> Path:
-    return sources["0.16.1"]
+@pytest.fixture
+def version(source: Path) -> str:
+    """The version of Megatron-Core that the script runs, which a release may name otherwise than its tag does."""
+    file = source / "megatron" / "core" / "package_info.py"
+    if not file.is_file():
+        return metadata.version("megatron-core")
+    content = runpy.run_path(str(file))
+    return str(content["__version__"])

@@ -5,6 +5,7 @@ What is replaced asks for CUDA, compiles kernels or a dataset helper; no number 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -24,7 +25,6 @@ def main(checkout: Path, words: list[str]) -> None:
 
     import megatron.core.datasets.utils
     import megatron.core.transformer.moe.moe_utils
-    import megatron.legacy.fused_kernels
     import megatron.training.arguments
     import megatron.training.initialize
     import megatron.training.training
@@ -35,7 +35,10 @@ def main(checkout: Path, words: list[str]) -> None:
     training: Any = megatron.training.training
     training.initialize_megatron = partial(training.initialize_megatron, allow_no_cuda=True)
     megatron.core.datasets.utils.compile_helpers = lambda: None
-    megatron.legacy.fused_kernels.load = lambda args: None
+    with contextlib.suppress(ImportError):  # 0.15 and 0.16
+        from megatron.legacy import fused_kernels
+
+        fused_kernels.load = lambda args: None
     megatron.training.arguments.get_device_arch_version = lambda: 9
     complete_megatron()
     if plant := os.environ.get("QUANTEXP_TEST_PLANT"):
