@@ -25,27 +25,10 @@ from quantexp.proof.between import Activation, Norm, total
 from quantexp.proof.border import Hooked, plain, unseen_hook
 from quantexp.proof.draws import Moment
 from quantexp.proof.expected import num_unequal
-from quantexp.proof.layer_pass import Pass
+from quantexp.proof.expert_border import ExpertBorder
+from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Pass
 from quantexp.proof.products import Reference, num_wrong
 from quantexp.proof.projected_heads import ProjectedHeads
-
-#: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
-_AFTER_NORM = {
-    "linear_qkv": ("qkv", "input_layernorm"),
-    "linear_q_proj": ("q-proj", "input_layernorm"),
-    "linear_q_down_proj": ("q-down", "input_layernorm"),
-    "linear_kv_down_proj": ("kv-down", "input_layernorm"),
-    "linear_q_up_proj": ("q-up", "q_layernorm"),
-    "linear_kv_up_proj": ("kv-up", "kv_layernorm"),
-}
-#: The norms in messages.
-_NORMS = {
-    "input_layernorm": "the norm before attention",
-    "pre_mlp_layernorm": "the norm before the feed-forward",
-    "q_layernorm": "the norm of q",
-    "k_layernorm": "the norm of k",
-    "kv_layernorm": "the norm of the latent",
-}
 
 
 class LayerBorder(Hooked):
@@ -90,7 +73,7 @@ class LayerBorder(Hooked):
                 own = name.rpartition(".")[2]
                 self._due.add(own)
                 self._on_output(module, partial(self._norm, own, module))
-        for name, (own, norm) in _AFTER_NORM.items():
+        for name, (own, norm) in AFTER_NORM.items():
             if hasattr(attention, name):
                 see = partial(self._after_norm, own, norm)
                 self._on_input(getattr(attention, name), see)
@@ -114,10 +97,11 @@ class LayerBorder(Hooked):
         self._on_output(mlp, partial(self._keep, "mlp", passed_on))
         for name, module in mlp.named_modules():
             if hasattr(module, "linear_fc1"):
-                key, is_routed = f"{name}.fc1", "local_experts" in name
-                check = partial(self._act_gradient, key, is_routed)
+                key, check = f"{name}.fc1", partial(self._act_gradient, f"{name}.fc1")
+                if "local_experts" in name:
+                    self._on_input(module, partial(self._weigh, key))
                 self._on_output(module.linear_fc1, partial(self._keep, key, check))
-                self._on_input(module.linear_fc2, partial(self._act, key, is_routed))
+                self._on_input(module.linear_fc2, partial(self._act, key))
         self._on_output(layer, self._leave)
 
     def _on_input(self, module: nn.Module, see: Callable[..., None]) -> None:
@@ -180,7 +164,7 @@ class LayerBorder(Hooked):
         self._sum("left the layer", output[0], "h", "mlp", "the feed-forward")
         self._on_gradient(output[0], "y")
         for name in sorted(self._due - self._seen.keys()):
-            self._tell_words(f"{_NORMS.get(name, name)} was not called")
+            self._tell_words(f"{NORMS.get(name, name)} was not called")
         if self.following is not None and not in_backward():
             self.following._arriving = self._moment(), self._drawn(output[0])
         self._now = None
@@ -201,9 +185,9 @@ class LayerBorder(Hooked):
 
     def _norm(self, name: str, module: nn.RMSNorm, output: Tensor, args: tuple[Tensor]) -> None:
         if name == "input_layernorm":
-            self._same(_NORMS[name], "x", "entered the layer", args[0])
+            self._same(NORMS[name], "x", "entered the layer", args[0])
         elif name == "pre_mlp_layernorm":
-            self._sum(f"entered {_NORMS[name]}", args[0], "x", "linear_proj", "attention")
+            self._sum(f"entered {NORMS[name]}", args[0], "x", "linear_proj", "attention")
             self._seen["h"] = self._drawn(args[0])
             gradient = partial(self._stream_gradient, "h", "y", name)
             self._on_gradient(args[0], "h", gradient)
@@ -211,7 +195,7 @@ class LayerBorder(Hooked):
         self._seen[name] = own = self._drawn(output)
         expected = self._norm_of(name, self._drawn(args[0])).forward()
         self._tell(
-            own, expected, f"that left {_NORMS.get(name, name)} are not the norm of what entered it"
+            own, expected, f"that left {NORMS.get(name, name)} are not the norm of what entered it"
         )
 
     def _after_norm(self, what: str, norm: str, x: Tensor, *_: Any) -> None:
@@ -221,7 +205,7 @@ class LayerBorder(Hooked):
 
     def _norm_gradient(self, name: str, own: Tensor) -> None:
         found = [g for key, g in self._seen.items() if key.startswith(f"d {name} in ")]
-        words = f"of the gradient that entered {_NORMS.get(name, name)} are not what left the modules after it"
+        words = f"of the gradient that entered {NORMS.get(name, name)} are not what left the modules after it"
         if len(found) == 1:
             self._tell(own, found[0], words)
         elif found:
@@ -239,7 +223,7 @@ class LayerBorder(Hooked):
             expected = self._norm_of(norm, self._seen[tensor]).back(by_norm)
             expected = expected.plus(total(by_sum)).again()
             words = "are not the sum of the stream's and of the norm's"
-            self._tell(own, expected, f"of the gradient of what entered {_NORMS[norm]} {words}")
+            self._tell(own, expected, f"of the gradient of what entered {NORMS[norm]} {words}")
 
     def _passed_on(self, what: str, stream: str, own: Tensor) -> None:
         """The gradient of a branch: that of the stream to which it is added."""
@@ -274,19 +258,22 @@ class LayerBorder(Hooked):
             config.bias_activation_fusion or bias is not None,
         )
 
-    def _act(self, key: str, is_routed: bool, x: Tensor, *_: Any) -> None:
+    def _weigh(self, key: str, _: Tensor, factor: Tensor, *__: Any) -> None:
         """The rows of a routed expert have a factor each, the weight of the expert."""
+        self._seen[f"{key} factor"] = self._drawn(factor[:, None])
+
+    def _act(self, key: str, x: Tensor, *_: Any) -> None:
         activation = self._activation(key)
         if activation is not None:
             self._on_gradient(x, f"{key} act")
-            own = self._drawn(x)
-            expected = activation.forward(own, has_factor=is_routed)
+            own, factor = self._drawn(x), self._seen.get(f"{key} factor")
+            expected = activation.forward(own.dtype, factor)
             self._tell(own, expected, "that entered fc2 are not the activation of what left fc1")
 
-    def _act_gradient(self, key: str, is_routed: bool, own: Tensor) -> None:
+    def _act_gradient(self, key: str, own: Tensor) -> None:
         activation, g = self._activation(key), self._seen.get(f"d {key} act")
         if activation is not None and g is not None:
-            expected = activation.back(own, g, has_factor=is_routed)
+            expected = activation.back(g, self._seen.get(f"{key} factor"))
             words = "of the gradient that entered fc1 are not the activation's"
             self._tell(own, expected, words)
 
@@ -338,8 +325,8 @@ class LayerBorder(Hooked):
 
 def layer_borders(
     decoder: Mapping[str, nn.Module], moment: Callable[[], Moment], report: Callable[[str], None]
-) -> list[LayerBorder]:
-    """Those of the decoder's layers, by their names `layer N`; an output layer has none."""
+) -> list[Hooked]:
+    """Those of the decoder's layers, by their names `layer N`, and of their experts; an output layer has none."""
     layers = {
         name: LayerBorder(name, module, moment, report)
         for name, module in decoder.items()
@@ -347,4 +334,9 @@ def layer_borders(
     }
     for name, border in layers.items():
         border.following = layers.get(f"layer {int(name.split()[1]) + 1}")
-    return list(layers.values())
+    experts = [
+        ExpertBorder(f"{name} experts", module.mlp, moment, report)
+        for name, module in decoder.items()
+        if ExpertBorder.can_watch(getattr(module, "mlp", None))
+    ]
+    return [*layers.values(), *experts]

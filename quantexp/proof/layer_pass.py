@@ -1,4 +1,4 @@
-"""The drawn tokens of what one pass of a decoder layer shows."""
+"""The drawn tokens of what one pass of a decoder layer shows, and the names of the modules that show it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from torch import Tensor
 
 from quantexp.proof.draws import Moment, lines
 
+#: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
+AFTER_NORM = {
+    "linear_qkv": ("qkv", "input_layernorm"),
+    "linear_q_proj": ("q-proj", "input_layernorm"),
+    "linear_q_down_proj": ("q-down", "input_layernorm"),
+    "linear_kv_down_proj": ("kv-down", "input_layernorm"),
+    "linear_q_up_proj": ("q-up", "q_layernorm"),
+    "linear_kv_up_proj": ("kv-up", "kv_layernorm"),
+}
+#: The norms in messages.
+NORMS = {
+    "input_layernorm": "the norm before attention",
+    "pre_mlp_layernorm": "the norm before the feed-forward",
+    "q_layernorm": "the norm of q",
+    "k_layernorm": "the norm of k",
+    "kv_layernorm": "the norm of the latent",
+}
 #: Tokens of a pass that are compared.
 TOKENS = 8
 

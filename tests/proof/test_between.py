@@ -71,12 +71,12 @@ def test_activation(size: float, dtype: torch.dtype, *, is_gated: bool) -> None:
     x, g, gradient = _taken_back(function, y, 1.0)
     activation = Activation(y, functional.silu if is_gated else functional.gelu, is_gated)
     if dtype is not torch.float16 or size >= 1e-2:
-        _require_bounds(x, activation.forward(x))
-    assert num_wrong(x, activation.forward(x)) == 0
-    _require_bounds(gradient, activation.back(gradient, g))
+        _require_bounds(x, activation.forward(dtype))
+    assert num_wrong(x, activation.forward(dtype)) == 0
+    _require_bounds(gradient, activation.back(g))
     factor = _random(32, 1, dtype=torch.float32, size=1.0, seed=4).abs()
     weighted = (x * factor).to(dtype)
-    assert num_wrong(weighted, activation.forward(weighted, has_factor=True)) == 0
+    assert num_wrong(weighted, activation.forward(dtype, factor)) == 0
 
 
 @pytest.mark.parametrize("width", [32, 16])

@@ -29,6 +29,7 @@ from quantexp.proof.border import (
     Unit,
 )
 from quantexp.proof.call import Call
+from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
@@ -42,6 +43,7 @@ from quantexp.quant.attention.context_parallel import chunks_of
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
+from quantexp.schema import QuantConfig
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.embedding import SchemeEmbedding
@@ -57,8 +59,10 @@ LAYER_EVERY = 24
 class Watched:
     """The parts of a rank's chunks, by the names that messages have."""
 
-    def __init__(self, chunks: Sequence[GPTModel], seed: int) -> None:
-        """`seed` is the run's, as configured."""
+    def __init__(
+        self, chunks: Sequence[GPTModel], seed: int, quant: QuantConfig | None = None
+    ) -> None:
+        """`seed` is the run's, as configured; `quant` is what every map must be of, None if each pass has its own."""
         #: With an output layer of the map.
         self.decoder: dict[str, nn.Module] = {}
         self.routers: dict[str, nn.Module] = {}
@@ -85,6 +89,10 @@ class Watched:
         #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
         self._merges = False
         self._moment = Moment(seed, 1, weights_once=current_state().weights_once)
+        #: What is configured, and the last map that was that of its iteration.
+        self.declaration = (
+            None if quant is None else Declaration(quant, chunks[0].config.num_layers)
+        )
 
     def begin(self, iteration: int, index: int) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""
@@ -107,7 +115,10 @@ class Watched:
         observed = Observed(own, {name: SlotCalls() for name in self.routers})
         borders = self.borders(own, observed, COMPLETE)
         observed.bordered = frozenset(borders)
-        observed.others = self.histories.begin(self._merge(declared))
+        observed.others = [
+            *self._other_than_configured(declared, iteration),
+            *self.histories.begin(self._merge(declared)),
+        ]
         tables = {
             name: partial(self._lookup, module.weight.detach(), own[name])
             for name, module in self.modules.items()
@@ -117,6 +128,9 @@ class Watched:
         watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
         with watch.watching(), GemmWatch(watch, self.native).watching():
             yield lambda: merged(declared, gather(verdict(iteration, observed)))
+
+    def _other_than_configured(self, declared: PrecisionMap, iteration: int) -> list[str]:
+        return [] if self.declaration is None else self.declaration.differences(declared, iteration)
 
     def _merge(
         self, declared: PrecisionMap
@@ -162,11 +176,13 @@ class Watched:
         turns = known[1]
         units = turns.of(turn)
         borders = self.borders({name: declared[name] for name in units}, checks, DRAWN, units)
+        wrong = self._other_than_configured(declared, iteration)
         if not num_micro_batches:
             self.histories.begin_evaluation()
         else:
-            for words in self.histories.begin(self._merge(declared)):
-                checks.failures.setdefault(words, words)
+            wrong += self.histories.begin(self._merge(declared))
+        for words in wrong:
+            checks.failures.setdefault(words, words)
         with DrawnWatch(checks, borders).watching(), self._drawn_layer(turn, checks, turns):
             yield
 
