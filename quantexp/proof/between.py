@@ -129,10 +129,16 @@ class Activation:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotary embedding of heads, [R, H, D], by angles, [R, 1, at most D]; the other elements stay."""
+    """The rotary embedding of heads, [R, H, D], by angles, [R, 1, at most D]; the other elements stay.
+
+    That of latent attention takes the elements with even numbers for the first half.
+    """
 
     angles: Tensor
     is_interleaved: bool
+    is_latent: bool = False
+    #: The factor of cosine and sine.
+    magnitude: float = 1.0
 
     def forward(self, t: Tensor) -> Reference:
         """The rotated heads."""
@@ -145,13 +151,21 @@ class Rotation:
     def _turned(self, t: Tensor, sign: float) -> Reference:
         width, angles = self.angles.shape[-1], self.angles.double()
         turned, rest = t.double()[..., :width], t.double()[..., width:]
+        if self.is_latent and sign > 0:
+            turned = torch.cat([turned[..., ::2], turned[..., 1::2]], dim=-1)
         if self.is_interleaved:
             other = torch.stack([-turned[..., 1::2], turned[..., ::2]], dim=-1).flatten(-2)
         else:
             first, second = turned.chunk(2, dim=-1)
             other = torch.cat([-second, first], dim=-1)
-        values = torch.cat([turned * angles.cos() + sign * other * angles.sin(), rest], dim=-1)
-        magnitude = torch.cat([turned.abs() + other.abs(), rest.abs()], dim=-1)
+        values = turned * angles.cos() + sign * other * angles.sin()
+        magnitude = turned.abs() + other.abs()
+        if self.is_latent and sign < 0:
+            values, magnitude = (
+                torch.stack(x.chunk(2, -1), -1).flatten(-2) for x in (values, magnitude)
+            )
+        values = torch.cat([values * self.magnitude, rest], dim=-1)
+        magnitude = torch.cat([magnitude * self.magnitude, rest.abs()], dim=-1)
         return Reference(values, magnitude, magnitude, _lost(t.dtype), roundings=3)
 
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from quantexp.formats.torch_internals import unseen
 from quantexp.proof.between import total
 from quantexp.proof.border import Hooked, plain
-from quantexp.proof.draws import Moment, lines
+from quantexp.proof.draws import Moment
 from quantexp.proof.expected import as_integers
-from quantexp.proof.layer_pass import TOKENS, Pass
+from quantexp.proof.layer_pass import Pass
 from quantexp.proof.products import Reference, num_wrong
 from quantexp.quant.rows import Rows
 
@@ -166,7 +166,7 @@ class ExpertBorder(Hooked):
     def _of_all(self, now: _Drawn) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """x, probabilities, choice, sequence in its micro-batch, and micro-batch of the drawn tokens of all ranks."""
         x, (T, B) = now.parts["x"], now.shape
-        picked = lines(now.own.moment.choice("between"), T * B, 1, TOKENS).to(x.device)
+        picked = now.own.picked(T * B).to(x.device)
         batch = torch.full_like(picked, now.own.moment.micro_batch)
         own = x, now.parts["probs"], now.parts["chosen"].to(torch.int64), picked % B, batch
         if self._group.size() > 1:

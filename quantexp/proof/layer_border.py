@@ -29,6 +29,7 @@ from quantexp.proof.expert_border import ExpertBorder
 from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Pass
 from quantexp.proof.products import Reference, num_wrong
 from quantexp.proof.projected_heads import ProjectedHeads
+from quantexp.proof.rotary import Rotary
 
 
 class LayerBorder(Hooked):
@@ -39,6 +40,7 @@ class LayerBorder(Hooked):
         layer: a Megatron-Core `TransformerLayer`.
         moment: when the running pass is.
         report: receives what is wrong, in words.
+        rotary: the rotary embedding that is configured; None if its angles are taken as they are.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class LayerBorder(Hooked):
         layer: Any,
         moment: Callable[[], Moment],
         report: Callable[[str], None],
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
+        self._rotary = rotary
         self._name, self._layer, self._config = name, layer, layer.config
         self._moment, self._report = moment, report
         #: What must be seen in every forward pass.
@@ -77,10 +81,13 @@ class LayerBorder(Hooked):
             if hasattr(attention, name):
                 see = partial(self._after_norm, own, norm)
                 self._on_input(getattr(attention, name), see)
+        if hasattr(attention, "rotary_pos_emb"):
+            self._on_output(attention.rotary_pos_emb, self._turn)
         self._on_input(attention.core_attention, self._core)
+        projections = "linear_qkv", "linear_kv_up_proj", "linear_q_proj", "linear_q_up_proj"
         checks = {
-            "linear_qkv": self._projection_gradient,
-            "linear_kv_up_proj": self._projection_gradient,
+            **dict.fromkeys(projections, self._projection_gradient),
+            "linear_kv_down_proj": None,
             "core_attention": None,
             "linear_proj": partial(self._passed_on, "proj", "h"),
         }
@@ -140,13 +147,16 @@ class LayerBorder(Hooked):
         x.register_hook(unseen_hook(see))  # type: ignore[no-untyped-call]
 
     @property
-    def _seen(self) -> dict[str, Tensor]:
+    def _pass(self) -> Pass:
         assert self._now is not None
-        return self._now.seen
+        return self._now
+
+    @property
+    def _seen(self) -> dict[str, Tensor]:
+        return self._pass.seen
 
     def _drawn(self, x: Tensor) -> Tensor:
-        assert self._now is not None
-        return self._now.drawn(x)
+        return self._pass.drawn(x)
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x, moment = args[0] if args else kwargs["hidden_states"], self._moment()
@@ -277,9 +287,14 @@ class LayerBorder(Hooked):
             words = "of the gradient that entered fc1 are not the activation's"
             self._tell(own, expected, words)
 
+    def _turn(self, output: Any, _: Any) -> None:
+        """Latent attention has the angles from a module of its own, some with a factor of cosine and sine."""
+        self._pass.angles = output[0] if isinstance(output, tuple) else output
+
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Packed sequences, [tokens, heads, D], are not compared."""
         if q.dim() == 4:
+            self._pass.num_tokens = len(q)
             for name, x in (("q", q), ("k", k), ("v", v)):
                 self._on_gradient(x, name)
                 self._seen[name] = self._drawn(x)
@@ -292,16 +307,7 @@ class LayerBorder(Hooked):
 
     def _projected(self) -> ProjectedHeads:
         attention = self._layer.self_attention
-        return ProjectedHeads(attention, self._config, self._seen, self._angles, self._norm_of)
-
-    def _angles(self, name: str) -> Tensor | None:
-        assert self._now is not None
-        angles = self._now.angles
-        if isinstance(angles, tuple):
-            angles = angles[name == "k"]
-        if angles is None:
-            return None
-        return self._drawn(angles.expand(-1, self._now.num_sequences, -1, -1))
+        return ProjectedHeads(attention, self._config, self._pass, self._rotary, self._norm_of)
 
     def _tell(self, own: Tensor, expected: Reference | Tensor, words: str) -> None:
         """Report elements that are not those of a product or sum, or whose bits are not those of a tensor."""
@@ -318,17 +324,19 @@ class LayerBorder(Hooked):
         """Report what is wrong, each kind once."""
         if words not in self._reported:
             self._reported.add(words)
-            assert self._now is not None
-            micro_batch = self._now.moment.micro_batch
+            micro_batch = self._pass.moment.micro_batch
             self._report(f"{self._name}: {number}{words}, in micro-batch {micro_batch}")
 
 
 def layer_borders(
-    decoder: Mapping[str, nn.Module], moment: Callable[[], Moment], report: Callable[[str], None]
+    decoder: Mapping[str, nn.Module],
+    moment: Callable[[], Moment],
+    report: Callable[[str], None],
+    rotary: Rotary | None = None,
 ) -> list[Hooked]:
     """Those of the decoder's layers, by their names `layer N`, and of their experts; an output layer has none."""
     layers = {
-        name: LayerBorder(name, module, moment, report)
+        name: LayerBorder(name, module, moment, report, rotary)
         for name, module in decoder.items()
         if hasattr(module, "self_attention")
     }

@@ -29,22 +29,35 @@ NORMS = {
 TOKENS = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pass:
     """One forward pass of the layer, and the backward pass that follows it."""
 
     moment: Moment
-    #: The angles of the rotary embedding, [T, 1, 1, D].
+    #: The angles of the rotary embedding, [at least T, 1, 1, D].
     angles: Tensor | tuple[Tensor, Tensor] | None
     num_sequences: int
     #: The drawn tokens of what was seen; gradients have the names of their tensors after a `d `.
     seen: dict[str, Tensor] = field(default_factory=dict)
+    #: Tokens of a sequence in attention's products, which may be more than the layer's.
+    num_tokens: int = 0
+
+    def picked(self, number: int) -> Tensor:
+        """The drawn ones of so many rows, or of the tokens of all sequences."""
+        return lines(self.moment.choice("between"), number, 1, TOKENS)
 
     def drawn(self, x: Tensor) -> Tensor:
         """The drawn tokens of [T, B, ...], or the drawn rows of [rows, width]."""
-        x, chosen = x.detach(), self.moment.choice("between")
+        x = x.detach()
         if x.dim() == 2:
-            return x[lines(chosen, len(x), 1, TOKENS)] if len(x) else x
+            return x[self.picked(len(x))] if len(x) else x
         T, B = x.shape[:2]
-        picked = lines(chosen, T * B, 1, TOKENS)
+        picked = self.picked(T * B)
         return x[picked // B, picked % B]
+
+    def drawn_angles(self, name: str) -> Tensor | None:
+        """The angles of q's or k's drawn tokens, [R, 1, D]."""
+        whole = self.angles[name == "k"] if isinstance(self.angles, tuple) else self.angles
+        if whole is None:
+            return None
+        return self.drawn(whole[: self.num_tokens].expand(-1, self.num_sequences, -1, -1))

@@ -100,6 +100,21 @@ def test_rotation(dtype: torch.dtype, width: int, *, is_interleaved: bool) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rotation_of_latent_attention(dtype: torch.dtype) -> None:
+    angles = torch.outer(torch.arange(48.0), 10000 ** -(torch.arange(0, 32, 2) / 32))
+    whole = torch.cat([angles, angles], -1)[:, None, None]
+
+    def function(t: Tensor) -> Tensor:
+        return _apply_rotary_pos_emb_bshd(t, whole, multi_latent_attention=True, mscale=1.25)
+
+    t = _random(48, 1, 4, 32, dtype=dtype, size=1.0, seed=5)
+    y, g, gradient = _taken_back(function, t, 1e-3)
+    rotation = Rotation(whole[:, 0], is_interleaved=False, is_latent=True, magnitude=1.25)
+    _require_bounds(y[:, 0], rotation.forward(t[:, 0]))
+    _require_bounds(gradient[:, 0], rotation.back(g[:, 0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sum(dtype: torch.dtype) -> None:
     parts = [_random(32, 96, dtype=dtype, size=size, seed=6) for size in (1.0, 0.1, 10.0)]
     _require_bounds(parts[0] + parts[1] + parts[2], total(*parts))

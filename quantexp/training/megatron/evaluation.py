@@ -87,7 +87,7 @@ class Evaluator:
         for each in models:
             each.eval()
         self.passes = Passes(models, training, self.layout, device)
-        self.watched = Watched(self.chunks, training.seed)
+        self.watched = Watched(self.chunks, training.seed, model)
         declared = precision_map(model, experiment.quant, self.iteration)
         declaration = Declaration(experiment.quant, model.num_layers)
         require_none(declaration.differences(declared, self.iteration), self.iteration)

@@ -36,6 +36,7 @@ from quantexp.proof.histories import Histories
 from quantexp.proof.layer_border import layer_borders
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
+from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
 from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
 from quantexp.proof.watch import ProductWatch
@@ -43,7 +44,7 @@ from quantexp.quant.attention.context_parallel import chunks_of
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
-from quantexp.schema import QuantConfig
+from quantexp.schema import ModelConfig, QuantConfig
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.embedding import SchemeEmbedding
@@ -60,9 +61,13 @@ class Watched:
     """The parts of a rank's chunks, by the names that messages have."""
 
     def __init__(
-        self, chunks: Sequence[GPTModel], seed: int, quant: QuantConfig | None = None
+        self,
+        chunks: Sequence[GPTModel],
+        seed: int,
+        model: ModelConfig | None = None,
+        quant: QuantConfig | None = None,
     ) -> None:
-        """`seed` is the run's, as configured; `quant` is what every map must be of, None if each pass has its own."""
+        """`seed` is the run's, as configured; so are `model` and `quant`, None if angles and maps are not compared."""
         #: With an output layer of the map.
         self.decoder: dict[str, nn.Module] = {}
         self.routers: dict[str, nn.Module] = {}
@@ -89,7 +94,8 @@ class Watched:
         #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
         self._merges = False
         self._moment = Moment(seed, 1, weights_once=current_state().weights_once)
-        #: What is configured, and the last map that was that of its iteration.
+        context = parallel_state.get_context_parallel_group()
+        self.rotary = None if model is None else Rotary(model, context.rank(), context.size())
         self.declaration = (
             None if quant is None else Declaration(quant, chunks[0].config.num_layers)
         )
@@ -124,7 +130,7 @@ class Watched:
             for name, module in self.modules.items()
             if isinstance(module, SchemeEmbedding)
         }
-        layers = layer_borders(self.decoder, self.moment, observed.others.append)
+        layers = layer_borders(self.decoder, self.moment, observed.others.append, self.rotary)
         watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
         with watch.watching(), GemmWatch(watch, self.native).watching():
             yield lambda: merged(declared, gather(verdict(iteration, observed)))
@@ -200,7 +206,7 @@ class Watched:
         routers = {n: m for n, m in self.routers.items() if n.startswith(f"{name} ")}
         observed = Observed({}, {each: SlotCalls() for each in routers})
         decoder = {name: self.decoder[name]}
-        layers = layer_borders(decoder, self.moment, observed.others.append)
+        layers = layer_borders(decoder, self.moment, observed.others.append, self.rotary)
         with LayerWatch(observed, name, decoder[name], routers, layers).watching():
             yield
         for words in beside_the_map(observed) + observed.others:

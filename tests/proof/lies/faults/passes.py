@@ -777,6 +777,84 @@ for _name, _line, _plant in (
     add(_name, _line, Group.PASS, _plant)
 
 
+def _angles(change: Any, since: int = 1) -> Any:
+    """The table of rotary angles is another; `change` takes the embedding and its arguments."""
+
+    def plant(planter: Planter) -> None:
+        from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+        def make(original: Any) -> Any:
+            def get_emb(embedding: Any, *args: Any, **kwargs: Any) -> Any:
+                angles = original(embedding, *args, **kwargs)
+                planter.fire()
+                if isinstance(angles, tuple):  # YaRN's, with the factor of cosine and sine
+                    return (change(angles[0]), angles[1])
+                return change(angles)
+
+            return get_emb
+
+        from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
+            YarnRotaryEmbedding,
+        )
+
+        for owner in (RotaryEmbedding, YarnRotaryEmbedding):
+            planter.method(owner, "get_emb", make)
+
+    return plant
+
+
+for _name, _line, _plant in (
+    (
+        "angles one early",
+        "the rotary angles are those of the token before",
+        _angles(lambda angles: angles.roll(1, 0)),
+    ),
+    (
+        "another rotary base",
+        "the rotary angles are those of a base that is 1% larger",
+        _angles(lambda angles: angles * 0.99),
+    ),
+    (
+        "angles in bf16",
+        "the rotary angles are rounded to bf16",
+        _angles(lambda angles: angles.to(torch.bfloat16).to(angles.dtype)),
+    ),
+    (
+        "no angles",
+        "nothing is rotated",
+        _angles(torch.zeros_like),
+    ),
+):
+    add(_name, _line, Group.PASS, _plant)
+
+
+def _key_not_rotated(planter: Planter) -> None:
+    """Latent attention's rotated part is rotated back."""
+    from megatron.core.transformer import multi_latent_attention
+
+    def make(original: Any) -> Any:
+        def apply(t: Tensor, angles: Tensor, *more: Any, **named: Any) -> Tensor:
+            planter.fire()
+            return original(t, -angles, *more, **named)
+
+        return apply
+
+    planter.attribute(
+        multi_latent_attention,
+        "apply_rotary_pos_emb",
+        make(multi_latent_attention.apply_rotary_pos_emb),
+    )
+
+
+add(
+    "latent rotated back",
+    "the rotated parts of latent attention are rotated the other way",
+    Group.PASS,
+    _key_not_rotated,
+    "latent",
+)
+
+
 def _norm_left_out(planter: Planter) -> None:
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
