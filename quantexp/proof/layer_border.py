@@ -13,26 +13,23 @@ take back. A product beside the modules, by whatever library or thread, changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quantexp.formats.torch_internals import in_backward, unseen
+from quantexp.formats.torch_internals import unseen
 from quantexp.proof.between import Activation, Norm, total
-from quantexp.proof.border import Hooked, plain, unseen_hook
+from quantexp.proof.border import plain
 from quantexp.proof.draws import Moment
-from quantexp.proof.expected import num_unequal
-from quantexp.proof.expert_border import ExpertBorder
-from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Pass
-from quantexp.proof.products import Reference, num_wrong
+from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Pass, PassBorder
 from quantexp.proof.projected_heads import ProjectedHeads
 from quantexp.proof.rotary import Rotary
 
 
-class LayerBorder(Hooked):
+class LayerBorder(PassBorder):
     """One decoder layer's inside while it is watched.
 
     Args:
@@ -51,21 +48,12 @@ class LayerBorder(Hooked):
         report: Callable[[str], None],
         rotary: Rotary | None = None,
     ) -> None:
-        super().__init__()
-        self._rotary = rotary
-        self._name, self._layer, self._config = name, layer, layer.config
-        self._moment, self._report = moment, report
+        super().__init__(name, moment, report)
+        self._layer, self._config, self._rotary = layer, layer.config, rotary
         #: What must be seen in every forward pass.
         self._due: set[str] = set()
-        #: The pass whose forward, or a gradient of which, is seen; None outside of one.
-        self._now: Pass | None = None
-        self._reported: set[str] = set()
-        #: The layer that follows, and what left the one before it, at its moment.
-        self.following: LayerBorder | None = None
-        self._arriving: tuple[Moment, Tensor] | None = None
-
-    def _forget(self) -> None:
-        self._now = self._arriving = None
+        #: What takes the layer's result.
+        self.following: PassBorder | None = None
 
     def _install(self) -> None:
         layer, attention, mlp = self._layer, self._layer.self_attention, self._layer.mlp
@@ -111,62 +99,12 @@ class LayerBorder(Hooked):
                 self._on_input(module.linear_fc2, partial(self._act, key))
         self._on_output(layer, self._leave)
 
-    def _on_input(self, module: nn.Module, see: Callable[..., None]) -> None:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            if self._now is not None:
-                with unseen():
-                    see(*args[:3])
-
-        self._hook(module.register_forward_pre_hook(plain(hook)))
-
-    def _on_output(self, module: nn.Module, see: Callable[[Any, Any], None]) -> None:
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if self._now is not None:
-                with unseen():
-                    see(output, args)
-
-        self._hook(module.register_forward_hook(plain(hook)))
-
-    def _on_gradient(
-        self, x: Tensor, name: str, check: Callable[[Tensor], None] | None = None
-    ) -> None:
-        """Keep the drawn tokens of a tensor's gradient, and check them."""
-        own = self._now
-        if own is None or not x.requires_grad:
-            return
-
-        def see(gradient: Tensor) -> None:
-            before, self._now = self._now, own
-            try:
-                own.seen[f"d {name}"] = drawn = own.drawn(gradient)
-                if check is not None:
-                    check(drawn)
-            finally:
-                self._now = before
-
-        x.register_hook(unseen_hook(see))  # type: ignore[no-untyped-call]
-
-    @property
-    def _pass(self) -> Pass:
-        assert self._now is not None
-        return self._now
-
-    @property
-    def _seen(self) -> dict[str, Tensor]:
-        return self._pass.seen
-
-    def _drawn(self, x: Tensor) -> Tensor:
-        return self._pass.drawn(x)
-
     def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x, moment = args[0] if args else kwargs["hidden_states"], self._moment()
         with unseen():
             self._now = Pass(moment, kwargs.get("rotary_pos_emb"), x.shape[1])
             self._seen["x"] = self._drawn(x)
-            arriving, self._arriving = self._arriving, None
-            if arriving is not None and arriving[0] == moment and not in_backward():
-                self._seen["arriving"] = arriving[1]
-                self._same("the layer", "arriving", "left the one before it", x)
+            self._arrive("the layer", x)
         gradient = partial(self._stream_gradient, "x", "h", "input_layernorm")
         self._on_gradient(x, "x", gradient)
 
@@ -175,8 +113,7 @@ class LayerBorder(Hooked):
         self._on_gradient(output[0], "y")
         for name in sorted(self._due - self._seen.keys()):
             self._tell_words(f"{NORMS.get(name, name)} was not called")
-        if self.following is not None and not in_backward():
-            self.following._arriving = self._moment(), self._drawn(output[0])
+        self._pass_on(self.following, output[0])
         self._now = None
 
     def _keep(self, name: str, check: Callable[[Tensor], None] | None, output: Any, _: Any) -> None:
@@ -187,11 +124,6 @@ class LayerBorder(Hooked):
             self._seen[f"{name} bias"] = bias.detach()
         if check is not None:
             self._on_gradient(y, name, check)
-
-    def _same(self, what: str, source: str, words: str, x: Tensor, *_: Any) -> None:
-        if source in self._seen:
-            own, expected = self._drawn(x), self._seen[source]
-            self._tell(own, expected, f"that entered {what} are not what {words}")
 
     def _norm(self, name: str, module: nn.RMSNorm, output: Tensor, args: tuple[Tensor]) -> None:
         if name == "input_layernorm":
@@ -308,43 +240,3 @@ class LayerBorder(Hooked):
     def _projected(self) -> ProjectedHeads:
         attention = self._layer.self_attention
         return ProjectedHeads(attention, self._config, self._pass, self._rotary, self._norm_of)
-
-    def _tell(self, own: Tensor, expected: Reference | Tensor, words: str) -> None:
-        """Report elements that are not those of a product or sum, or whose bits are not those of a tensor."""
-        if isinstance(expected, Reference):
-            wrong = num_wrong(own, expected)
-        elif own.numel() == expected.numel():
-            wrong = num_unequal(own, expected.reshape(own.shape))
-        else:
-            wrong = own.numel()
-        if wrong:
-            self._tell_words(words, f"{wrong} of {own.numel()} drawn elements ")
-
-    def _tell_words(self, words: str, number: str = "") -> None:
-        """Report what is wrong, each kind once."""
-        if words not in self._reported:
-            self._reported.add(words)
-            micro_batch = self._pass.moment.micro_batch
-            self._report(f"{self._name}: {number}{words}, in micro-batch {micro_batch}")
-
-
-def layer_borders(
-    decoder: Mapping[str, nn.Module],
-    moment: Callable[[], Moment],
-    report: Callable[[str], None],
-    rotary: Rotary | None = None,
-) -> list[Hooked]:
-    """Those of the decoder's layers, by their names `layer N`, and of their experts; an output layer has none."""
-    layers = {
-        name: LayerBorder(name, module, moment, report, rotary)
-        for name, module in decoder.items()
-        if hasattr(module, "self_attention")
-    }
-    for name, border in layers.items():
-        border.following = layers.get(f"layer {int(name.split()[1]) + 1}")
-    experts = [
-        ExpertBorder(f"{name} experts", module.mlp, moment, report)
-        for name, module in decoder.items()
-        if ExpertBorder.can_watch(getattr(module, "mlp", None))
-    ]
-    return [*layers.values(), *experts]

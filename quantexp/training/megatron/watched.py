@@ -24,6 +24,7 @@ from quantexp.proof.border import (
     Border,
     Extent,
     Findings,
+    Hooked,
     SequenceShares,
     Shares,
     Unit,
@@ -33,9 +34,9 @@ from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
-from quantexp.proof.layer_border import layer_borders
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
+from quantexp.proof.model_border import pass_borders
 from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
 from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
@@ -68,6 +69,7 @@ class Watched:
         quant: QuantConfig | None = None,
     ) -> None:
         """`seed` is the run's, as configured; so are `model` and `quant`, None if angles and maps are not compared."""
+        self.chunks = chunks
         #: With an output layer of the map.
         self.decoder: dict[str, nn.Module] = {}
         self.routers: dict[str, nn.Module] = {}
@@ -130,10 +132,14 @@ class Watched:
             for name, module in self.modules.items()
             if isinstance(module, SchemeEmbedding)
         }
-        layers = layer_borders(self.decoder, self.moment, observed.others.append, self.rotary)
+        layers = self._between(self.decoder, observed)
         watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
         with watch.watching(), GemmWatch(watch, self.native).watching():
             yield lambda: merged(declared, gather(verdict(iteration, observed)))
+
+    def _between(self, decoder: Mapping[str, nn.Module], observed: Observed) -> list[Hooked]:
+        report = observed.others.append
+        return pass_borders(decoder, self.chunks, self.moment, report, self.rotary)
 
     def _other_than_configured(self, declared: PrecisionMap, iteration: int) -> list[str]:
         return [] if self.declaration is None else self.declaration.differences(declared, iteration)
@@ -206,7 +212,7 @@ class Watched:
         routers = {n: m for n, m in self.routers.items() if n.startswith(f"{name} ")}
         observed = Observed({}, {each: SlotCalls() for each in routers})
         decoder = {name: self.decoder[name]}
-        layers = layer_borders(decoder, self.moment, observed.others.append, self.rotary)
+        layers = self._between(decoder, observed)
         with LayerWatch(observed, name, decoder[name], routers, layers).watching():
             yield
         for words in beside_the_map(observed) + observed.others:
@@ -230,14 +236,8 @@ class Watched:
             module: Any = self.modules[name]
             own_units = None if units is None else units[name]
             common = (
-                module,
-                precision,
-                findings,
-                self.moment,
-                _largest,
-                self.histories,
-                extent,
-                own_units,
+                *(module, precision, findings, self.moment, _largest),
+                *(self.histories, extent, own_units),
             )
             if isinstance(module, SchemeAttention):
                 borders[name] = AttentionBorder(

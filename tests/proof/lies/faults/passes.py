@@ -711,7 +711,12 @@ def _first_changed(change: Any) -> Any:
     return lambda output: (change(output[0]), *output[1:])
 
 
+def _in_fp8(y: Tensor) -> Tensor:
+    return y.to(torch.float8_e4m3fn).to(y.dtype)
+
+
 _LAYERS = "megatron.core.transformer"
+_OUTSIDE = "megatron.core.models.common"
 for _name, _line, _plant in (
     (
         "branch kept small",
@@ -762,6 +767,59 @@ for _name, _line, _plant in (
             f"{_LAYERS}.attention.SelfAttention",
             "get_query_key_value_tensors",
             lambda qkv: (qkv[0], qkv[1], qkv[2].roll(1, 0), *qkv[3:]),
+        ),
+    ),
+    (
+        "embedding in fp8",
+        "what leaves the embedding is rounded to E4M3",
+        _between(
+            f"{_OUTSIDE}.embeddings.language_model_embedding.LanguageModelEmbedding",
+            "forward",
+            _in_fp8,
+        ),
+    ),
+    (
+        "embedding of other tokens from 2",
+        "from iteration 2 on the embedding returns the rows of the token before",
+        _between(
+            f"{_OUTSIDE}.embeddings.language_model_embedding.LanguageModelEmbedding",
+            "forward",
+            lambda y: y.roll(1, 0),
+            since=2,
+        ),
+    ),
+    (
+        "last norm in fp8",
+        "what the decoder returns is rounded to E4M3",
+        _between(f"{_LAYERS}.transformer_block.TransformerBlock", "forward", _in_fp8),
+    ),
+    (
+        "logits in fp8",
+        "the logits are rounded to E4M3",
+        _between(
+            "megatron.core.tensor_parallel.layers.ColumnParallelLinear",
+            "forward",
+            _first_changed(
+                lambda y: y + (_in_fp8(y.detach()) - y.detach()) if y.shape[-1] > 200 else y
+            ),
+        ),
+    ),
+    (
+        "loss smaller",
+        "the loss of each token is 0.9 of it",
+        _between(
+            f"{_OUTSIDE}.language_module.language_module.LanguageModule",
+            "compute_language_model_loss",
+            lambda y: y * 0.9,
+        ),
+    ),
+    (
+        "gradient of the loss in fp8",
+        "the gradient of the logits is rounded to E5M2",
+        _between(
+            "megatron.core.tensor_parallel.layers.ColumnParallelLinear",
+            "forward",
+            _first_changed(lambda y: _gradient_changed(y) if y.shape[-1] > 200 else y),
         ),
     ),
     (
@@ -826,6 +884,23 @@ for _name, _line, _plant in (
     ),
 ):
     add(_name, _line, Group.PASS, _plant)
+
+
+def _other_labels(planter: Planter) -> None:
+    """The loss is that of the token after the next one."""
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+
+    def make(original: Any) -> Any:
+        def compute(module: Any, labels: Tensor, logits: Tensor) -> Tensor:
+            planter.fire()
+            return original(module, labels.roll(-1, 1), logits)
+
+        return compute
+
+    planter.method(LanguageModule, "compute_language_model_loss", make)
+
+
+add("other labels", "the loss has the labels of the next token", Group.PASS, _other_labels)
 
 
 def _key_not_rotated(planter: Planter) -> None:
