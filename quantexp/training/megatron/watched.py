@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel.layers import RowParallelLinear
 from torch import Tensor, nn
 
 from quantexp.formats import Scaling
@@ -25,8 +24,6 @@ from quantexp.proof.border import (
     Extent,
     Findings,
     Hooked,
-    SequenceShares,
-    Shares,
     Unit,
 )
 from quantexp.proof.call import Call
@@ -41,7 +38,6 @@ from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
 from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
 from quantexp.proof.watch import ProductWatch
-from quantexp.quant.attention.context_parallel import chunks_of
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
@@ -52,6 +48,7 @@ from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
+from quantexp.training.megatron.shares import is_emulated, ranks_of, sequence_shares, shares_of
 from quantexp.training.megatron.transformer_engine.gemm_watch import GemmWatch
 
 #: Short iterations from one that sees what the map does not list to the next.
@@ -95,9 +92,9 @@ class Watched:
         self._turns: dict[bool, tuple[PrecisionMap, Turns]] = {}
         #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
         self._merges = False
-        self._moment = Moment(seed, 1, weights_once=current_state().weights_once)
-        context = parallel_state.get_context_parallel_group()
-        self.rotary = None if model is None else Rotary(model, context.rank(), context.size())
+        once, ranks = current_state().weights_once, ranks_of(chunks[0].config)
+        self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
+        self.rotary = None if model is None else Rotary(model, *ranks.context)
         self.declaration = (
             None if quant is None else Declaration(quant, chunks[0].config.num_layers)
         )
@@ -181,7 +178,7 @@ class Watched:
             own = {
                 name: declared[name]
                 for name, module in self.modules.items()
-                if not hasattr(module, "fp8_meta") or _is_emulated(module)
+                if not hasattr(module, "fp8_meta") or is_emulated(module)
             }
             known = declared, Turns(own, self._moment.seed, looks, num_micro_batches)
             self._turns[bool(num_micro_batches)] = known
@@ -246,11 +243,11 @@ class Watched:
                     shares=sequence_shares(),
                     uses_kernels=module.uses_kernels,
                 )
-            elif isinstance(module, SchemeLinear) or _is_emulated(module):
+            elif isinstance(module, SchemeLinear) or is_emulated(module):
                 borders[name] = LinearBorder(
                     *common,
                     weight=self.weights[name],
-                    shares=_shares(module),
+                    shares=shares_of(module),
                     keeps_gradients=keeps_gradients,
                 )
         return borders
@@ -285,66 +282,3 @@ def _largest(module: ModuleId, amax: Tensor) -> Tensor:
 
 def _larger(first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
     return {**first, **{name: max(amax, first.get(name, amax)) for name, amax in second.items()}}
-
-
-def _is_emulated(module: Any) -> bool:
-    """Whether a layer of Transformer Engine multiplies with torch, in the scheme's own formats."""
-    return hasattr(module, "fp8_meta") and hasattr(module, "_own")
-
-
-def _shares(module: Any) -> Shares:
-    """How a layer's tensors are divided, as Megatron-Core's two classes of parallel layers do it."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    is_row = isinstance(module, RowParallelLinear)
-    if _is_emulated(module):
-        size, is_row, sums_dx = group.size(), module.parallel_mode == "row", True
-    else:
-        group = module.tp_group
-        size = 1 if group is None or module.explicit_expert_comm else group.size()
-        sums_dx = bool(module.sequence_parallel or getattr(module, "allreduce_dgrad", False))
-    if size == 1:
-        return Shares()
-    divides, sums_dx = bool(module.sequence_parallel), sums_dx and not is_row
-
-    def gather_tokens(x: Tensor) -> Tensor:
-        whole = x.new_empty(size * x.shape[0], *x.shape[1:])
-        torch.distributed.all_gather_into_tensor(whole, x.contiguous(), group=group)
-        return whole
-
-    def add(x: Tensor) -> Tensor:
-        torch.distributed.all_reduce(x, group=group)
-        return x
-
-    return Shares(
-        group.rank(),
-        size,
-        sums_y=is_row,
-        sums_dx=sums_dx,
-        divides_tokens=divides,
-        gather=gather_tokens,
-        add=add,
-    )
-
-
-def sequence_shares() -> SequenceShares:
-    """How the ranks of context parallelism divide sequences, in Megatron's zigzag order."""
-    group = parallel_state.get_context_parallel_group()
-    size, rank = group.size(), group.rank()
-    if size == 1:
-        return SequenceShares()
-
-    def positions(rank: int, num_own: int) -> Tensor:
-        half = num_own // 2
-        return torch.cat([torch.arange(c * half, (c + 1) * half) for c in chunks_of(rank, size)])
-
-    def gather_tokens(x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(size)]
-        torch.distributed.all_gather(parts, x.contiguous(), group=group)
-        order = torch.cat([positions(each, x.shape[0]) for each in range(size)])
-        return torch.cat(parts)[order.argsort().to(x.device)]
-
-    def add(x: Tensor) -> Tensor:
-        torch.distributed.all_reduce(x, group=group)
-        return x
-
-    return SequenceShares(size, gather_tokens, add, lambda num_own: positions(rank, num_own))

@@ -89,6 +89,7 @@ SLOW: list[tuple[str, str, int, str]] = [
     ("loss smaller", "tp2 fp8", 1, "of the loss are not the cross entropy of the logits"),
     ("gradient of the loss in fp8", "tp2 sp mxfp4", 1, "of the logits are not the loss's"),
     ("last norm in fp8", "pp2 interleaved mxfp8", 1, "that entered the output layer are not what"),
+    ("positions in the own part", "tp2 sp sr rht", 1, "linear."),
     ("angles one early", "cp2 mxfp4 tiled", 1, "rotary angles are not those of the configuration"),
     ("router quantised from iteration 2", "experts mxfp4", 2, "router: must be in high precision"),
     ("latent projections", "latent mxfp8", 1, "kv"),
