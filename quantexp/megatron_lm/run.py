@@ -86,6 +86,9 @@ class LmRun:
         self.set_precision(self.args.iteration + 1)
         self.observer = RunObserver(self.context, self.device)
         self.observer.built(self.chunks)
+        self.observer.watched.rotary = None  # their arguments know more kinds
+        if (declaration := self.observer.watched.declaration) is not None:
+            declaration.of_module = self.schemes.of_module
         self._context = self.context
 
     def _entries(self) -> dict[Any, dict[str, Any]]:

@@ -83,15 +83,15 @@ class Activation:
     #: Whether y has been rounded on the way: it has a bias, or a fused kernel rounds every step.
     is_rounded: bool = False
 
-    def forward(self, x: Tensor, *, has_factor: bool = False) -> Reference:
-        """What enters fc2; with a factor, that of each row of x, which is seen."""
+    def forward(self, dtype: torch.dtype, factor: Tensor | None = None) -> Reference:
+        """What enters fc2, with the factor of each row, [R, 1]."""
         values, gate, up = self._value(self.y.double())
         magnitude = (gate * up).abs()
-        return self._reference(x, values, magnitude, (up,), has_factor=has_factor)
+        return self._reference(dtype, values, magnitude, (up,), factor)
 
-    def back(self, y_gradient: Tensor, g: Tensor, *, has_factor: bool = False) -> Reference:
-        """The gradient of y for that of fc2's input; with a factor, that of each row of what is seen."""
-        y, g = self.y.double().requires_grad_(), g.double()
+    def back(self, g: Tensor, factor: Tensor | None = None) -> Reference:
+        """The gradient of y for that of fc2's input, with the factor of each row."""
+        dtype, y, g = g.dtype, self.y.double().requires_grad_(), g.double()
         with torch.enable_grad():
             value, gate, up = self._value(y)
         (values,) = torch.autograd.grad(value, y, g)
@@ -100,7 +100,7 @@ class Activation:
         magnitude = (g * up).abs() * (1 + gate.abs().clamp_max(32))
         if self.is_gated:
             magnitude = torch.cat([magnitude, (g * gate).abs()], dim=-1)
-        return self._reference(y_gradient, values, magnitude, (up, g), has_factor=has_factor)
+        return self._reference(dtype, values, magnitude, (up, g), factor)
 
     def _value(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.is_gated:
@@ -111,37 +111,34 @@ class Activation:
 
     def _reference(
         self,
-        seen: Tensor,
+        dtype: torch.dtype,
         values: Tensor,
         magnitude: Tensor,
         factors: tuple[Tensor, ...],
-        *,
-        has_factor: bool,
+        factor: Tensor | None,
     ) -> Reference:
         largest = magnitude.amax()
-        if has_factor:
-            factor = _factor(seen.double(), values)
-            values, magnitude = values * factor, magnitude * factor
-        lost = _lost(seen.dtype) * (1 + sum(float(x.abs().amax()) for x in factors))
+        if factor is not None:
+            values, magnitude = values * factor.double(), magnitude * factor.double().abs()
+        lost = _lost(dtype) * (1 + sum(float(x.abs().amax()) for x in factors))
         lost = lost if math.isfinite(lost) else 0.0
         rounded = magnitude if self.is_rounded else values.abs()
-        roundings = 4 + 2 * has_factor + self.is_rounded
+        roundings = 4 + 2 * (factor is not None) + self.is_rounded
         return Reference(values, rounded, magnitude, lost, roundings, largest)
-
-
-def _factor(x: Tensor, values: Tensor) -> Tensor:
-    """The factor of each row of x to values, [R, 1], not negative."""
-    squares = values.square().sum(-1, keepdim=True)
-    factor = (x * values).sum(-1, keepdim=True) / squares
-    return torch.where(squares > 0, factor, 1.0).clamp_(0.0)
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotary embedding of heads, [R, H, D], by angles, [R, 1, at most D]; the other elements stay."""
+    """The rotary embedding of heads, [R, H, D], by angles, [R, 1, at most D]; the other elements stay.
+
+    That of latent attention takes the elements with even numbers for the first half.
+    """
 
     angles: Tensor
     is_interleaved: bool
+    is_latent: bool = False
+    #: The factor of cosine and sine.
+    magnitude: float = 1.0
 
     def forward(self, t: Tensor) -> Reference:
         """The rotated heads."""
@@ -154,13 +151,21 @@ class Rotation:
     def _turned(self, t: Tensor, sign: float) -> Reference:
         width, angles = self.angles.shape[-1], self.angles.double()
         turned, rest = t.double()[..., :width], t.double()[..., width:]
+        if self.is_latent and sign > 0:
+            turned = torch.cat([turned[..., ::2], turned[..., 1::2]], dim=-1)
         if self.is_interleaved:
             other = torch.stack([-turned[..., 1::2], turned[..., ::2]], dim=-1).flatten(-2)
         else:
             first, second = turned.chunk(2, dim=-1)
             other = torch.cat([-second, first], dim=-1)
-        values = torch.cat([turned * angles.cos() + sign * other * angles.sin(), rest], dim=-1)
-        magnitude = torch.cat([turned.abs() + other.abs(), rest.abs()], dim=-1)
+        values = turned * angles.cos() + sign * other * angles.sin()
+        magnitude = turned.abs() + other.abs()
+        if self.is_latent and sign < 0:
+            values, magnitude = (
+                torch.stack(x.chunk(2, -1), -1).flatten(-2) for x in (values, magnitude)
+            )
+        values = torch.cat([values * self.magnitude, rest], dim=-1)
+        magnitude = torch.cat([magnitude * self.magnitude, rest.abs()], dim=-1)
         return Reference(values, magnitude, magnitude, _lost(t.dtype), roundings=3)
 
 

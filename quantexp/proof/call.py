@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quantexp.formats import QuantSpec
+from quantexp.formats import QuantSpec, Rounding
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
+from quantexp.proof.places import Piece
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Operand, Product, Slot
@@ -74,6 +75,12 @@ class Call:
     def spec(self, slot: Slot) -> QuantSpec:
         """What the slot declares."""
         return self.declared.spec(slot)
+
+    def pieces(self, slot: Slot, shape: tuple[int, ...]) -> list[Piece]:
+        """Where the parts of an operand lie in the whole, if random numbers follow from that and it is not whole."""
+        if self.spec(slot).rounding is not Rounding.STOCHASTIC:
+            return []
+        return self.moment.ranks.pieces(self.module.name, slot.operand, shape)
 
     def of_source(self, source: int) -> Call:
         """The part of an expert's call whose rows are from one micro-batch."""

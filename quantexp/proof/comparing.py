@@ -82,7 +82,7 @@ def tile_finding(
     if is_stochastic(spec):
         T, K = (call.sources[each].shape[0] for each in (Operand.Q, Operand.K))
         N, R, own_keys = source.shape
-        positions = positions_of(spec, (N, T, K), source.device)
+        positions = positions_of(call, entry.slot, (N, T, K), source.device)
         if positions is None:
             place = Place((N, T, K), (0, 0, 0))
             positions = places_of(place, (N, T, K), source.device)

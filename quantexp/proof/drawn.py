@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
 from quantexp.model.decoder import is_routed
-from quantexp.proof.border import Border
+from quantexp.proof.border import Border, Hooked
 from quantexp.proof.call import Call
 from quantexp.proof.expected import are_equal, num_unequal
-from quantexp.proof.layer_border import LayerBorder
 from quantexp.proof.products import Reference, are_right, num_wrong
 from quantexp.proof.verdict import Observed, product_label
 from quantexp.proof.watch import ProductWatch
@@ -187,7 +186,7 @@ class LayerWatch(ProductWatch):  # type: ignore[no-untyped-call]
         name: str,
         layer: nn.Module,
         routers: Mapping[str, nn.Module],
-        layers: Sequence[LayerBorder],
+        layers: Sequence[Hooked],
     ) -> None:
         super().__init__(observed, {}, {name: layer}, routers, layers=layers)
         self._layer = layer

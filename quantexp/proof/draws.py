@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypedDict
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quantexp.formats import Hadamard, QuantSpec, Rounding
 from quantexp.proof.image import random_integers
+from quantexp.proof.places import Ranks
 
 
 class Randomness(TypedDict, total=False):
@@ -42,6 +43,8 @@ class Moment:
     index: int = 0
     #: Whether a weight has one copy for the whole step, with micro-batch 0's numbers.
     weights_once: bool = False
+    #: Which parts of the operands this rank has.
+    ranks: Ranks = field(default_factory=Ranks)
 
     def later(self, num_micro_batches: int) -> Moment:
         """The moment of another micro-batch of the iteration, which has a higher (or lower) number."""

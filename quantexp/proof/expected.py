@@ -23,7 +23,6 @@ from quantexp.proof.call import Call
 from quantexp.proof.draws import Randomness, is_stochastic
 from quantexp.proof.image import image, num_differing, own_amax
 from quantexp.quant.sites import Operand, Slot, captured_dim, dim_of
-from quantexp.quant.step_state import Piece, current_state
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Images:
         if self._is_by_source(slot):
             return num_unequal(operand, self.whole(slot))
         options = call.moment.randomness(spec, x.device)
-        positions = positions_of(spec, tuple(x.shape), x.device)
+        positions = positions_of(call, slot, tuple(x.shape), x.device)
         return num_differing(
             operand, x, spec, axis, amax=self.amax(slot), positions=positions, **options
         )
@@ -114,7 +113,7 @@ class Images:
         axis = dim_of(slot.operand, spec)
         if not self._is_by_source(slot):
             options = call.moment.randomness(spec, x.device)
-            positions = positions_of(spec, tuple(x.shape), x.device)
+            positions = positions_of(call, slot, tuple(x.shape), x.device)
             return image(x, spec, axis, amax=self.amax(slot), positions=positions, **options)
         assert call.rows is not None
         result = torch.zeros_like(x)
@@ -186,7 +185,7 @@ class Images:
         if spec.fmt.family is Family.PYTHON:
             return True  # the class may look at the whole tensor
         shape = tuple(self.call.source(slot).shape)
-        return self._is_by_source(slot) or bool(current_state().pieces(spec, shape))
+        return self._is_by_source(slot) or bool(self.call.pieces(slot, shape))
 
     def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Tensor:
         """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows."""
@@ -246,9 +245,11 @@ def as_integers(x: Tensor) -> Tensor:
     return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)
 
 
-def positions_of(spec: QuantSpec, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+def positions_of(
+    call: Call, slot: Slot, shape: tuple[int, ...], device: torch.device
+) -> Tensor | None:
     """The places of a rank's part of an operand in the whole operand; None if it is the whole, or nothing is drawn."""
-    pieces: Sequence[Piece] = current_state().pieces(spec, shape)
+    pieces = call.pieces(slot, shape)
     if not pieces:
         return None
     positions = torch.empty(shape, dtype=torch.int64, device=device)

@@ -6,17 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from quantexp.formats import Axis, QuantSpec
+from quantexp.formats import Axis
 from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, own_amax_of
+from quantexp.proof.places import Piece
 from quantexp.proof.products import Reference
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import (
@@ -37,7 +38,6 @@ from quantexp.quant.sites import (
     Slot,
     operands_of,
 )
-from quantexp.quant.step_state import current_state
 
 #: Operands that exist as tiles.
 TILES = (Operand.P, Operand.DS)
@@ -190,7 +190,8 @@ class Heads:
         is_whole = images.is_made_whole(slot)
         x = images.whole(slot) if is_whole else call.source(slot)
         if slot.operand is Operand.DO:
-            start, stride, rows = _place(call.spec(slot), tuple(x.shape), self.number(head))
+            shape = tuple(x.shape)
+            start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
             of_head, columns = x[self.number(head)], torch.arange(x.shape[2])
             plane = Plane(of_head, rows, columns, start, stride, is_expected=is_whole)
             return images.lines(slot, plane, picked)
@@ -245,7 +246,8 @@ class Heads:
         kept, call = self.kept[slot.operand], self.call
         B, H = call.sources[Operand.Q].shape[1:3]
         T, K = self.num_queries, self.num_keys
-        start, stride, rows = _place(call.spec(slot), (B * H, T, K), self.number(head))
+        shape = B * H, T, K
+        start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
         if slot.product in OVER_QUERIES:
             return Plane(kept.columns[head - self.heads[0]], rows, self.keys, start, stride)
         return Plane(kept.rows, rows[self.queries], torch.arange(K), start, stride)
@@ -257,11 +259,11 @@ def in_tile(picked: Tensor, start: int, num_rows: int) -> tuple[Tensor, Tensor]:
     return inside, inside - start
 
 
-def _place(spec: QuantSpec, shape: tuple[int, ...], n: int) -> tuple[int, int, Tensor]:
+def _place(pieces: Sequence[Piece], shape: tuple[int, ...], n: int) -> tuple[int, int, Tensor]:
     """Where matrix n of an operand [N, rows, columns] lies in the whole operand: start, stride, numbers of its rows."""
     rows = torch.arange(shape[1])
     start, stride = n * shape[1] * shape[2], shape[2]
-    for (numbers, own, _), place in current_state().pieces(spec, shape):
+    for (numbers, own, _), place in pieces:
         if numbers.start <= n < numbers.stop:
             whole = place.start[0] + n - numbers.start
             start, stride = whole * place.whole[1] * place.whole[2], place.whole[2]

@@ -13,42 +13,23 @@ take back. A product beside the modules, by whatever library or thread, changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quantexp.formats.torch_internals import in_backward, unseen
+from quantexp.formats.torch_internals import unseen
 from quantexp.proof.between import Activation, Norm, total
-from quantexp.proof.border import Hooked, plain, unseen_hook
+from quantexp.proof.border import plain
 from quantexp.proof.draws import Moment
-from quantexp.proof.expected import num_unequal
-from quantexp.proof.layer_pass import Pass
-from quantexp.proof.products import Reference, num_wrong
+from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Pass, PassBorder
 from quantexp.proof.projected_heads import ProjectedHeads
-
-#: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
-_AFTER_NORM = {
-    "linear_qkv": ("qkv", "input_layernorm"),
-    "linear_q_proj": ("q-proj", "input_layernorm"),
-    "linear_q_down_proj": ("q-down", "input_layernorm"),
-    "linear_kv_down_proj": ("kv-down", "input_layernorm"),
-    "linear_q_up_proj": ("q-up", "q_layernorm"),
-    "linear_kv_up_proj": ("kv-up", "kv_layernorm"),
-}
-#: The norms in messages.
-_NORMS = {
-    "input_layernorm": "the norm before attention",
-    "pre_mlp_layernorm": "the norm before the feed-forward",
-    "q_layernorm": "the norm of q",
-    "k_layernorm": "the norm of k",
-    "kv_layernorm": "the norm of the latent",
-}
+from quantexp.proof.rotary import Rotary
 
 
-class LayerBorder(Hooked):
+class LayerBorder(PassBorder):
     """One decoder layer's inside while it is watched.
 
     Args:
@@ -56,6 +37,7 @@ class LayerBorder(Hooked):
         layer: a Megatron-Core `TransformerLayer`.
         moment: when the running pass is.
         report: receives what is wrong, in words.
+        rotary: the rotary embedding that is configured; None if its angles are taken as they are.
     """
 
     def __init__(
@@ -64,21 +46,14 @@ class LayerBorder(Hooked):
         layer: Any,
         moment: Callable[[], Moment],
         report: Callable[[str], None],
+        rotary: Rotary | None = None,
     ) -> None:
-        super().__init__()
-        self._name, self._layer, self._config = name, layer, layer.config
-        self._moment, self._report = moment, report
+        super().__init__(name, moment, report)
+        self._layer, self._config, self._rotary = layer, layer.config, rotary
         #: What must be seen in every forward pass.
         self._due: set[str] = set()
-        #: The pass whose forward, or a gradient of which, is seen; None outside of one.
-        self._now: Pass | None = None
-        self._reported: set[str] = set()
-        #: The layer that follows, and what left the one before it, at its moment.
-        self.following: LayerBorder | None = None
-        self._arriving: tuple[Moment, Tensor] | None = None
-
-    def _forget(self) -> None:
-        self._now = self._arriving = None
+        #: What takes the layer's result.
+        self.following: PassBorder | None = None
 
     def _install(self) -> None:
         layer, attention, mlp = self._layer, self._layer.self_attention, self._layer.mlp
@@ -90,14 +65,17 @@ class LayerBorder(Hooked):
                 own = name.rpartition(".")[2]
                 self._due.add(own)
                 self._on_output(module, partial(self._norm, own, module))
-        for name, (own, norm) in _AFTER_NORM.items():
+        for name, (own, norm) in AFTER_NORM.items():
             if hasattr(attention, name):
                 see = partial(self._after_norm, own, norm)
                 self._on_input(getattr(attention, name), see)
+        if hasattr(attention, "rotary_pos_emb"):
+            self._on_output(attention.rotary_pos_emb, self._turn)
         self._on_input(attention.core_attention, self._core)
+        projections = "linear_qkv", "linear_kv_up_proj", "linear_q_proj", "linear_q_up_proj"
         checks = {
-            "linear_qkv": self._projection_gradient,
-            "linear_kv_up_proj": self._projection_gradient,
+            **dict.fromkeys(projections, self._projection_gradient),
+            "linear_kv_down_proj": None,
             "core_attention": None,
             "linear_proj": partial(self._passed_on, "proj", "h"),
         }
@@ -114,65 +92,19 @@ class LayerBorder(Hooked):
         self._on_output(mlp, partial(self._keep, "mlp", passed_on))
         for name, module in mlp.named_modules():
             if hasattr(module, "linear_fc1"):
-                key, is_routed = f"{name}.fc1", "local_experts" in name
-                check = partial(self._act_gradient, key, is_routed)
+                key, check = f"{name}.fc1", partial(self._act_gradient, f"{name}.fc1")
+                if "local_experts" in name:
+                    self._on_input(module, partial(self._weigh, key))
                 self._on_output(module.linear_fc1, partial(self._keep, key, check))
-                self._on_input(module.linear_fc2, partial(self._act, key, is_routed))
+                self._on_input(module.linear_fc2, partial(self._act, key))
         self._on_output(layer, self._leave)
-
-    def _on_input(self, module: nn.Module, see: Callable[..., None]) -> None:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            if self._now is not None:
-                with unseen():
-                    see(*args[:3])
-
-        self._hook(module.register_forward_pre_hook(plain(hook)))
-
-    def _on_output(self, module: nn.Module, see: Callable[[Any, Any], None]) -> None:
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if self._now is not None:
-                with unseen():
-                    see(output, args)
-
-        self._hook(module.register_forward_hook(plain(hook)))
-
-    def _on_gradient(
-        self, x: Tensor, name: str, check: Callable[[Tensor], None] | None = None
-    ) -> None:
-        """Keep the drawn tokens of a tensor's gradient, and check them."""
-        own = self._now
-        if own is None or not x.requires_grad:
-            return
-
-        def see(gradient: Tensor) -> None:
-            before, self._now = self._now, own
-            try:
-                own.seen[f"d {name}"] = drawn = own.drawn(gradient)
-                if check is not None:
-                    check(drawn)
-            finally:
-                self._now = before
-
-        x.register_hook(unseen_hook(see))  # type: ignore[no-untyped-call]
-
-    @property
-    def _seen(self) -> dict[str, Tensor]:
-        assert self._now is not None
-        return self._now.seen
-
-    def _drawn(self, x: Tensor) -> Tensor:
-        assert self._now is not None
-        return self._now.drawn(x)
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x, moment = args[0] if args else kwargs["hidden_states"], self._moment()
         with unseen():
             self._now = Pass(moment, kwargs.get("rotary_pos_emb"), x.shape[1])
             self._seen["x"] = self._drawn(x)
-            arriving, self._arriving = self._arriving, None
-            if arriving is not None and arriving[0] == moment and not in_backward():
-                self._seen["arriving"] = arriving[1]
-                self._same("the layer", "arriving", "left the one before it", x)
+            self._arrive("the layer", x)
         gradient = partial(self._stream_gradient, "x", "h", "input_layernorm")
         self._on_gradient(x, "x", gradient)
 
@@ -180,9 +112,8 @@ class LayerBorder(Hooked):
         self._sum("left the layer", output[0], "h", "mlp", "the feed-forward")
         self._on_gradient(output[0], "y")
         for name in sorted(self._due - self._seen.keys()):
-            self._tell_words(f"{_NORMS.get(name, name)} was not called")
-        if self.following is not None and not in_backward():
-            self.following._arriving = self._moment(), self._drawn(output[0])
+            self._tell_words(f"{NORMS.get(name, name)} was not called")
+        self._pass_on(self.following, output[0])
         self._now = None
 
     def _keep(self, name: str, check: Callable[[Tensor], None] | None, output: Any, _: Any) -> None:
@@ -194,16 +125,11 @@ class LayerBorder(Hooked):
         if check is not None:
             self._on_gradient(y, name, check)
 
-    def _same(self, what: str, source: str, words: str, x: Tensor, *_: Any) -> None:
-        if source in self._seen:
-            own, expected = self._drawn(x), self._seen[source]
-            self._tell(own, expected, f"that entered {what} are not what {words}")
-
     def _norm(self, name: str, module: nn.RMSNorm, output: Tensor, args: tuple[Tensor]) -> None:
         if name == "input_layernorm":
-            self._same(_NORMS[name], "x", "entered the layer", args[0])
+            self._same(NORMS[name], "x", "entered the layer", args[0])
         elif name == "pre_mlp_layernorm":
-            self._sum(f"entered {_NORMS[name]}", args[0], "x", "linear_proj", "attention")
+            self._sum(f"entered {NORMS[name]}", args[0], "x", "linear_proj", "attention")
             self._seen["h"] = self._drawn(args[0])
             gradient = partial(self._stream_gradient, "h", "y", name)
             self._on_gradient(args[0], "h", gradient)
@@ -211,7 +137,7 @@ class LayerBorder(Hooked):
         self._seen[name] = own = self._drawn(output)
         expected = self._norm_of(name, self._drawn(args[0])).forward()
         self._tell(
-            own, expected, f"that left {_NORMS.get(name, name)} are not the norm of what entered it"
+            own, expected, f"that left {NORMS.get(name, name)} are not the norm of what entered it"
         )
 
     def _after_norm(self, what: str, norm: str, x: Tensor, *_: Any) -> None:
@@ -221,7 +147,7 @@ class LayerBorder(Hooked):
 
     def _norm_gradient(self, name: str, own: Tensor) -> None:
         found = [g for key, g in self._seen.items() if key.startswith(f"d {name} in ")]
-        words = f"of the gradient that entered {_NORMS.get(name, name)} are not what left the modules after it"
+        words = f"of the gradient that entered {NORMS.get(name, name)} are not what left the modules after it"
         if len(found) == 1:
             self._tell(own, found[0], words)
         elif found:
@@ -239,7 +165,7 @@ class LayerBorder(Hooked):
             expected = self._norm_of(norm, self._seen[tensor]).back(by_norm)
             expected = expected.plus(total(by_sum)).again()
             words = "are not the sum of the stream's and of the norm's"
-            self._tell(own, expected, f"of the gradient of what entered {_NORMS[norm]} {words}")
+            self._tell(own, expected, f"of the gradient of what entered {NORMS[norm]} {words}")
 
     def _passed_on(self, what: str, stream: str, own: Tensor) -> None:
         """The gradient of a branch: that of the stream to which it is added."""
@@ -274,25 +200,33 @@ class LayerBorder(Hooked):
             config.bias_activation_fusion or bias is not None,
         )
 
-    def _act(self, key: str, is_routed: bool, x: Tensor, *_: Any) -> None:
+    def _weigh(self, key: str, _: Tensor, factor: Tensor, *__: Any) -> None:
         """The rows of a routed expert have a factor each, the weight of the expert."""
+        self._seen[f"{key} factor"] = self._drawn(factor[:, None])
+
+    def _act(self, key: str, x: Tensor, *_: Any) -> None:
         activation = self._activation(key)
         if activation is not None:
             self._on_gradient(x, f"{key} act")
-            own = self._drawn(x)
-            expected = activation.forward(own, has_factor=is_routed)
+            own, factor = self._drawn(x), self._seen.get(f"{key} factor")
+            expected = activation.forward(own.dtype, factor)
             self._tell(own, expected, "that entered fc2 are not the activation of what left fc1")
 
-    def _act_gradient(self, key: str, is_routed: bool, own: Tensor) -> None:
+    def _act_gradient(self, key: str, own: Tensor) -> None:
         activation, g = self._activation(key), self._seen.get(f"d {key} act")
         if activation is not None and g is not None:
-            expected = activation.back(own, g, has_factor=is_routed)
+            expected = activation.back(g, self._seen.get(f"{key} factor"))
             words = "of the gradient that entered fc1 are not the activation's"
             self._tell(own, expected, words)
+
+    def _turn(self, output: Any, _: Any) -> None:
+        """Latent attention has the angles from a module of its own, some with a factor of cosine and sine."""
+        self._pass.angles = output[0] if isinstance(output, tuple) else output
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Packed sequences, [tokens, heads, D], are not compared."""
         if q.dim() == 4:
+            self._pass.num_tokens = len(q)
             for name, x in (("q", q), ("k", k), ("v", v)):
                 self._on_gradient(x, name)
                 self._seen[name] = self._drawn(x)
@@ -305,46 +239,4 @@ class LayerBorder(Hooked):
 
     def _projected(self) -> ProjectedHeads:
         attention = self._layer.self_attention
-        return ProjectedHeads(attention, self._config, self._seen, self._angles, self._norm_of)
-
-    def _angles(self, name: str) -> Tensor | None:
-        assert self._now is not None
-        angles = self._now.angles
-        if isinstance(angles, tuple):
-            angles = angles[name == "k"]
-        if angles is None:
-            return None
-        return self._drawn(angles.expand(-1, self._now.num_sequences, -1, -1))
-
-    def _tell(self, own: Tensor, expected: Reference | Tensor, words: str) -> None:
-        """Report elements that are not those of a product or sum, or whose bits are not those of a tensor."""
-        if isinstance(expected, Reference):
-            wrong = num_wrong(own, expected)
-        elif own.numel() == expected.numel():
-            wrong = num_unequal(own, expected.reshape(own.shape))
-        else:
-            wrong = own.numel()
-        if wrong:
-            self._tell_words(words, f"{wrong} of {own.numel()} drawn elements ")
-
-    def _tell_words(self, words: str, number: str = "") -> None:
-        """Report what is wrong, each kind once."""
-        if words not in self._reported:
-            self._reported.add(words)
-            assert self._now is not None
-            micro_batch = self._now.moment.micro_batch
-            self._report(f"{self._name}: {number}{words}, in micro-batch {micro_batch}")
-
-
-def layer_borders(
-    decoder: Mapping[str, nn.Module], moment: Callable[[], Moment], report: Callable[[str], None]
-) -> list[LayerBorder]:
-    """Those of the decoder's layers, by their names `layer N`; an output layer has none."""
-    layers = {
-        name: LayerBorder(name, module, moment, report)
-        for name, module in decoder.items()
-        if hasattr(module, "self_attention")
-    }
-    for name, border in layers.items():
-        border.following = layers.get(f"layer {int(name.split()[1]) + 1}")
-    return list(layers.values())
+        return ProjectedHeads(attention, self._config, self._pass, self._rotary, self._norm_of)

@@ -1,33 +1,170 @@
-"""The drawn tokens of what one pass of a decoder layer shows."""
+"""The drawn tokens of what one pass of a decoder layer shows, and the names of the modules that show it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from quantexp.formats.torch_internals import in_backward, unseen
+from quantexp.proof.border import Hooked, plain, unseen_hook
 from quantexp.proof.draws import Moment, lines
+from quantexp.proof.expected import num_unequal
+from quantexp.proof.products import Reference, num_wrong
 
+#: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
+AFTER_NORM = {
+    "linear_qkv": ("qkv", "input_layernorm"),
+    "linear_q_proj": ("q-proj", "input_layernorm"),
+    "linear_q_down_proj": ("q-down", "input_layernorm"),
+    "linear_kv_down_proj": ("kv-down", "input_layernorm"),
+    "linear_q_up_proj": ("q-up", "q_layernorm"),
+    "linear_kv_up_proj": ("kv-up", "kv_layernorm"),
+}
+#: The norms in messages.
+NORMS = {
+    "input_layernorm": "the norm before attention",
+    "pre_mlp_layernorm": "the norm before the feed-forward",
+    "q_layernorm": "the norm of q",
+    "k_layernorm": "the norm of k",
+    "kv_layernorm": "the norm of the latent",
+}
 #: Tokens of a pass that are compared.
 TOKENS = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pass:
     """One forward pass of the layer, and the backward pass that follows it."""
 
     moment: Moment
-    #: The angles of the rotary embedding, [T, 1, 1, D].
+    #: The angles of the rotary embedding, [at least T, 1, 1, D].
     angles: Tensor | tuple[Tensor, Tensor] | None
     num_sequences: int
     #: The drawn tokens of what was seen; gradients have the names of their tensors after a `d `.
     seen: dict[str, Tensor] = field(default_factory=dict)
+    #: Tokens of a sequence in attention's products, which may be more than the layer's.
+    num_tokens: int = 0
+
+    def picked(self, number: int) -> Tensor:
+        """The drawn ones of so many rows, or of the tokens of all sequences."""
+        return lines(self.moment.choice("between"), number, 1, TOKENS)
 
     def drawn(self, x: Tensor) -> Tensor:
         """The drawn tokens of [T, B, ...], or the drawn rows of [rows, width]."""
-        x, chosen = x.detach(), self.moment.choice("between")
+        x = x.detach()
         if x.dim() == 2:
-            return x[lines(chosen, len(x), 1, TOKENS)] if len(x) else x
+            return x[self.picked(len(x))] if len(x) else x
         T, B = x.shape[:2]
-        picked = lines(chosen, T * B, 1, TOKENS)
+        picked = self.picked(T * B)
         return x[picked // B, picked % B]
+
+    def drawn_angles(self, name: str) -> Tensor | None:
+        """The angles of q's or k's drawn tokens, [R, 1, D]."""
+        whole = self.angles[name == "k"] if isinstance(self.angles, tuple) else self.angles
+        if whole is None:
+            return None
+        return self.drawn(whole[: self.num_tokens].expand(-1, self.num_sequences, -1, -1))
+
+
+class PassBorder(Hooked):
+    """What lies between modules, while it is watched: hooks that keep the drawn tokens of a pass and compare them."""
+
+    def __init__(
+        self, name: str, moment: Callable[[], Moment], report: Callable[[str], None]
+    ) -> None:
+        """`name` begins each message; `moment` is that of the running pass; `report` receives the messages."""
+        super().__init__()
+        self._name, self._moment, self._report = name, moment, report
+        #: The pass whose forward, or a gradient of which, is seen; None outside of one.
+        self._now: Pass | None = None
+        self._reported: set[str] = set()
+        #: What left the module before it, at its moment.
+        self._arriving: tuple[Moment, Tensor] | None = None
+
+    def _forget(self) -> None:
+        self._now = self._arriving = None
+
+    def _pass_on(self, following: PassBorder | None, x: Tensor) -> None:
+        """Let what follows know what must enter it."""
+        if following is not None and not in_backward():
+            following._arriving = self._moment(), self._drawn(x)
+
+    def _arrive(self, what: str, x: Tensor) -> None:
+        """Compare what enters with what left the module before it."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None and arriving[0] == self._pass.moment and not in_backward():
+            self._seen["arriving"] = arriving[1]
+            self._same(what, "arriving", "left the one before it", x)
+
+    def _same(self, what: str, source: str, words: str, x: Tensor, *_: Any) -> None:
+        if source in self._seen:
+            own, expected = self._drawn(x), self._seen[source]
+            self._tell(own, expected, f"that entered {what} are not what {words}")
+
+    def _on_input(self, module: nn.Module, see: Callable[..., None]) -> None:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            if self._now is not None:
+                with unseen():
+                    see(*args[:3])
+
+        self._hook(module.register_forward_pre_hook(plain(hook)))
+
+    def _on_output(self, module: nn.Module, see: Callable[[Any, Any], None]) -> None:
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self._now is not None:
+                with unseen():
+                    see(output, args)
+
+        self._hook(module.register_forward_hook(plain(hook)))
+
+    def _on_gradient(
+        self, x: Tensor, name: str, check: Callable[[Tensor], None] | None = None
+    ) -> None:
+        """Keep the drawn tokens of a tensor's gradient, and check them."""
+        own = self._now
+        if own is None or not x.requires_grad:
+            return
+
+        def see(gradient: Tensor) -> None:
+            before, self._now = self._now, own
+            try:
+                own.seen[f"d {name}"] = drawn = own.drawn(gradient)
+                if check is not None:
+                    check(drawn)
+            finally:
+                self._now = before
+
+        x.register_hook(unseen_hook(see))  # type: ignore[no-untyped-call]
+
+    @property
+    def _pass(self) -> Pass:
+        assert self._now is not None
+        return self._now
+
+    @property
+    def _seen(self) -> dict[str, Tensor]:
+        return self._pass.seen
+
+    def _drawn(self, x: Tensor) -> Tensor:
+        return self._pass.drawn(x)
+
+    def _tell(self, own: Tensor, expected: Reference | Tensor, words: str) -> None:
+        """Report elements that are not those of a product or sum, or whose bits are not those of a tensor."""
+        if isinstance(expected, Reference):
+            wrong = num_wrong(own, expected)
+        elif own.numel() == expected.numel():
+            wrong = num_unequal(own, expected.reshape(own.shape))
+        else:
+            wrong = own.numel()
+        if wrong:
+            self._tell_words(words, f"{wrong} of {own.numel()} drawn elements ")
+
+    def _tell_words(self, words: str, number: str = "") -> None:
+        """Report what is wrong, each kind once."""
+        if words not in self._reported:
+            self._reported.add(words)
+            micro_batch = self._pass.moment.micro_batch
+            self._report(f"{self._name}: {number}{words}, in micro-batch {micro_batch}")

@@ -105,7 +105,7 @@ class LinearBorder(Border):
 
     def _see(self, call: Call, operand: Operand, x: Tensor) -> None:
         """Take a source; a drawn check takes the lines that it looks at here, before the module has them."""
-        takes_lines = self._units is not None and call.rows is None
+        takes_lines = self._units is not None and call.rows is None and bool(x.numel())
         call.see(operand, x, is_taken=takes_lines)
         for slot in self.declared.slots if takes_lines else ():
             comes = slot.product is Product.FPROP or torch.is_grad_enabled() or operand is Operand.G

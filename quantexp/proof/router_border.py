@@ -1,7 +1,8 @@
-"""The border of a router: what enters it, its weight, its logits and the gradients of these.
+"""The border of a router: what enters it, its weight, its logits and the gradients of these; its choice.
 
 A router multiplies these in a precision of its own, float32 for example, to which they are converted without a loss.
-Some rows of its logits are compared with the product in float64 (`products`).
+Some rows of its logits are compared with the product in float64 (`products`), and so are the experts that it chooses
+for these rows, and their weights (`routing`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
 from quantexp.proof.products import num_wrong, reference
+from quantexp.proof.routing import num_other_choices, rule_of, weights_of
 
 #: Rows of logits that are compared at most.
 _ROWS = 64
@@ -24,11 +26,12 @@ _ROWS = 64
 class RouterBorder:
     """The tensors that a router's products may multiply, while it is watched."""
 
-    def __init__(self, module: nn.Module, report: Callable[[int, int], None]) -> None:
-        """`report` receives the numbers of wrong and of compared logits."""
+    def __init__(self, module: nn.Module, report: Callable[[str], None]) -> None:
+        """`report` receives what is wrong, in words."""
         self._module: Any = module
         self._report = report
         self._sources: list[Tensor] = []
+        self._logits: Tensor | None = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -46,18 +49,19 @@ class RouterBorder:
             return logits
 
         self._module.gating = gate
+        handle = self._module.register_forward_hook(self._chosen)
         try:
             yield
         finally:
             self._module.gating = gating
-            self._sources = []
+            handle.remove()
+            self._sources, self._logits = [], None
 
     def _compare(self, logits: Tensor) -> None:
         """Compare some rows of the logits with the product of what entered the router."""
         x, weight = (each.reshape(-1, each.shape[-1]) for each in self._sources)
-        seen = logits.reshape(-1, logits.shape[-1])
-        rows = slice(None, None, max(1, -(-len(x) // _ROWS)))
-        expected = reference(x[rows], weight.t())
+        seen = _some(logits)
+        expected = reference(_some(x), weight.t())
         bias = getattr(self._module, "bias", None)
         if bias is not None:
             values, rounded = (
@@ -65,7 +69,27 @@ class RouterBorder:
                 expected.rounded + bias.detach().abs(),
             )
             expected = replace(expected.again(), values=values, rounded=rounded)
-        self._report(num_wrong(seen[rows], expected), seen[rows].numel())
+        if wrong := num_wrong(seen, expected):
+            words = "logits are not the product of what entered it and its weight"
+            self._report(f"{wrong} of {seen.numel()} {words}")
+        self._logits = seen.clone()
+
+    def _chosen(self, _: nn.Module, args: object, output: Any) -> None:
+        """Compare the experts that it chooses from these logits, and their weights."""
+        logits, self._logits = self._logits, None
+        rule = rule_of(self._module)
+        if logits is None or rule is None:
+            return
+        with unseen():
+            probs, chosen = (_some(each.detach()) for each in output)
+            if wrong := num_other_choices(rule, logits, chosen):
+                self._report(
+                    f"{wrong} of {len(chosen)} tokens are not given to the experts of its logits"
+                )
+            elif wrong := num_wrong(probs, weights_of(rule, logits, chosen)):
+                self._report(
+                    f"{wrong} of {probs.numel()} weights of experts are not those of its logits"
+                )
 
     def _begin_backward(self, sources: list[Tensor], g: Tensor) -> None:
         self._sources = [*sources, g.detach()]
@@ -80,3 +104,9 @@ class RouterBorder:
                 ):
                     return True
         return False
+
+
+def _some(x: Tensor) -> Tensor:
+    """Some of the rows of a tensor, the same of each with as many rows."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows[:: max(1, -(-len(rows) // _ROWS))]

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.formats.torch_internals import in_backward
 from quantexp.model.decoder import is_routed
-from quantexp.proof.border import Border
+from quantexp.proof.border import Border, Hooked
 from quantexp.proof.call import Call
 from quantexp.proof.comparing import (
     TILES,
@@ -33,7 +33,6 @@ from quantexp.proof.comparing import (
 )
 from quantexp.proof.expected import own_amax_of
 from quantexp.proof.findings import Finding, Status
-from quantexp.proof.layer_border import LayerBorder
 from quantexp.proof.owners import Owners
 from quantexp.proof.products import project
 from quantexp.proof.router_border import RouterBorder
@@ -105,7 +104,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         decoder: Mapping[str, nn.Module],
         routers: Mapping[str, nn.Module] | None = None,
         tables: Mapping[ModuleId, Callable[[], Call]] | None = None,
-        layers: Sequence[LayerBorder] = (),
+        layers: Sequence[Hooked] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.observed = observed
@@ -113,7 +112,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._borders, self._tables = borders, tables or {}
         self._owners = Owners({**decoder, **(routers or {})})
         self._routers = {
-            name: RouterBorder(module, partial(self._logits, name))
+            name: RouterBorder(module, partial(self._wrong_router, name))
             for name, module in (routers or {}).items()
         }
 
@@ -222,10 +221,8 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             slot.quantised_calls += not is_source
             slot.add(Finding(Status.ENGAGED) if is_source else ALTERED)
 
-    def _logits(self, router: str, wrong: int, of: int) -> None:
-        if wrong:
-            words = f"{wrong} of {of} logits are not the product of what entered it and its weight"
-            self.observed.routers[router].add(Finding(Status.MISMATCH, words, quantised=True))
+    def _wrong_router(self, router: str, words: str) -> None:
+        self.observed.routers[router].add(Finding(Status.MISMATCH, words, quantised=True))
 
     def _in_context(
         self, context: ProductContext, left: Tensor, right: Tensor, alpha: float

@@ -16,7 +16,7 @@ from quantexp.runs.disk import writing
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.gradients import ALONE, SCHEME, WITHOUT, write_gradients
 from quantexp.runs.status import Phase, now, write_json
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, QuantConfig
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 from quantexp.training.rank_session import rank_session
@@ -59,7 +59,7 @@ def record_comparison(context: RunContext, comparison: GradientComparison, itera
         EngagementError: a pass did not quantise exactly what was declared.
     """
     experiment = context.experiment
-    declared = precision_map(experiment.model, experiment.quant, iteration)
+    declared = _map_of(experiment, experiment.quant, iteration)
     reference = comparison.reference(unquantised(declared))
     units = units_compared(experiment, iteration)
     passes: list[dict[str, Any]] = []
@@ -77,6 +77,21 @@ def record_comparison(context: RunContext, comparison: GradientComparison, itera
     context.status.iteration = iteration
 
 
+def _map_of(experiment: Experiment, quant: QuantConfig, iteration: int) -> PrecisionMap:
+    """The map of a scheme.
+
+    Raises:
+        EngagementError: it is not what is configured.
+    """
+    from quantexp.proof.declaration import Declaration
+    from quantexp.proof.verdict import require_none
+
+    declared = precision_map(experiment.model, quant, iteration)
+    declaration = Declaration(quant, experiment.model.num_layers)
+    require_none(declaration.differences(declared, iteration), iteration)
+    return declared
+
+
 def _maps(
     experiment: Experiment, declared: PrecisionMap, units: Sequence[Unit], iteration: int
 ) -> Iterator[tuple[str, str | None, PrecisionMap]]:
@@ -86,7 +101,7 @@ def _maps(
         """The scheme's map with some units in the working precision, by the rules that a user would write."""
         quant = experiment.quant
         changed = dataclasses.replace(quant, rules=[*quant.rules, *working_rules(left_out)])
-        return precision_map(experiment.model, changed, iteration)
+        return _map_of(experiment, changed, iteration)
 
     yield SCHEME, None, declared
     for unit in units:

@@ -135,7 +135,8 @@ class RunObserver:
         from quantexp.quant.hooks import hook_operands
         from quantexp.training.megatron.watched import Watched
 
-        self.watched = Watched(chunks, self.experiment.training.seed)
+        experiment = self.experiment
+        self.watched = Watched(chunks, experiment.training.seed, experiment.model, experiment.quant)
         if (start := self.context.start) is not None and start.state.is_file():
             histories = read_index(start.state).amax_histories
             self.watched.histories.expect({name: h["amaxes"] for name, h in histories.items()})

@@ -71,12 +71,12 @@ def test_activation(size: float, dtype: torch.dtype, *, is_gated: bool) -> None:
     x, g, gradient = _taken_back(function, y, 1.0)
     activation = Activation(y, functional.silu if is_gated else functional.gelu, is_gated)
     if dtype is not torch.float16 or size >= 1e-2:
-        _require_bounds(x, activation.forward(x))
-    assert num_wrong(x, activation.forward(x)) == 0
-    _require_bounds(gradient, activation.back(gradient, g))
+        _require_bounds(x, activation.forward(dtype))
+    assert num_wrong(x, activation.forward(dtype)) == 0
+    _require_bounds(gradient, activation.back(g))
     factor = _random(32, 1, dtype=torch.float32, size=1.0, seed=4).abs()
     weighted = (x * factor).to(dtype)
-    assert num_wrong(weighted, activation.forward(weighted, has_factor=True)) == 0
+    assert num_wrong(weighted, activation.forward(dtype, factor)) == 0
 
 
 @pytest.mark.parametrize("width", [32, 16])
@@ -95,6 +95,21 @@ def test_rotation(dtype: torch.dtype, width: int, *, is_interleaved: bool) -> No
     t = _random(48, 1, 4, 32, dtype=dtype, size=1.0, seed=5)
     y, g, gradient = _taken_back(function, t, 1e-3)
     rotation = Rotation(whole[:, 0], is_interleaved)
+    _require_bounds(y[:, 0], rotation.forward(t[:, 0]))
+    _require_bounds(gradient[:, 0], rotation.back(g[:, 0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotation_of_latent_attention(dtype: torch.dtype) -> None:
+    angles = torch.outer(torch.arange(48.0), 10000 ** -(torch.arange(0, 32, 2) / 32))
+    whole = torch.cat([angles, angles], -1)[:, None, None]
+
+    def function(t: Tensor) -> Tensor:
+        return _apply_rotary_pos_emb_bshd(t, whole, multi_latent_attention=True, mscale=1.25)
+
+    t = _random(48, 1, 4, 32, dtype=dtype, size=1.0, seed=5)
+    y, g, gradient = _taken_back(function, t, 1e-3)
+    rotation = Rotation(whole[:, 0], is_interleaved=False, is_latent=True, magnitude=1.25)
     _require_bounds(y[:, 0], rotation.forward(t[:, 0]))
     _require_bounds(gradient[:, 0], rotation.back(g[:, 0]))
 

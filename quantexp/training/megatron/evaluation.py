@@ -21,6 +21,7 @@ from megatron.core.transformer.module import Float16Module
 from quantexp.config.evaluation import Part, map_iteration, parts_evaluated
 from quantexp.model.layout import Layout
 from quantexp.model.training_state import read_index
+from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks
 from quantexp.proof.merging import named_in_order
 from quantexp.proof.verdict import Verdict, require, require_none
@@ -86,8 +87,10 @@ class Evaluator:
         for each in models:
             each.eval()
         self.passes = Passes(models, training, self.layout, device)
-        self.watched = Watched(self.chunks, training.seed)
+        self.watched = Watched(self.chunks, training.seed, model)
         declared = precision_map(model, experiment.quant, self.iteration)
+        declaration = Declaration(experiment.quant, model.num_layers)
+        require_none(declaration.differences(declared, self.iteration), self.iteration)
         self.reference = unquantised(declared)
         self.parts = parts_evaluated(experiment, declared)
         self.maps = [self._map(declared, part) for part in self.parts]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel.layers import RowParallelLinear
 from torch import Tensor, nn
 
 from quantexp.formats import Scaling
@@ -24,30 +23,32 @@ from quantexp.proof.border import (
     Border,
     Extent,
     Findings,
-    SequenceShares,
-    Shares,
+    Hooked,
     Unit,
 )
 from quantexp.proof.call import Call
+from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
-from quantexp.proof.layer_border import layer_borders
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
+from quantexp.proof.model_border import pass_borders
+from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
 from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
 from quantexp.proof.watch import ProductWatch
-from quantexp.quant.attention.context_parallel import chunks_of
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
+from quantexp.schema import ModelConfig, QuantConfig
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
+from quantexp.training.megatron.shares import is_emulated, ranks_of, sequence_shares, shares_of
 from quantexp.training.megatron.transformer_engine.gemm_watch import GemmWatch
 
 #: Short iterations from one that sees what the map does not list to the next.
@@ -57,8 +58,15 @@ LAYER_EVERY = 24
 class Watched:
     """The parts of a rank's chunks, by the names that messages have."""
 
-    def __init__(self, chunks: Sequence[GPTModel], seed: int) -> None:
-        """`seed` is the run's, as configured."""
+    def __init__(
+        self,
+        chunks: Sequence[GPTModel],
+        seed: int,
+        model: ModelConfig | None = None,
+        quant: QuantConfig | None = None,
+    ) -> None:
+        """`seed` is the run's, as configured; so are `model` and `quant`, None if angles and maps are not compared."""
+        self.chunks = chunks
         #: With an output layer of the map.
         self.decoder: dict[str, nn.Module] = {}
         self.routers: dict[str, nn.Module] = {}
@@ -84,7 +92,12 @@ class Watched:
         self._turns: dict[bool, tuple[PrecisionMap, Turns]] = {}
         #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
         self._merges = False
-        self._moment = Moment(seed, 1, weights_once=current_state().weights_once)
+        once, ranks = current_state().weights_once, ranks_of(chunks[0].config)
+        self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
+        self.rotary = None if model is None else Rotary(model, *ranks.context)
+        self.declaration = (
+            None if quant is None else Declaration(quant, chunks[0].config.num_layers)
+        )
 
     def begin(self, iteration: int, index: int) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""
@@ -107,16 +120,26 @@ class Watched:
         observed = Observed(own, {name: SlotCalls() for name in self.routers})
         borders = self.borders(own, observed, COMPLETE)
         observed.bordered = frozenset(borders)
-        observed.others = self.histories.begin(self._merge(declared))
+        observed.others = [
+            *self._other_than_configured(declared, iteration),
+            *self.histories.begin(self._merge(declared)),
+        ]
         tables = {
             name: partial(self._lookup, module.weight.detach(), own[name])
             for name, module in self.modules.items()
             if isinstance(module, SchemeEmbedding)
         }
-        layers = layer_borders(self.decoder, self.moment, observed.others.append)
+        layers = self._between(self.decoder, observed)
         watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
         with watch.watching(), GemmWatch(watch, self.native).watching():
             yield lambda: merged(declared, gather(verdict(iteration, observed)))
+
+    def _between(self, decoder: Mapping[str, nn.Module], observed: Observed) -> list[Hooked]:
+        report = observed.others.append
+        return pass_borders(decoder, self.chunks, self.moment, report, self.rotary)
+
+    def _other_than_configured(self, declared: PrecisionMap, iteration: int) -> list[str]:
+        return [] if self.declaration is None else self.declaration.differences(declared, iteration)
 
     def _merge(
         self, declared: PrecisionMap
@@ -155,18 +178,20 @@ class Watched:
             own = {
                 name: declared[name]
                 for name, module in self.modules.items()
-                if not hasattr(module, "fp8_meta") or _is_emulated(module)
+                if not hasattr(module, "fp8_meta") or is_emulated(module)
             }
             known = declared, Turns(own, self._moment.seed, looks, num_micro_batches)
             self._turns[bool(num_micro_batches)] = known
         turns = known[1]
         units = turns.of(turn)
         borders = self.borders({name: declared[name] for name in units}, checks, DRAWN, units)
+        wrong = self._other_than_configured(declared, iteration)
         if not num_micro_batches:
             self.histories.begin_evaluation()
         else:
-            for words in self.histories.begin(self._merge(declared)):
-                checks.failures.setdefault(words, words)
+            wrong += self.histories.begin(self._merge(declared))
+        for words in wrong:
+            checks.failures.setdefault(words, words)
         with DrawnWatch(checks, borders).watching(), self._drawn_layer(turn, checks, turns):
             yield
 
@@ -184,7 +209,7 @@ class Watched:
         routers = {n: m for n, m in self.routers.items() if n.startswith(f"{name} ")}
         observed = Observed({}, {each: SlotCalls() for each in routers})
         decoder = {name: self.decoder[name]}
-        layers = layer_borders(decoder, self.moment, observed.others.append)
+        layers = self._between(decoder, observed)
         with LayerWatch(observed, name, decoder[name], routers, layers).watching():
             yield
         for words in beside_the_map(observed) + observed.others:
@@ -208,14 +233,8 @@ class Watched:
             module: Any = self.modules[name]
             own_units = None if units is None else units[name]
             common = (
-                module,
-                precision,
-                findings,
-                self.moment,
-                _largest,
-                self.histories,
-                extent,
-                own_units,
+                *(module, precision, findings, self.moment, _largest),
+                *(self.histories, extent, own_units),
             )
             if isinstance(module, SchemeAttention):
                 borders[name] = AttentionBorder(
@@ -224,11 +243,11 @@ class Watched:
                     shares=sequence_shares(),
                     uses_kernels=module.uses_kernels,
                 )
-            elif isinstance(module, SchemeLinear) or _is_emulated(module):
+            elif isinstance(module, SchemeLinear) or is_emulated(module):
                 borders[name] = LinearBorder(
                     *common,
                     weight=self.weights[name],
-                    shares=_shares(module),
+                    shares=shares_of(module),
                     keeps_gradients=keeps_gradients,
                 )
         return borders
@@ -263,66 +282,3 @@ def _largest(module: ModuleId, amax: Tensor) -> Tensor:
 
 def _larger(first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
     return {**first, **{name: max(amax, first.get(name, amax)) for name, amax in second.items()}}
-
-
-def _is_emulated(module: Any) -> bool:
-    """Whether a layer of Transformer Engine multiplies with torch, in the scheme's own formats."""
-    return hasattr(module, "fp8_meta") and hasattr(module, "_own")
-
-
-def _shares(module: Any) -> Shares:
-    """How a layer's tensors are divided, as Megatron-Core's two classes of parallel layers do it."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    is_row = isinstance(module, RowParallelLinear)
-    if _is_emulated(module):
-        size, is_row, sums_dx = group.size(), module.parallel_mode == "row", True
-    else:
-        group = module.tp_group
-        size = 1 if group is None or module.explicit_expert_comm else group.size()
-        sums_dx = bool(module.sequence_parallel or getattr(module, "allreduce_dgrad", False))
-    if size == 1:
-        return Shares()
-    divides, sums_dx = bool(module.sequence_parallel), sums_dx and not is_row
-
-    def gather_tokens(x: Tensor) -> Tensor:
-        whole = x.new_empty(size * x.shape[0], *x.shape[1:])
-        torch.distributed.all_gather_into_tensor(whole, x.contiguous(), group=group)
-        return whole
-
-    def add(x: Tensor) -> Tensor:
-        torch.distributed.all_reduce(x, group=group)
-        return x
-
-    return Shares(
-        group.rank(),
-        size,
-        sums_y=is_row,
-        sums_dx=sums_dx,
-        divides_tokens=divides,
-        gather=gather_tokens,
-        add=add,
-    )
-
-
-def sequence_shares() -> SequenceShares:
-    """How the ranks of context parallelism divide sequences, in Megatron's zigzag order."""
-    group = parallel_state.get_context_parallel_group()
-    size, rank = group.size(), group.rank()
-    if size == 1:
-        return SequenceShares()
-
-    def positions(rank: int, num_own: int) -> Tensor:
-        half = num_own // 2
-        return torch.cat([torch.arange(c * half, (c + 1) * half) for c in chunks_of(rank, size)])
-
-    def gather_tokens(x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(size)]
-        torch.distributed.all_gather(parts, x.contiguous(), group=group)
-        order = torch.cat([positions(each, x.shape[0]) for each in range(size)])
-        return torch.cat(parts)[order.argsort().to(x.device)]
-
-    def add(x: Tensor) -> Tensor:
-        torch.distributed.all_reduce(x, group=group)
-        return x
-
-    return SequenceShares(size, gather_tokens, add, lambda num_own: positions(rank, num_own))

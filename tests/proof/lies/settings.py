@@ -163,6 +163,19 @@ LAYOUTS: dict[str, Setting] = {
         processes=2,
         tags="ranks experts expert-ranks",
     ),
+    "ep2 mxfp8 all-to-all": _of(
+        *(*_MODEL["mixtral"], "quant=linear_mxfp8", "parallel.expert=2"),
+        *("parallel.dispatcher=alltoall", *_LAYOUT),
+        processes=2,
+        tags="ranks experts expert-ranks",
+    ),
+    # Each expert is shared by two ranks, which get the rows of both.
+    "tp2 experts fp8": _of(
+        *(*_MODEL["mixtral"], "quant=more/linear_fp8", "parallel.tensor=2"),
+        *_LAYOUT,
+        processes=2,
+        tags="ranks experts",
+    ),
     "cp2 mxfp4 tiled": _of(
         *("quant=FA_linear_mxfp4", "parallel.context=2", "training.seq_length=128", _TILED),
         *_LAYOUT,

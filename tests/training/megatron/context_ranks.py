@@ -26,7 +26,7 @@ from quantexp.quant.whole_amax import use_reduction
 from quantexp.schema import AttentionPath
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.cpu import cpu_device
-from quantexp.training.megatron.watched import sequence_shares
+from quantexp.training.megatron.shares import sequence_shares
 from tests.quant.attention.kernels.tiled_cases import far, fresh
 
 T, B, H, G, D, NUM_RANKS = 128, 2, 4, 2, 32, 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -232,8 +234,6 @@ def _maps(name: str, line: str, change: Any, when: When = ALWAYS, tags: str = ""
 
 def _reused(module: Any, slot: Any, spec: QuantSpec) -> QuantSpec | None:
     """dgrad's w and wgrad's x are the forward's copies."""
-    from dataclasses import replace
-
     if str(slot) not in ("linear.dgrad.w", "linear.wgrad.x") or not spec.quantised:
         return None
     return replace(spec, reuse=True, axis=slot._replace(product=type(slot.product).FPROP).axis)
@@ -455,34 +455,179 @@ add(
 )
 
 
-def _map_resolved_wrongly(planter: Planter) -> None:
-    """The configuration declares wgrad's format, and the map that the trainer asks for does not have it."""
-    from quantexp.quant.precision import ModulePrecision
+def _routed(change: Any, since: int = 1) -> Any:
+    """The router's honest choice and weights are replaced; `change` takes both, [tokens, experts]."""
+
+    def plant(planter: Planter) -> None:
+        from megatron.core.transformer.moe.router import TopKRouter
+
+        def make(original: Any) -> Any:
+            def routing(router: Any, logits: Tensor, *more: Any, **named: Any) -> Any:
+                output = original(router, logits, *more, **named)
+                if planter.place.iteration < since:
+                    return output
+                planter.fire()
+                return change(*output)
+
+            return routing
+
+        planter.method(TopKRouter, "routing", make)
+
+    return plant
+
+
+def _dispatched(method: str, change: Any) -> Any:
+    """What the dispatcher returns is changed."""
+
+    def plant(planter: Planter) -> None:
+        from megatron.core.transformer.moe.token_dispatcher import (
+            MoEAllGatherTokenDispatcher,
+            MoEAlltoAllTokenDispatcher,
+        )
+
+        def make(original: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                planter.fire()
+                return change(original(*args, **kwargs))
+
+            return run
+
+        for owner in (MoEAlltoAllTokenDispatcher, MoEAllGatherTokenDispatcher):
+            planter.method(owner, method, make)
+
+    return plant
+
+
+def _halved(y: Tensor) -> Tensor:
+    return y * 0.5
+
+
+for _name, _line, _plant in (
+    (
+        "experts of a neighbour",
+        "each token goes to the experts of its neighbour",
+        _routed(lambda probs, chosen: (probs.roll(1, 0), chosen.roll(1, 0))),
+    ),
+    (
+        "experts of a neighbour from 2",
+        "the same from iteration 2 on",
+        _routed(lambda probs, chosen: (probs.roll(1, 0), chosen.roll(1, 0)), since=2),
+    ),
+    (
+        "weights of experts in fp8",
+        "the weights of the experts are rounded to E4M3",
+        _routed(lambda probs, chosen: (probs.to(torch.float8_e4m3fn).to(probs.dtype), chosen)),
+    ),
+    (
+        "weights of experts alike",
+        "all chosen experts have the same weight",
+        _routed(lambda probs, chosen: (chosen * probs.sum(-1, keepdim=True) / 2, chosen)),
+    ),
+    (
+        "rows for experts rounded",
+        "rows are rounded to E4M3 on their way to the experts",
+        _dispatched(
+            "dispatch_postprocess",
+            lambda sent: (sent[0].to(torch.float8_e4m3fn).to(sent[0].dtype), *sent[1:]),
+        ),
+    ),
+    (
+        "rows for experts exchanged",
+        "each expert gets its rows in the place of their neighbours",
+        _dispatched("dispatch_postprocess", lambda sent: (sent[0].roll(1, 0), *sent[1:])),
+    ),
+    (
+        "weights sent exchanged",
+        "the weights of an expert's rows are those of their neighbours",
+        _dispatched("dispatch_postprocess", lambda sent: (*sent[:2], sent[2].roll(1, 0))),
+    ),
+    (
+        "experts added in part",
+        "half of what the experts return is added",
+        _dispatched("combine_preprocess", _halved),
+    ),
+):
+    add(_name, _line, Group.PASS, _plant, "experts")
+
+
+def _map_resolved(change: Callable[[Any, QuantSpec, Any], QuantSpec | None], since: int = 1) -> Any:
+    """The configuration declares something, and the map that the trainer asks for has something else."""
+
+    def plant(planter: Planter) -> None:
+        from quantexp.quant.precision import ModulePrecision
+
+        def make(original: Any) -> Any:
+            def precision_map(model: Any, quant: Any, iteration: int = 1) -> Any:
+                declared = original(model, quant, iteration)
+                if iteration < since:
+                    return declared
+                changed = {}
+                for name, module in declared.items():
+                    slots = dict(module.slots)
+                    for slot, spec in slots.items():
+                        other = change(slot, spec, name)
+                        if other is not None and (other != spec or other.stream != spec.stream):
+                            planter.fire()
+                            slots[slot] = other
+                    changed[name] = ModulePrecision(name, slots)
+                return changed
+
+            return precision_map
+
+        planter.function("precision_map", make)
+
+    return plant
+
+
+def _without_wgrad(slot: Any, spec: QuantSpec, _: Any) -> QuantSpec | None:
     from quantexp.quant.slots import working_spec
 
-    def make(original: Any) -> Any:
-        def precision_map(*args: Any, **kwargs: Any) -> Any:
-            declared = original(*args, **kwargs)
-            changed = {}
-            for name, module in declared.items():
-                slots = dict(module.slots)
-                for slot, spec in slots.items():
-                    if slot.product.value == "wgrad" and spec.quantised:
-                        planter.fire()
-                        slots[slot] = working_spec(slot)
-                changed[name] = ModulePrecision(name, slots)
-            return changed
-
-        return precision_map
-
-    planter.function("precision_map", make)
+    return working_spec(slot) if slot.product.value == "wgrad" and spec.quantised else None
 
 
+def _other_block(slot: Any, spec: QuantSpec, _: Any) -> QuantSpec | None:
+    return replace(spec, block=2 * spec.block) if spec.block > 1 else None
+
+
+def _without_last_layer(slot: Any, spec: QuantSpec, name: Any) -> QuantSpec | None:
+    from quantexp.quant.slots import working_spec
+
+    return working_spec(slot) if name.layer == 1 and spec.quantised else None
+
+
+def _other_stream(slot: Any, spec: QuantSpec, _: Any) -> QuantSpec | None:
+    return replace(spec, stream=f"layer 0 {slot}") if spec.stream else None
+
+
+for _name, _line, _plant in (
+    (
+        "map resolved wrongly",
+        "the map of the run lacks what its configuration declares for wgrad",
+        _map_resolved(_without_wgrad),
+    ),
+    (
+        "map with other blocks",
+        "the map of the run has blocks twice as long as configured",
+        _map_resolved(_other_block),
+    ),
+    (
+        "map without the last layer",
+        "the map of the run leaves the last layer out",
+        _map_resolved(_without_last_layer),
+    ),
+    (
+        "map with other streams",
+        "in the map of the run all modules share their random numbers and amax histories",
+        _map_resolved(_other_stream),
+    ),
+):
+    add(_name, _line, Group.PASS, _plant)
 add(
-    "map resolved wrongly",
-    "the map of the run lacks what its configuration declares for wgrad",
+    "rule resolved wrongly",
+    "the map after a rule has ended lacks wgrad's formats",
     Group.PASS,
-    _map_resolved_wrongly,
+    _map_resolved(_without_wgrad, since=3),
+    "rule",
 )
 
 
@@ -566,7 +711,12 @@ def _first_changed(change: Any) -> Any:
     return lambda output: (change(output[0]), *output[1:])
 
 
+def _in_fp8(y: Tensor) -> Tensor:
+    return y.to(torch.float8_e4m3fn).to(y.dtype)
+
+
 _LAYERS = "megatron.core.transformer"
+_OUTSIDE = "megatron.core.models.common"
 for _name, _line, _plant in (
     (
         "branch kept small",
@@ -620,6 +770,59 @@ for _name, _line, _plant in (
         ),
     ),
     (
+        "embedding in fp8",
+        "what leaves the embedding is rounded to E4M3",
+        _between(
+            f"{_OUTSIDE}.embeddings.language_model_embedding.LanguageModelEmbedding",
+            "forward",
+            _in_fp8,
+        ),
+    ),
+    (
+        "embedding of other tokens from 2",
+        "from iteration 2 on the embedding returns the rows of the token before",
+        _between(
+            f"{_OUTSIDE}.embeddings.language_model_embedding.LanguageModelEmbedding",
+            "forward",
+            lambda y: y.roll(1, 0),
+            since=2,
+        ),
+    ),
+    (
+        "last norm in fp8",
+        "what the decoder returns is rounded to E4M3",
+        _between(f"{_LAYERS}.transformer_block.TransformerBlock", "forward", _in_fp8),
+    ),
+    (
+        "logits in fp8",
+        "the logits are rounded to E4M3",
+        _between(
+            "megatron.core.tensor_parallel.layers.ColumnParallelLinear",
+            "forward",
+            _first_changed(
+                lambda y: y + (_in_fp8(y.detach()) - y.detach()) if y.shape[-1] > 200 else y
+            ),
+        ),
+    ),
+    (
+        "loss smaller",
+        "the loss of each token is 0.9 of it",
+        _between(
+            f"{_OUTSIDE}.language_module.language_module.LanguageModule",
+            "compute_language_model_loss",
+            lambda y: y * 0.9,
+        ),
+    ),
+    (
+        "gradient of the loss in fp8",
+        "the gradient of the logits is rounded to E5M2",
+        _between(
+            "megatron.core.tensor_parallel.layers.ColumnParallelLinear",
+            "forward",
+            _first_changed(lambda y: _gradient_changed(y) if y.shape[-1] > 200 else y),
+        ),
+    ),
+    (
         "queries exchanged",
         "attention gets the queries of the neighbouring token",
         _between(
@@ -630,6 +833,101 @@ for _name, _line, _plant in (
     ),
 ):
     add(_name, _line, Group.PASS, _plant)
+
+
+def _angles(change: Any, since: int = 1) -> Any:
+    """The table of rotary angles is another; `change` takes the embedding and its arguments."""
+
+    def plant(planter: Planter) -> None:
+        from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+        def make(original: Any) -> Any:
+            def get_emb(embedding: Any, *args: Any, **kwargs: Any) -> Any:
+                angles = original(embedding, *args, **kwargs)
+                planter.fire()
+                if isinstance(angles, tuple):  # YaRN's, with the factor of cosine and sine
+                    return (change(angles[0]), angles[1])
+                return change(angles)
+
+            return get_emb
+
+        from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
+            YarnRotaryEmbedding,
+        )
+
+        for owner in (RotaryEmbedding, YarnRotaryEmbedding):
+            planter.method(owner, "get_emb", make)
+
+    return plant
+
+
+for _name, _line, _plant in (
+    (
+        "angles one early",
+        "the rotary angles are those of the token before",
+        _angles(lambda angles: angles.roll(1, 0)),
+    ),
+    (
+        "another rotary base",
+        "the rotary angles are those of a base that is 1% larger",
+        _angles(lambda angles: angles * 0.99),
+    ),
+    (
+        "angles in bf16",
+        "the rotary angles are rounded to bf16",
+        _angles(lambda angles: angles.to(torch.bfloat16).to(angles.dtype)),
+    ),
+    (
+        "no angles",
+        "nothing is rotated",
+        _angles(torch.zeros_like),
+    ),
+):
+    add(_name, _line, Group.PASS, _plant)
+
+
+def _other_labels(planter: Planter) -> None:
+    """The loss is that of the token after the next one."""
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+
+    def make(original: Any) -> Any:
+        def compute(module: Any, labels: Tensor, logits: Tensor) -> Tensor:
+            planter.fire()
+            return original(module, labels.roll(-1, 1), logits)
+
+        return compute
+
+    planter.method(LanguageModule, "compute_language_model_loss", make)
+
+
+add("other labels", "the loss has the labels of the next token", Group.PASS, _other_labels)
+
+
+def _key_not_rotated(planter: Planter) -> None:
+    """Latent attention's rotated part is rotated back."""
+    from megatron.core.transformer import multi_latent_attention
+
+    def make(original: Any) -> Any:
+        def apply(t: Tensor, angles: Tensor, *more: Any, **named: Any) -> Tensor:
+            planter.fire()
+            return original(t, -angles, *more, **named)
+
+        return apply
+
+    planter.attribute(
+        multi_latent_attention,
+        "apply_rotary_pos_emb",
+        make(multi_latent_attention.apply_rotary_pos_emb),
+    )
+
+
+add(
+    "latent rotated back",
+    "the rotated parts of latent attention are rotated the other way",
+    Group.PASS,
+    _key_not_rotated,
+    "latent",
+)
 
 
 def _norm_left_out(planter: Planter) -> None:

@@ -1,0 +1,226 @@
+"""What lies outside of a model's layers, compared in float64 in some tokens of each pass.
+
+    x_t = row of the table            y -> n = norm(y) -> logits l = n W^T
+    loss_t = log sum_v exp(l_v) - l_label            dl = (softmax(l) - 1_label) dloss_t
+
+Ranks that divide the vocabulary have the logits of their part; a sum of exponentials and the label's logit are
+gathered. A rank compares the tokens of its part of the table. What a scheme looks up, or multiplies in the output
+layer, is compared as a product elsewhere.
+
+    # T tokens, B sequences, R drawn tokens, V vocabulary of a rank, H width
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quantexp.proof.between import Norm
+from quantexp.proof.border import Hooked, plain, unseen_hook
+from quantexp.proof.draws import Moment, lines
+from quantexp.proof.expert_border import ExpertBorder
+from quantexp.proof.layer_border import LayerBorder
+from quantexp.proof.layer_pass import Pass, PassBorder
+from quantexp.proof.products import Reference, reference
+from quantexp.proof.rotary import Rotary
+
+#: Columns of the logits that are compared with the product.
+_COLUMNS = 64
+#: Below this float32's exponential may be zero.
+_LOST = 2.0**-120
+
+
+class ModelBorder(PassBorder):
+    """What is before a rank's first layer and after its last one, in one chunk of a model, while it is watched."""
+
+    def __init__(
+        self,
+        chunk: Any,
+        moment: Callable[[], Moment],
+        report: Callable[[str], None],
+        first: LayerBorder | None,
+    ) -> None:
+        """`chunk` is a Megatron-Core `GPTModel`; `first` its first layer, if that is watched."""
+        super().__init__("model", moment, report)
+        self._chunk, self._config, self._first = chunk, chunk.config, first
+        self._tokens: Tensor | None = None
+        self._labels: Tensor | None = None
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._tokens = self._labels = None
+
+    def _install(self) -> None:
+        chunk = self._chunk
+        see = plain(self._enter)
+        self._hook(chunk.register_forward_pre_hook(see, with_kwargs=True, prepend=True))
+        if getattr(chunk, "pre_process", False):
+            self._on_output(chunk.embedding, self._embed)
+        norm = getattr(chunk.decoder, "final_layernorm", None)
+        if isinstance(norm, nn.RMSNorm):
+            self._on_output(norm, partial(self._norm, norm))
+        if getattr(chunk, "post_process", False):
+            self._on_input(chunk.output_layer, self._project)
+            self._on_output(chunk.output_layer, self._multiply)
+        self._on_output(chunk, self._leave)
+
+    def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Packed sequences, and several tokens that are predicted at once, are not compared."""
+        tokens = args[0] if args else kwargs.get("input_ids")
+        self._tokens, self._labels = tokens, kwargs.get("labels")
+        others = kwargs.get("packed_seq_params"), getattr(self._config, "mtp_num_layers", None)
+        known = [x for x in (self._tokens, self._labels) if x is not None]
+        self._now = None
+        if known and not any(others):
+            self._now = Pass(self._moment(), None, known[0].shape[0])
+
+    def _embed(self, output: Tensor, _: Any) -> None:
+        """Sums over the ranks turn a zero's sign."""
+        if self._config.hidden_dropout and self._chunk.training:
+            return
+        self._pass_on(self._first, output)
+        module, tokens = self._chunk.embedding.word_embeddings, self._tokens
+        spec = getattr(module, "precision", None)
+        is_plain = spec is None or not spec.is_quantised
+        if tokens is None or getattr(self._chunk.embedding, "add_position_embedding", False):
+            return
+        T, B = output.shape[:2]
+        picked = self._pass.picked(T * B).to(tokens.device)
+        start = module.tp_group.rank() * T if tokens.shape[1] != T else 0
+        rows = tokens[picked % B, picked // B + start] - module.vocab_start_index
+        inside = (rows >= 0) & (rows < len(module.weight))
+        if is_plain:
+            own, expected = self._drawn(output)[inside], module.weight.detach()[rows[inside]]
+            words = "that left the embedding are not the rows of their tokens"
+            self._tell(own + 0.0, expected.to(own.dtype) + 0.0, words)
+
+    def _norm(self, module: nn.RMSNorm, output: Tensor, args: tuple[Tensor]) -> None:
+        self._arrive("the last norm", args[0])
+        x, own = self._drawn(args[0]), self._drawn(output)
+        norm = Norm(x, module.weight.detach(), self._config.layernorm_epsilon)
+        self._tell(
+            own, norm.forward(), "that left the last norm are not the norm of what entered it"
+        )
+        self._seen["norm"] = own
+        self._on_gradient(output, "norm")
+        self._on_gradient(args[0], "x", partial(self._norm_gradient, norm))
+
+    def _norm_gradient(self, norm: Norm, own: Tensor) -> None:
+        if "d norm" in self._seen:
+            words = "of the gradient of what entered the last norm are not the norm's"
+            self._tell(own, norm.back(self._seen["d norm"]), words)
+
+    def _project(self, x: Tensor, *_: Any) -> None:
+        self._same("the output layer", "norm", "left the last norm", x)
+
+    def _multiply(self, output: Any, args: tuple[Any, ...]) -> None:
+        """An output layer of the map is compared as such; one that gathers its tokens has others than its input."""
+        module, logits = self._chunk.output_layer, output[0]
+        self._seen["logits"] = own = self._drawn(logits)
+        self._on_gradient(logits, "logits", self._logits_gradient)
+        if hasattr(module, "precision") or args[0].shape[0] != logits.shape[0]:
+            return
+        weight = module.weight
+        if weight is None:
+            weight = self._chunk.shared_embedding_or_output_weight()
+        picked = lines(self._pass.moment.choice("logits"), len(weight), 1, _COLUMNS)
+        expected = reference(self._drawn(args[0]), weight.detach()[picked].t())
+        words = "of the logits are not the product of what entered the output layer and its weight"
+        self._tell(own[:, picked], expected, words)
+
+    def _leave(self, output: Any, _: Any) -> None:
+        now = self._pass
+        if self._labels is not None and "logits" in now.seen and not self._is_fused:
+            logits = now.seen["logits"].double()
+            labels = now.drawn(self._labels.t()[..., None])
+            place = labels - self._group.rank() * logits.shape[-1]
+            inside = (place >= 0) & (place < logits.shape[-1])
+            place = place.clamp(0, logits.shape[-1] - 1)
+            of_label = logits.gather(-1, place).masked_fill(~inside, -math.inf)
+            total, of_label = self._of_vocabulary(logits.logsumexp(-1, keepdim=True), of_label)
+            now.seen |= {"total": total, "place": place, "inside": inside}
+            vocabulary = logits.shape[-1] * self._group.size()
+            values = total - of_label
+            # log sum exp(l - max) is at most log V, the label's part at most the loss; the sum's error is a part of it.
+            magnitude = 2 * values.abs() + 2 * math.log(vocabulary) + 2
+            summed = torch.full_like(values, math.sqrt(vocabulary))
+            words = "of the loss are not the cross entropy of the logits"
+            expected = Reference(values, magnitude, summed, 0.0, 2)
+            self._tell(now.drawn(output.t()[..., None]), expected, words)
+            if output.requires_grad:
+                output.register_hook(unseen_hook(partial(self._see_loss_gradient, now)))
+        self._now = None
+
+    @staticmethod
+    def _see_loss_gradient(now: Pass, g: Tensor) -> None:
+        now.seen["d loss"] = now.drawn(g.t()[..., None])
+
+    def _logits_gradient(self, own: Tensor) -> None:
+        if not {"d loss", "total"} <= self._seen.keys():
+            return
+        seen = self._seen
+        distance = seen["logits"].double() - seen["total"]
+        one = torch.zeros_like(distance).scatter_(-1, seen["place"], seen["inside"].double())
+        p, g = distance.exp(), seen["d loss"].double()
+        summed = p * (distance.abs() + math.sqrt(p.shape[-1] * self._group.size())) * g.abs()
+        lost = _LOST * (1 + float(g.abs().amax()))
+        lost = lost if math.isfinite(lost) else 0.0
+        expected = Reference((p - one) * g, (p + one) * g.abs(), summed, lost, 4)
+        self._tell(own, expected, "of the gradient of the logits are not the loss's")
+
+    @property
+    def _is_fused(self) -> bool:
+        return bool(getattr(self._config, "cross_entropy_loss_fusion", False))
+
+    @property
+    def _group(self) -> Any:
+        """The ranks that divide the vocabulary."""
+        return self._chunk.output_layer.tp_group
+
+    def _of_vocabulary(self, total: Tensor, of_label: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of exponentials, as a logarithm, and the label's logit, over all ranks."""
+        if self._group.size() == 1:
+            return total, of_label
+        own = torch.cat([total, of_label], dim=-1)
+        parts = [torch.empty_like(own) for _ in range(self._group.size())]
+        torch.distributed.all_gather(parts, own, group=self._group)
+        whole = torch.stack(parts)
+        return whole[..., :1].logsumexp(0), whole[..., 1:].amax(0)
+
+
+def pass_borders(
+    decoder: Mapping[str, nn.Module],
+    chunks: Sequence[Any],
+    moment: Callable[[], Moment],
+    report: Callable[[str], None],
+    rotary: Rotary | None = None,
+) -> list[Hooked]:
+    """Those of the decoder's layers, by their names `layer N`, of their experts, and of what surrounds the layers.
+
+    The latter is watched with any layer of its chunk.
+    """
+    layers = {
+        name: LayerBorder(name, module, moment, report, rotary)
+        for name, module in decoder.items()
+        if hasattr(module, "self_attention")
+    }
+    for name, border in layers.items():
+        border.following = layers.get(f"layer {int(name.split()[1]) + 1}")
+    borders: list[Hooked] = [
+        ExpertBorder(f"{name} experts", module.mlp, moment, report)
+        for name, module in decoder.items()
+        if ExpertBorder.can_watch(getattr(module, "mlp", None))
+    ]
+    for chunk in chunks:
+        names = [f"layer {layer.layer_number - 1}" for layer in chunk.decoder.layers]
+        if not layers.keys().isdisjoint(names):
+            around = ModelBorder(chunk, moment, report, layers.get(names[0]))
+            if getattr(chunk, "post_process", False) and names[-1] in layers:
+                layers[names[-1]].following = around
+            borders.append(around)
+    return [*layers.values(), *borders]
