@@ -53,7 +53,7 @@ leg() (
   set -euo pipefail
   export PATH=$1/bin:$PATH
   [ $# -eq 1 ] || export QUANTEXP_SLOW_TESTS_UNTIL=$(($(date +%s) + 60 * $2))
-  python -m pytest -n 2 -m slow tests/megatron_lm/test_script.py tests/megatron_lm
+  python -m pytest -n 2 -m slow tests/megatron_lm
   main=$(readme_command main | grep '^quantexp ')
   (cd "$1" && bash -euo pipefail -c "$main")  # not beside the same run of another leg, which it would take as completed
   python -m pytest -n 2 tests/training tests/proof tests/megatron_lm
