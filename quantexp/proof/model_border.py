@@ -31,6 +31,8 @@ from quantexp.proof.rotary import Rotary
 
 #: Columns of the logits that are compared with the product.
 _COLUMNS = 64
+#: Logits of the tokens whose loss is compared, at least those of one; a whole vocabulary each.
+_LOGITS = 1 << 18
 #: Below this float32's exponential may be zero.
 _LOST = 2.0**-120
 
@@ -70,10 +72,11 @@ class ModelBorder(PassBorder):
         self._on_output(chunk, self._leave)
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Packed sequences, and several tokens that are predicted at once, are not compared."""
+        """Packed sequences, several tokens predicted at once, and scaled embeddings and logits are not compared."""
         tokens = args[0] if args else kwargs.get("input_ids")
         self._tokens, self._labels = tokens, kwargs.get("labels")
-        others = kwargs.get("packed_seq_params"), getattr(self._config, "mtp_num_layers", None)
+        others = [getattr(self._config, each, None) for each in ("mtp_num_layers", "use_mup")]
+        others.append(kwargs.get("packed_seq_params"))
         known = [x for x in (self._tokens, self._labels) if x is not None]
         self._now = None
         if known and not any(others):
@@ -121,7 +124,8 @@ class ModelBorder(PassBorder):
     def _multiply(self, output: Any, args: tuple[Any, ...]) -> None:
         """An output layer of the map is compared as such; one that gathers its tokens has others than its input."""
         module, logits = self._chunk.output_layer, output[0]
-        self._seen["logits"] = own = self._drawn(logits)
+        own = self._drawn(logits)
+        self._seen["logits"] = own[: max(1, _LOGITS // own.shape[-1])]
         self._on_gradient(logits, "logits", self._logits_gradient)
         if hasattr(module, "precision") or args[0].shape[0] != logits.shape[0]:
             return
@@ -137,7 +141,7 @@ class ModelBorder(PassBorder):
         now = self._pass
         if self._labels is not None and "logits" in now.seen and not self._is_fused:
             logits = now.seen["logits"].double()
-            labels = now.drawn(self._labels.t()[..., None])
+            labels = now.drawn(self._labels.t()[..., None])[: len(logits)]
             place = labels - self._group.rank() * logits.shape[-1]
             inside = (place >= 0) & (place < logits.shape[-1])
             place = place.clamp(0, logits.shape[-1] - 1)
@@ -151,7 +155,7 @@ class ModelBorder(PassBorder):
             summed = torch.full_like(values, math.sqrt(vocabulary))
             words = "of the loss are not the cross entropy of the logits"
             expected = Reference(values, magnitude, summed, 0.0, 2)
-            self._tell(now.drawn(output.t()[..., None]), expected, words)
+            self._tell(now.drawn(output.t()[..., None])[: len(logits)], expected, words)
             if output.requires_grad:
                 output.register_hook(unseen_hook(partial(self._see_loss_gradient, now)))
         self._now = None
@@ -166,12 +170,13 @@ class ModelBorder(PassBorder):
         seen = self._seen
         distance = seen["logits"].double() - seen["total"]
         one = torch.zeros_like(distance).scatter_(-1, seen["place"], seen["inside"].double())
-        p, g = distance.exp(), seen["d loss"].double()
+        p, g = distance.exp(), seen["d loss"][: len(distance)].double()
         summed = p * (distance.abs() + math.sqrt(p.shape[-1] * self._group.size())) * g.abs()
         lost = _LOST * (1 + float(g.abs().amax()))
         lost = lost if math.isfinite(lost) else 0.0
         expected = Reference((p - one) * g, (p + one) * g.abs(), summed, lost, 4)
-        self._tell(own, expected, "of the gradient of the logits are not the loss's")
+        words = "of the gradient of the logits are not the loss's"
+        self._tell(own[: len(distance)], expected, words)
 
     @property
     def _is_fused(self) -> bool:
