@@ -184,7 +184,7 @@ def _key_of(name: str, known: Mapping[str, str]) -> str | None:
 
     `quantization.type` and its like are the group itself, and so is the plural of its name.
     """
-    name = re.sub(r"[._](type|format|name)$", "", name) if name not in known else name
+    name = name if name in known else re.sub(r"^(\w+?)[._](type|format|name)$", r"\1", name)
     group = re.match(r"\w+", name)
     if group and known.get(group[0]) == "quant" and (rest := name[group.end() :]):
         return f"quant{rest}"
