@@ -87,7 +87,12 @@ SLOW: list[tuple[str, str, int, str]] = [
     ("latent rotated back", "latent mxfp8", 1, "as q are not those of its projection, rotated"),
     ("embedding in fp8", "tp2 sp mxfp4", 1, "left the embedding are not the rows of their tokens"),
     ("loss smaller", "tp2 fp8", 1, "of the loss are not the cross entropy of the logits"),
-    ("gradient of the loss in fp8", "tp2 sp mxfp4", 1, "of the logits are not the loss's"),
+    (
+        "gradient of the loss in fp8",
+        "tp2 sp mxfp4",
+        1,
+        "of the gradient of the logits are not the loss's",
+    ),
     ("last norm in fp8", "pp2 interleaved mxfp8", 1, "that entered the output layer are not what"),
     ("rows for experts rounded", "ep2 mxfp8 all-to-all", 1, "did not reach the experts"),
     ("rows for experts exchanged", "tp2 experts fp8", 1, "have other weights than the router's"),

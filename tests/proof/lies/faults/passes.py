@@ -800,7 +800,7 @@ for _name, _line, _plant in (
             "megatron.core.tensor_parallel.layers.ColumnParallelLinear",
             "forward",
             _first_changed(
-                lambda y: y + (_in_fp8(y.detach()) - y.detach()) if y.shape[-1] > 200 else y
+                lambda y: y + (_in_fp8(y.detach()) - y.detach()) if y.shape[-1] > 100 else y
             ),
         ),
     ),
@@ -819,7 +819,7 @@ for _name, _line, _plant in (
         _between(
             "megatron.core.tensor_parallel.layers.ColumnParallelLinear",
             "forward",
-            _first_changed(lambda y: _gradient_changed(y) if y.shape[-1] > 200 else y),
+            _first_changed(lambda y: _gradient_changed(y) if y.shape[-1] > 100 else y),
         ),
     ),
     (
