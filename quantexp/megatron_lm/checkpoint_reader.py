@@ -16,6 +16,7 @@ import dataclasses
 import importlib
 import pickle
 import re
+import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -105,7 +106,11 @@ def read_weights(folder: Path) -> LmWeights:
     """
     is_dist = (folder / METADATA).is_file()
     file = folder / COMMON if is_dist else first_file(folder)
-    content = _load(file)
+    if is_dist and not file.is_file():
+        file = folder / METADATA
+        content = _common_state(folder)
+    else:
+        content = _load(file)
     model = _model(args := content.get("args"), file)
     names = {each.name: each.shape for each in mapping(model)}
     stored: Mapping[str, Tensor | None]
@@ -242,8 +247,26 @@ class _Unpickler(pickle.Unpickler):
         return known.get((module, name), _Inert)
 
 
-def _load(file: Path) -> dict[str, Any]:
-    """A file that torch has saved."""
+def _common_state(folder: Path) -> dict[str, Any]:
+    """What Megatron-LM keeps in COMMON until 0.18, and from 0.19 on as one object among the tensors."""
+    stored = _reader(folder).read_metadata().storage_data
+    places = [stored[index] for index in stored if index.fqn.startswith("common_state/")]
+    if not places:
+        raise DataError(f"{folder} has no {COMMON}, and no common state in {METADATA}")
+    place = places[0]
+    file = folder / place.relative_path
+    try:
+        with file.open("rb") as stream, tempfile.NamedTemporaryFile() as copy:
+            stream.seek(place.offset)
+            copy.write(stream.read(place.length))
+            copy.flush()
+            return _load(Path(copy.name), file)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _load(file: Path, of: Path | None = None) -> dict[str, Any]:
+    """A file that torch has saved; `of` is the one that it is a part of."""
     inert = SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="inert")
     try:
         content = load_torch_file(file, pickle_module=inert, weights_only=False)
@@ -251,7 +274,9 @@ def _load(file: Path) -> dict[str, Any]:
         *(OSError, RuntimeError, ValueError, EOFError),
         *(pickle.UnpicklingError, zipfile.BadZipFile),
     ) as error:
-        raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{of or file} cannot be read: {str(error).splitlines()[0]}") from error
+    if of is not None and isinstance(content, list) and len(content) == 1:
+        (content,) = content  # the shards of an object
     if not isinstance(content, dict):
-        raise DataError(f"{file} is no checkpoint of Megatron-LM")
+        raise DataError(f"{of or file} is no checkpoint of Megatron-LM")
     return content

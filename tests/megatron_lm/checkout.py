@@ -13,11 +13,13 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -114,6 +116,8 @@ def run_script(
         "GLOO_SOCKET_IFNAME": "lo",
         **variables,
     }
+    # No pipes: a rank whose output nobody reads yet would wait, and the others for it.
+    files = [tempfile.TemporaryFile("w+") for _ in range(num_ranks)]  # noqa: SIM115
     processes = [
         subprocess.Popen(
             [
@@ -131,15 +135,20 @@ def run_script(
                 **((last or {}) if rank == num_ranks - 1 else {}),
             },
             cwd=folder,
-            stdout=subprocess.PIPE,
+            stdout=files[rank],
             stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in reversed(range(num_ranks))
     ]
     try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
+        code = max(abs(process.wait(timeout=600)) for process in processes)
     finally:
         for process in processes:
             process.kill()
-    return Ended(max(abs(process.returncode) for process in processes), "".join(outputs))
+    return Ended(code, "".join(_content(file) for file in reversed(files)))
+
+
+def _content(file: IO[str]) -> str:
+    with file:
+        file.seek(0)
+        return file.read()

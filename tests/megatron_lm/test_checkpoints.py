@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from quantexp.cli.export import export
 from quantexp.errors import ConfigError, DataError
@@ -19,10 +22,11 @@ from quantexp.megatron_lm.arguments import arguments_of
 from quantexp.megatron_lm.checkpoint_reader import (
     folder_of_iteration,
     is_checkpoint,
+    no_word_of_one_process,
     place_of,
     read_weights,
 )
-from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
+from quantexp.megatron_lm.checkpoint_writer import _content, write_checkpoint
 from quantexp.megatron_lm.described import model_of
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.sizes import padded_vocab_size
@@ -129,6 +133,25 @@ def test_a_pickle_runs_no_code(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"word_embeddings.weight of shape .* is missing"):
         read_weights(folder)
     assert not trace.exists()
+
+
+def test_arguments_may_lie_among_the_tensors(llama: Path, tmp_path: Path) -> None:
+    """As Megatron-LM 0.19 writes them; there, too, a pickle runs no code."""
+    before, trace = read_weights(llama / "checkpoint" / "iter_0000007"), tmp_path / "trace"
+    model = of_folder(llama / "published")
+    common = {"args": arguments_of(model), "evil": _Runs(f"touch {trace}")}
+    content = _content(model, open_weights(llama / "published"), None)
+    for name, parts in (("with", {"common_state/shard_0_1": [common]}), ("without", {})):
+        with no_word_of_one_process():
+            writer = FileSystemWriter(tmp_path / name)
+            planner = DefaultSavePlanner(flatten_state_dict=False)
+            save({**content, **parts}, storage_writer=writer, planner=planner, no_dist=True)
+    again = read_weights(tmp_path / "with")
+    assert again.model == before.model
+    assert all(torch.equal(again.tensor(name), before.tensor(name)) for name in before.sources)
+    assert not trace.exists()
+    with pytest.raises(DataError, match=r"without has no common.pt, and no common state in .meta"):
+        read_weights(tmp_path / "without")
 
 
 def test_what_is_wrong_with_a_checkpoint_is_said(llama: Path, tmp_path: Path) -> None:
