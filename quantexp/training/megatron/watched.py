@@ -34,6 +34,7 @@ from quantexp.proof.histories import Histories
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
 from quantexp.proof.model_border import pass_borders
+from quantexp.proof.places import Ranks
 from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
 from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
@@ -92,12 +93,11 @@ class Watched:
         self._turns: dict[bool, tuple[PrecisionMap, Turns]] = {}
         #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
         self._merges = False
-        once, ranks = current_state().weights_once, ranks_of(chunks[0].config)
+        once = current_state().weights_once
+        ranks = ranks_of(chunks[0].config) if chunks else Ranks()
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
         self.rotary = None if model is None else Rotary(model, *ranks.context)
-        self.declaration = (
-            None if quant is None else Declaration(quant, chunks[0].config.num_layers)
-        )
+        self.declaration = Declaration(quant, model.num_layers) if quant and model else None
 
     def begin(self, iteration: int, index: int) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""
