@@ -2,9 +2,10 @@
 
     P = exp(S - max) / sum exp(S - max)        dS = P (dP - sum_j P_j dP_j)
 
-An implementation computes in float32 and rounds its results once to the working dtype. An exponential of a number x is
-then off by at most 2^-22 (1 + |x|) of itself, and so is a row's sum. Megatron hides a key by the score -10000, so that
-rows whose visible scores are all near that are left out.
+An implementation computes in float32 and rounds its results once to the working dtype. It keeps P for dS as it computed
+it, or rounded to u of itself, which changes dS by at most u (|dS| + P sum_j P_j |dP_j|). An exponential of a number x
+is then off by at most 2^-22 (1 + |x|) of itself, and so is a row's sum. Megatron hides a key by the score -10000, so
+that rows whose visible scores are all near that are left out.
 
     # R rows of a tile, K keys
 """
@@ -55,13 +56,15 @@ def num_wrong_probabilities(P_RK: Tensor, tile: Tile) -> int:
     return int((~is_right & (largest > _LEAST_SCORE) & tile.P.isfinite()).sum())
 
 
-def num_wrong_gradients(dS_RK: Tensor, tile: Tile) -> int:
-    """How many elements are not the derivative of the softmax; P may be rounded before it is used."""
+def num_wrong_gradients(dS_RK: Tensor, tile: Tile, kept: torch.dtype) -> int:
+    """How many elements are not the derivative of the softmax; `kept` is the dtype in which P is kept for it."""
     assert tile.dP is not None
     P, dP = tile.P, tile.dP.double()
     expected = P * (dP - (P * dP).sum(dim=1, keepdim=True))
-    size = P * (dP.abs() + (P * dP.abs()).sum(dim=1, keepdim=True))
-    slack = 1.01 * unit(dS_RK.dtype) * expected.abs() + 64 * _FLOAT32 * size
+    beside = P * (P * dP.abs()).sum(dim=1, keepdim=True)
+    size = P * dP.abs() + beside
+    slack = 1.01 * (unit(dS_RK.dtype) + unit(kept)) * expected.abs() + 64 * _FLOAT32 * size
+    slack += 1.01 * unit(kept) * beside
     slack += _smallest(dS_RK.dtype) * (1 + dP.abs().amax(dim=1, keepdim=True))
     is_right = (dS_RK.double() - expected).abs() <= slack
     return int((~is_right & expected.isfinite()).sum())
