@@ -104,10 +104,11 @@ def test_ranks_of_one_machine_meet_where_another_program_has_taken_torchruns_por
         monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
         monkeypatch.setenv(RENDEZVOUS, str(tmp_path / "rendezvous"))
 
-        def met(rank: int) -> bytes:
+        def met(rank: int) -> tuple[bytes, object]:
+            """What the other rank said, and the store, which must outlast its answers to that rank."""
             store = _shared_store(Rank(rank, 2, rank), timedelta(seconds=60))
             store.set(str(rank), "here")
-            return store.get(str(1 - rank))
+            return store.get(str(1 - rank)), store
 
         second, first = (ranks.submit(met, rank) for rank in (1, 0))
-        assert [first.result(), second.result()] == [b"here", b"here"]
+        assert [first.result()[0], second.result()[0]] == [b"here", b"here"]
