@@ -214,11 +214,10 @@ class AttentionBorder(Border):
         heads.keep(Operand.DS, dS, tile.start)
         module: Any = self.module
         is_plain = self._is_plain_softmax and not module.attention_dropout.p
+        kept = torch.float32 if module.scale_mask_softmax.softmax_in_fp32 else dS.dtype
         if is_plain and self.looks_at((Site.QK, Product.DGRAD_Q), heads.call):
             rows = heads.rows_of(dS, tile.start)
-            kept = torch.float32 if module.scale_mask_softmax.softmax_in_fp32 else dS.dtype
-            wrong = rows.numel() if tile.dP is None else num_wrong_gradients(rows, tile, kept)
-            self._report_softmax(heads, "dS", wrong, rows.numel())
+            self._report_softmax(heads, "dS", num_wrong_gradients(rows, tile, kept), rows.numel())
 
     def _report_softmax(self, heads: Heads, name: str, wrong: int, of: int) -> None:
         kind = "the softmax of its scores" if name == "P" else "the softmax's derivative"
