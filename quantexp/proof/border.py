@@ -16,6 +16,7 @@ more of them, and at all rows by a projection.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -101,7 +102,7 @@ COMPLETE = Extent(16, 64)
 DRAWN = Extent(4, 16)
 
 
-class Hooked:
+class Hooked(ABC):
     """What sees modules by hooks of its own, while it watches."""
 
     def __init__(self) -> None:
@@ -119,11 +120,13 @@ class Hooked:
             self._handles.clear()
             self._forget()
 
+    @abstractmethod
     def _install(self) -> None:
-        raise NotImplementedError
+        """Register the hooks."""
 
+    @abstractmethod
     def _forget(self) -> None:
-        raise NotImplementedError
+        """Drop what the hooks have kept."""
 
     def _hook(self, handle: Any) -> None:
         self._handles.append(handle)
@@ -159,11 +162,11 @@ class Border(Hooked):
     def _forget(self) -> None:
         self.call = None
 
+    @abstractmethod
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
     ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
         """The drawn lines of a product's operands, and what they must be."""
-        raise NotImplementedError
 
     def looks_at(self, unit: Unit, call: Call | None = None) -> bool:
         """Whether a product is looked at, in a call's micro-batch or in any."""

@@ -14,6 +14,8 @@ from torch import Tensor
 import quantexp.quant.multiply
 from quantexp.folders import conf_dir
 from quantexp.formats import QuantSpec, quantise
+from quantexp.formats.declared import arithmetic
+from quantexp.formats.types import Choose
 from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.step_state import StepState
 from quantexp.runs.paths import RunDir
@@ -97,6 +99,24 @@ def test_a_scale_of_its_own_in_place_of_the_delayed_one_fails(
     reason = failure(run_tiny("quant=more/linear_hifp8_delayed", *ONE_STEP, expect=1))
     assert "declared hifp8" in reason
     assert "elements are not those of its source" in reason
+
+
+@pytest.mark.parametrize("fault", ["six alone", "another error", "the worse"])
+def test_a_block_under_another_of_its_scales_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    tried, error = arithmetic.candidates, arithmetic._error
+    if fault == "six alone":
+        monkeypatch.setattr(arithmetic, "candidates", lambda *given: tried(*given)[:1])
+    elif fault == "another error":
+        monkeypatch.setattr(
+            arithmetic, "_error", lambda x, d, element, _: error(x, d, element, Choose.MAX)
+        )
+    else:
+        monkeypatch.setattr(arithmetic, "_error", lambda *given: -error(*given))
+    words = ("quant=more/linear_nvfp4_four_over_six", "quant.rules=[]")
+    reason = failure(run_tiny(*words, *ONE_STEP, expect=1))
+    assert re.search(r"declared nvfp4_four_over_six, \d+ of \d+ elements are not", reason)
 
 
 def without_transform(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:

@@ -279,7 +279,8 @@ def _choose(content: Mapping[str, Any], rule: str) -> Choose:
     choose = content.get("choose")
     if choose is not None and rule != BlockRule.SEARCH and not content.get("candidates"):
         raise ValueError("choose is for candidates and scale_rule search; give one, or drop it")
-    return _choice_of("choose", choose or "mse", {each.value: each for each in Choose})  # type: ignore[no-any-return]
+    chosen: Choose = _choice_of("choose", choose or "mse", {each.value: each for each in Choose})
+    return chosen
 
 
 def _amax_target(content: Mapping[str, Any], largest: float) -> float | None:
