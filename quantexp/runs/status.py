@@ -160,6 +160,8 @@ class Status:
     submission: str | None = None
     #: The index of the run in the submission's list of runs.
     task: Count | None = None
+    #: The folder that the submitted job writes, an absolute path; a copy of the folder records that of the original.
+    folder: str | None = None
     #: The iteration of the run's own checkpoint that the last start goes on from; None if it begins at the first one.
     goes_on_from: Count | None = None
     #: One entry for each start of this attempt after the first.

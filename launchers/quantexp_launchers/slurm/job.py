@@ -213,6 +213,7 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
         cut_back(run, experiment.capture.dir, point.iteration)
         status = status_of(point, experiment, requeued=True, reason=reason)
         status.submission, status.task = before.submission, before.task
+        status.folder = before.folder
         return status
     why = why_not or "it begins again at its first iteration"
     LOG.info(f"restarted by the scheduler ({reason}); {why}")
@@ -226,6 +227,7 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
         iterations=before.iterations,
         submission=before.submission,
         task=before.task,
+        folder=before.folder,
         restarts=[
             *before.restarts,
             {

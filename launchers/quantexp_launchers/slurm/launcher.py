@@ -31,6 +31,7 @@ from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.lock import is_locked
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.ranks import log_end
+from quantexp.runs.recorded_config import is_same_folder
 from quantexp.runs.status import State, Status, end_of, instant
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp_launchers.slurm import scheduler
@@ -84,7 +85,7 @@ class SlurmLauncher(Launcher):
 
     def live_job(self, run: RunDir, status: Status) -> str | None:
         """The pending or running job of a run; queries squeue alone."""
-        return live_job(status)
+        return live_job(run, status)
 
     def divide(self, work: DividedWork, experiment: Experiment, console: Console) -> DividedJobs:
         """Submit work in parts as an array and a job that joins its partial results."""
@@ -112,7 +113,7 @@ def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
 
     Without an answer of accounting, the jobs that the controller does not know have ended, but nobody knows how.
     """
-    statuses, accounting = [status for _, status in runs], None
+    statuses, accounting = [_own(run, status) for run, status in runs], None
     note = None
     jobs: list[SlurmJob | None] = [None] * len(runs)
     try:
@@ -126,7 +127,12 @@ def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
     except ClientError as error:
         note = f"its job was not queried: {error}"
     standings = [
-        replace(_standing(run, status, job, note), job=None if job is None else _reported(job))
+        replace(
+            _of_copy(run, status, original)
+            if (original := original_of(run, status)) and status.state in OPEN
+            else _standing(run, status, job, note),
+            job=None if job is None else _reported(job),
+        )
         for (run, status), job in zip(runs, jobs, strict=True)
     ]
     if accounting is None:
@@ -139,14 +145,35 @@ def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
     ]
 
 
-def live_job(status: Status) -> str | None:
+def original_of(run: RunDir, status: Status) -> Path | None:
+    """The folder that the run's job writes, if `run` is a copy of it; None for the folder itself, moved or not."""
+    original = Path(status.folder) if status.folder is not None else None
+    if original is None or not RunDir(original).status.is_file():
+        return None
+    return None if is_same_folder(original, run.root) else original
+
+
+def _own(run: RunDir, status: Status) -> Status:
+    """The status without the job of another folder."""
+    if original_of(run, status) is None:
+        return status
+    return replace(status, job_id=None, submission=None, task=None)
+
+
+def _of_copy(run: RunDir, status: Status, original: Path) -> Standing:
+    job = f"job {status.job_id}" if status.job_id else f"the submission {status.submission}"
+    reason = f"a copy of {original}, to which {job} belongs"
+    return Standing(run, State.PREEMPTED, False, reason, status=status)
+
+
+def live_job(run: RunDir, status: Status) -> str | None:
     """A text such as `job 123_4 is waiting (Resources)` if the run's job is alive; None otherwise.
 
     Raises:
         ClientError: SLURM is not installed or does not answer, and the run, which has a job, has not ended.
     """
     try:
-        (job,) = jobs_of([status], past=False)
+        (job,) = jobs_of([_own(run, status)], past=False)
     except ClientError:
         if status.state in OPEN and (status.job_id or status.submission):
             raise

@@ -304,7 +304,7 @@ def _announce(batch: Batch) -> None:
     for task, run in enumerate(batch.runs):
         status = read_status(RunDir(run).status)
         assert status is not None
-        status.submission, status.task = batch.name, task
+        status.submission, status.task, status.folder = batch.name, task, str(run)
         write_status(RunDir(run).status, status)
 
 
@@ -318,7 +318,7 @@ def _withdraw(batches: Sequence[Batch], why: str) -> None:
         with contextlib.suppress(RunError, OSError):  # `why` is the error to report
             status = read_status(run.status)
             assert status is not None
-            status.submission = status.task = None
+            status.submission = status.task = status.folder = None
             status.state, status.reason = State.CANCELLED, f"not submitted: {why}"
             write_status(run.status, status)
 

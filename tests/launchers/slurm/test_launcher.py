@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from quantexp_launchers.slurm.clients import ClientError
 from quantexp_launchers.slurm.launcher import live_job
 
+from quantexp.launch.backend import launcher_of
 from quantexp.launch.ledger.standing import standing, standings
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, Status, read_status, write_json, write_status
@@ -17,6 +20,7 @@ from quantexp.runs.status import State, Status, read_status, write_json, write_s
 from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
 HERE = platform.node()
+NOWHERE = RunDir(Path("nowhere"))
 #: No process has this number: the kernel's largest is 2^22.
 NO_PID = 2**22 + 1
 
@@ -308,6 +312,33 @@ def test_silent_accounting_leaves_no_run_alive_and_records_nothing(
     assert (running.state, running.alive, running.note) == (State.RUNNING, True, None)
 
 
+def test_job_belongs_to_the_folder_that_it_writes_and_not_to_a_copy(
+    slurm: FakeSlurm, make_run: MakeRun, tmp_path: Path
+) -> None:
+    slurm.answer("squeue", queue_line("7_4", "RUNNING", nodes="n1"))
+    run = submitted(make_run)
+    status = read_status(run.status)
+    assert status is not None
+    status.folder = str(run.root)
+    write_status(run.status, status)
+    copies = [run.root.with_name("copy-1"), tmp_path / "elsewhere" / run.root.name]
+    for copy in copies:
+        shutil.copytree(run.root, copy)
+
+    original, *others = standings([run, *map(RunDir, copies)])
+    assert (original.state, original.job is not None) == (State.RUNNING, True)
+    for other in others:
+        assert (other.state, other.alive, other.job) == (State.PREEMPTED, False, None)
+        assert other.reason == f"a copy of {run.root}, to which job 7_4 belongs"
+    cancelled = launcher_of("slurm").cancel([each for each in others if each.alive])
+    assert (cancelled, live_job(RunDir(copies[0]), status)) == ({}, None)
+
+    shutil.rmtree(copies[0])
+    run.root.rename(copies[0])
+    moved = standing(RunDir(copies[0]))
+    assert (moved.state, moved.where) == (State.RUNNING, "job 7_4 running on n1")
+
+
 def test_sixty_runs_are_one_query(slurm: FakeSlurm, make_run: MakeRun) -> None:
     slurm.answer("squeue", "".join(queue_line(f"7_{i}", "RUNNING") for i in range(60)))
     runs = [
@@ -326,7 +357,7 @@ def test_live_job_is_described(slurm: FakeSlurm) -> None:
         + queue_line("7_2", "FAILED"),
     )
     statuses = [Status(submission=SUBMISSION, task=i, job_id=f"7_{i}") for i in range(4)]
-    assert [live_job(status) for status in [*statuses, Status()]] == [
+    assert [live_job(NOWHERE, status) for status in [*statuses, Status()]] == [
         "job 7_0 is waiting (Priority)",
         "job 7_1 is running on n1",
         None,
@@ -338,13 +369,13 @@ def test_live_job_is_described(slurm: FakeSlurm) -> None:
 
 def test_live_job_is_queried_even_after_a_failure(slurm: FakeSlurm) -> None:
     slurm.answer("squeue", queue_line("7_4", "COMPLETING", nodes="n1"))
-    assert live_job(Status(State.FAILED, job_id="7_4")) == "job 7_4 is ending on n1"
+    assert live_job(NOWHERE, Status(State.FAILED, job_id="7_4")) == "job 7_4 is ending on n1"
 
 
 def test_job_that_cannot_be_queried_is_an_error(no_slurm: None) -> None:
     with pytest.raises(ClientError, match="no SLURM here"):
-        live_job(Status(State.PREEMPTED, job_id="7"))
+        live_job(NOWHERE, Status(State.PREEMPTED, job_id="7"))
     with pytest.raises(ClientError, match="no SLURM here"):
-        live_job(Status(State.PENDING, submission=SUBMISSION))
-    assert live_job(Status(State.FAILED, job_id="7")) is None
-    assert live_job(Status(State.RUNNING)) is None
+        live_job(NOWHERE, Status(State.PENDING, submission=SUBMISSION))
+    assert live_job(NOWHERE, Status(State.FAILED, job_id="7")) is None
+    assert live_job(NOWHERE, Status(State.RUNNING)) is None
