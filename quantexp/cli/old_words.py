@@ -15,7 +15,7 @@ from quantexp.cli.arguments import flags_with_value, parser_of
 from quantexp.cli.kinds import KINDS
 from quantexp.config.choices import choice_files, groups
 from quantexp.schema.keys import OLD_KEYS, keys
-from quantexp.terminal.close_matches import one_of
+from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class _Command:
     rest: list[str] = field(default_factory=list)
     #: The translated words, as they were typed, without values.
     old: list[str] = field(default_factory=list)
+    #: A value of `--mode` that the old scripts did not have.
+    unknown_mode: str | None = None
 
     def add(self, word: str, meaning: _Meaning) -> None:
         """Add a word without a value."""
@@ -123,6 +125,11 @@ def answer(verb: str | None, words: Sequence[str]) -> str | None:
         return None
     command = _Command(verb or "train")
     _read(command, list(words), bare=verb != "draw")
+    if command.unknown_mode is not None:
+        hint = did_you_mean(near(command.unknown_mode, _MEANINGS, 1)) or "see quantexp help"
+        return (
+            f"--mode is a word of the old scripts, which had no mode {command.unknown_mode}; {hint}"
+        )
     if not command.old:
         return None
     old = one_of(dict.fromkeys(command.old), "and")
@@ -170,6 +177,8 @@ def _read_option(command: _Command, head: str, name: str, values: list[str]) -> 
         command.add(head, _MEANINGS[name])
     elif name == "mode" and mode in _MEANINGS:
         command.add(f"{head} {values.pop(0)}", _MEANINGS[mode])
+    elif name == "mode" and is_given:
+        command.unknown_mode = values.pop(0)
     elif is_given and (key := _key_of(name, _options())):
         command.set(head, key, values.pop(0))
     elif (key := OLD_KEYS.get(name, name)) in _GROUPS:

@@ -28,6 +28,8 @@ _TRAINING = ("seq_length", "micro_batch_size", "precision")
 def from_run(run: str, given: Sequence[str], root: Path) -> list[str]:
     """The overrides for the weights `RUN@ITERATION` of a run in `root`, without keys that are given.
 
+    The held-out samples are those of the run, if it evaluated any while it trained.
+
     Raises:
         ConfigError: there is no iteration, or a preset is given, which would change the model.
         DataError, RunError: no such run.
@@ -45,6 +47,8 @@ def from_run(run: str, given: Sequence[str], root: Path) -> list[str]:
     words = {"training.start_from": quoted(run)}
     words |= {group: _choice(group, config[group]) for group in _DECIDED}
     words |= {f"training.{key}": str(config["training"][key]) for key in _TRAINING}
+    if config["evaluation"]["every"] is not None:
+        words["evaluation.samples"] = str(config["evaluation"]["samples"])
     return [f"{key}={value}" for key, value in words.items() if key not in keys]
 
 

@@ -83,6 +83,16 @@ def test_an_old_option_without_a_value_is_answered_with_a_placeholder() -> None:
     assert message.endswith(": quantexp model=MODEL dataset=wikipedia quant=QUANT")
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"), [("--mode bach", "did you mean batch?"), ("--mode=foo", "see quantexp help")]
+)
+def test_a_mode_that_never_was_is_named(words: str, hint: str) -> None:
+    mode = words.replace("=", " ").split()[1]
+    assert answer(*split_verb(shlex.split(words))) == (
+        f"--mode is a word of the old scripts, which had no mode {mode}; {hint}"
+    )
+
+
 def test_the_answer_is_one_line_and_misuse(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "tiny", "--dry-run"]) == 2
     assert capsys.readouterr().err == (

@@ -27,8 +27,9 @@ def recorded(root: Path, *words: str) -> Experiment:
 
 @pytest.mark.parametrize("model", TINY_MODELS)
 def test_model_and_data_are_those_of_the_run(model: str, tmp_path: Path) -> None:
-    trained = recorded(tmp_path, *TINY_MODELS[model], "training.precision=fp32")
-    words = ["quant=linear_mxfp4", "evaluation.samples=4"]
+    own = ["training.precision=fp32", "evaluation.every=2", "evaluation.samples=4"]
+    trained = recorded(tmp_path, *TINY_MODELS[model], *own)
+    words = ["quant=linear_mxfp4"]
     evaluated = compose(
         [*from_run("trained@2", words, tmp_path), *words, "evaluate.only=true", "capture=off"],
         None,
@@ -36,6 +37,7 @@ def test_model_and_data_are_those_of_the_run(model: str, tmp_path: Path) -> None
     )
     assert evaluated.training.start_from == "trained@2"
     assert (evaluated.model, evaluated.dataset) == (trained.model, trained.dataset)
+    assert evaluated.evaluation.samples == 4
     for key in ("seq_length", "micro_batch_size", "precision"):
         assert getattr(evaluated.training, key) == getattr(trained.training, key)
 
