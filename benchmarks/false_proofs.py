@@ -1,21 +1,25 @@
 """Honest runs that the proof refuses: there must be none.
 
-    OMP_NUM_THREADS=1 python benchmarks/false_proofs.py [--runs 1000] [--iterations 6] [--first 0]
+    OMP_NUM_THREADS=1 python benchmarks/false_proofs.py [--runs 1000] [--iterations 6] [--first 0] [--processes 1]
 
 Each run trains a tiny model with another seed, scheme, dtype, path of attention, model, size of the initial weights,
 loss scale and learning rate, drawn from its number. Loss scales begin where gradients overflow, and learning rates
 reach those at which training diverges, so that operands become very large, very small and zero.
-A run counts as refused if it ends with an EngagementError. Everything else that ends a run is printed, too.
+A run counts as refused if it ends with an EngagementError. Everything else that ends a run is printed, too. Each run is
+a fork of this process, which has imported what runs import: gloo's threads outlive a run's groups.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from quantexp.config.compose import compose
@@ -23,9 +27,11 @@ from quantexp.errors import ConfigError
 from quantexp.launch.attempt import open_run
 from quantexp.runs.device import device_class
 from quantexp.runs.status import read_status
+from quantexp.training.megatron.imported import import_megatron
 from quantexp.training.worker import Worker
 
 ROOT = Path(__file__).parents[1]
+ENDS = ("completed", "refused", "ended otherwise", "combinations left out")
 TINY = [
     *("training=fast", "model.num_layers=2", "model.hidden_size=128", "model.ffn_hidden_size=192"),
     *("model.num_attention_heads=4", "model.num_query_groups=2", "model.head_dim=32"),
@@ -90,31 +96,39 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
-    completed = refused = others = left_out = 0
+    import_megatron()
+    counts = Counter[str]()
     start = time.monotonic()
-    for number in range(arguments.first, arguments.first + arguments.runs):
-        words = [*words_of(number), f"training.iterations={arguments.iterations}"]
-        try:
-            reason = reason_of(words)
-        except ConfigError:
-            left_out += 1  # a scheme that this path of attention or model cannot have
-            continue
-        if reason is None:
-            completed += 1
-        elif "what ran is not what was declared" in reason or "could not be proved" in reason:
-            refused += 1
-            sys.stdout.write(f"REFUSED {number}: {reason}\n  {' '.join(words)}\n")
-        else:
-            others += 1
-            sys.stdout.write(f"ended otherwise {number}: {reason}\n")
-        sys.stdout.flush()
-    seconds = time.monotonic() - start
-    sys.stdout.write(
-        f"{completed} completed, {refused} refused, {others} ended otherwise, {left_out} combinations left out; "
-        f"{seconds:.0f} s\n"
-    )
+    numbers = range(arguments.first, arguments.first + arguments.runs)
+    with multiprocessing.get_context("fork").Pool(arguments.processes, maxtasksperchild=1) as pool:
+        ends = pool.imap_unordered(partial(end_of, iterations=arguments.iterations), numbers)
+        for done, (end, line) in enumerate(ends, 1):
+            counts[end] += 1
+            sys.stdout.write(line)
+            if done % 20 == 0 or done == arguments.runs:
+                words = ", ".join(f"{counts[each]} {each}" for each in ENDS)
+                sys.stdout.write(f"{words}; {time.monotonic() - start:.0f} s\n")
+            sys.stdout.flush()
+
+
+def end_of(number: int, iterations: int) -> tuple[str, str]:
+    """How a run ended, one of `ENDS`, and what to print of it."""
+    words = [*words_of(number), f"training.iterations={iterations}"]
+    try:
+        reason = reason_of(words)
+    except ConfigError:
+        return (
+            "combinations left out",
+            "",
+        )  # a scheme that this path of attention or model cannot have
+    if reason is None:
+        return "completed", ""
+    if "what ran is not what was declared" in reason or "could not be proved" in reason:
+        return "refused", f"REFUSED {number}: {reason}\n  {' '.join(words)}\n"
+    return "ended otherwise", f"ended otherwise {number}: {reason}\n"
 
 
 def reason_of(words: list[str]) -> str | None:
