@@ -29,7 +29,7 @@ from quantexp.cli.arguments import parser_of
 from quantexp.cli.jobs import cluster_of
 from quantexp.cli.main import main
 from quantexp.cli.plan_backend import device_of
-from quantexp.cli.verbs import VERBS
+from quantexp.cli.verbs import all_verbs
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
 from quantexp.launch.identity import folder_name, identity
@@ -130,7 +130,7 @@ def commands(page: Path) -> list[Command]:
 def command_of(text: str) -> Command:
     program, *words = [word for word in shlex.split(text, comments=True) if word != "..."]
     assert program == "quantexp", f"{text!r} is not run: say why in a comment before the block"
-    verb = words.pop(0) if words and words[0] in VERBS else "train"
+    verb = words.pop(0) if words and words[0] in all_verbs() else "train"
     points = re.search(r"# (\d+) points$", text)
     return Command(verb, tuple(words), int(points[1]) if points else None)
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 from quantexp import __version__
 from quantexp.cli.flags import FLAGS
 from quantexp.cli.output import complain
-from quantexp.cli.verbs import GROUPS, VERBS
+from quantexp.cli.verbs import all_verbs, is_verb, verb_groups, verb_named
 from quantexp.config.choices import choice_files, groups
 from quantexp.folders import user_path
 from quantexp.terminal.close_matches import did_you_mean, near
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
                     flag=flag,
                     metavar=self._metavar(flag),
                     verb=self.verb,
-                    usage=VERBS[str(self.verb)].usage,
+                    usage=verb_named(str(self.verb)).usage,
                     got=fields["got"],
                     allowed=fields["allowed"].replace("'", ""),
                 )
@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         if flag is None:
             return f"{self.verb} takes no overrides, got {' '.join(words)}"
         name = flag.partition("=")[0]
-        others = [verb for verb in VERBS if name in parser_of(verb)._option_string_actions]
+        others = [verb for verb in all_verbs() if name in parser_of(verb)._option_string_actions]
         if others:
             return f"{self.verb} has no flag {name}; it is one of {', '.join(others)}"
         close = did_you_mean(near(name, self._option_string_actions, 1))
@@ -112,7 +112,7 @@ def split_verb(words: Sequence[str]) -> tuple[str | None, list[str]]:
     for i, word in enumerate(words):
         if is_value or word.startswith("-"):
             is_value = not is_value and word in flags_with_value()
-        elif word in VERBS:
+        elif is_verb(word):
             return word, [*words[:i], *words[i + 1 :]]
         else:
             break
@@ -122,21 +122,21 @@ def split_verb(words: Sequence[str]) -> tuple[str | None, list[str]]:
 @cache
 def flags_with_value() -> frozenset[str]:
     """The flags of any verb that take a value."""
-    actions = (action for verb in VERBS for action in parser_of(verb)._actions)
+    actions = (action for verb in all_verbs() for action in parser_of(verb)._actions)
     return frozenset(flag for a in actions if a.nargs != 0 for flag in a.option_strings)
 
 
 @cache
 def parser_of(verb: str) -> Parser:
     """The parser of the words after a verb."""
-    described = VERBS[verb]
+    described = verb_named(verb)
     parser = Parser(
         verb,
         usage=_wrapped(f"quantexp {'[train]' if verb == 'train' else verb}", described.usage),
         description="\n\n".join(filter(None, (_sentence(described.about), described.more))),
         epilog=_examples(described.examples),
     )
-    FLAGS[verb](parser)
+    (described.add_arguments or FLAGS[verb])(parser)
     parser.set_defaults(verb=verb)
     parser.add_argument("--version", action="version", version=_VERSION, help=argparse.SUPPRESS)
     return parser
@@ -144,17 +144,18 @@ def parser_of(verb: str) -> Parser:
 
 def top_parser() -> Parser:
     """The parser of a command line without a verb: its help lists the verbs."""
-    width = max(map(len, VERBS))
+    described = all_verbs()
+    width = max(map(len, described))
     listed = "\n\n".join(
-        "\n".join([f"{title}:", *(f"  {verb:{width}}  {VERBS[verb].about}" for verb in verbs)])
-        for title, verbs in GROUPS.items()
+        "\n".join([f"{title}:", *(f"  {verb:{width}}  {described[verb].about}" for verb in verbs)])
+        for title, verbs in verb_groups().items()
     )
     parser = Parser(
         None,
         usage="quantexp [VERB] [flags] group=choice key=value ...",
         description=f"Quantised training experiments that prove what ran.\n\n{listed}",
         epilog=_examples(
-            (*VERBS["train"].examples[:3], "plan quant=FA_linear_mxfp4", "list schemes")
+            (*described["train"].examples[:3], "plan quant=FA_linear_mxfp4", "list schemes")
         )
         + "\n\nquantexp help VERB shows the arguments, flags and examples of a verb.",
     )
@@ -186,10 +187,10 @@ def _examples(examples: Sequence[str]) -> str:
 
 def neither_verb_nor_override(word: str) -> str:
     """The message about a word that is neither."""
-    if word in VERBS:
+    if is_verb(word):
         return f"{word} is a verb: a command has one, before the overrides: quantexp {word} ..."
     chosen = [f"{group}={word}" for group in groups() if word in choice_files(group, None)]
-    close = did_you_mean(chosen[:3] or near(word, VERBS))
+    close = did_you_mean(chosen[:3] or near(word, all_verbs()))
     return f"{word!r} is neither a verb nor key=value{close and f'; {close}'}"
 
 
@@ -214,7 +215,7 @@ def ledger_scope(arguments: argparse.Namespace) -> tuple[Path, str | None]:
     verb, words = arguments.verb, arguments.words
     root, rest = root_and_rest(words)
     if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
-        parser_of(verb).error(f"{verb} takes {VERBS[verb].usage}, got {' '.join(words)}")
+        parser_of(verb).error(f"{verb} takes {verb_named(verb).usage}, got {' '.join(words)}")
     return root, rest[0] if rest else None
 
 

@@ -25,7 +25,7 @@ from quantexp.analysis.compare.arguments import MEASURES
 from quantexp.analysis.draw.arguments import FORMATS as FIGURE_FORMATS
 from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
 from quantexp.cli.kinds import KINDS, SHELLS
-from quantexp.cli.verbs import VERBS
+from quantexp.cli.verbs import all_verbs, verb_named
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.folders import user_path
 from quantexp.formats.lookup import known_names
@@ -41,7 +41,7 @@ _OF_A_START = (
     *("paths.root=", "launcher.", "parallel.", "checkpoint."),
     *("memory=ignore", "code=current", "training.restart=true"),
 )
-#: What the verbs about runs take beside them.
+#: What the core's verbs about runs take beside them.
 _BESIDE_RUNS = {
     "status": ("paths.root=",),
     "watch": ("paths.root=",),
@@ -54,7 +54,6 @@ _BESIDE_RUNS = {
         *("window=", "against=", "out=", "paths.root="),
     ),
     "report": ("out=", "paths.root="),
-    "bisect": ("out=", "paths.root=", "launcher.", "memory=ignore"),
     "export": ("format=hf", "format=megatron_lm", "iteration=", "out=", "paths.root="),
     "captures": (*_FILTERS, "phase=", "paths.root="),
     "draw": (*_FILTERS, "type=", "out=", "paths.root="),
@@ -62,7 +61,6 @@ _BESIDE_RUNS = {
 }
 _WORDS: dict[str, Sequence[str]] = {
     "list": [*KINDS],
-    "help": [*VERBS],
     "completion": SHELLS,
     "verify": ["paths.cache="],
     "doctor": [],
@@ -91,12 +89,12 @@ def completions(line: str) -> Candidates:
     The exception is a part of a run's name, where a single run has it in its name.
     """
     *before, prefix = _split(line)[1:] or [""]
-    if before and before[-1] in flags_with_value():
+    if before and before[-1].startswith("-") and before[-1] in flags_with_value():
         values = dict.fromkeys(_values_of_flag(split_verb(before)[0], before[-1], prefix), "")
     else:
         values = _words(before, prefix)
     beginning = {word: about for word, about in values.items() if word.startswith(prefix)}
-    if not beginning and prefix and split_verb(before)[0] in _BESIDE_RUNS:
+    if not beginning and prefix and _beside_runs(split_verb(before)[0]) is not None:
         holding = [run for run in values if prefix in run and "=" not in run]
         beginning = {holding[0]: ""} if len(holding) == 1 else {}
     return beginning
@@ -117,18 +115,32 @@ def _words(before: Sequence[str], prefix: str) -> Candidates:
     verb, rest = split_verb(before)
     if prefix.startswith("-"):
         return _flags(verb or "train")
-    if verb in _BESIDE_RUNS:
-        keys = [
-            word.split("=")[0] for word in _BESIDE_RUNS[verb] if word.startswith(_OF_A_START[1:])
-        ]
+    beside = _beside_runs(verb)
+    if beside is not None:
+        keys = [word.split("=")[0] for word in beside if word.startswith(_OF_A_START[1:])]
         changes = _overrides(prefix, None) if prefix.startswith(tuple(keys)) and keys else {}
-        return {**dict.fromkeys([*_runs(rest), *_BESIDE_RUNS[verb]], ""), **changes}
-    if verb in _WORDS:
-        return {word: VERBS[word].about if verb == "help" else "" for word in _WORDS[verb]}
+        return {**dict.fromkeys([*_runs(rest), *beside], ""), **changes}
+    if verb == "help":
+        return _verbs()
+    fixed = None if verb is None else _WORDS.get(verb, verb_named(verb).words)
+    if fixed is not None:
+        return dict.fromkeys(fixed, "")
     none_yet = verb is None and not any("=" in word for word in before)
-    verbs = {name: described.about for name, described in VERBS.items()} if none_yet else {}
+    verbs = _verbs() if none_yet and "=" not in prefix else {}
     devices = [f"device={name}" for name in CAPABILITIES] if verb == "plan" else []
     return {**verbs, **dict.fromkeys(devices, ""), **_overrides(prefix, _config_dir(rest))}
+
+
+def _beside_runs(verb: str | None) -> Sequence[str] | None:
+    """What may stand beside the names of runs; None of a verb that takes none."""
+    if verb is None or verb in _BESIDE_RUNS:
+        return _BESIDE_RUNS.get(verb or "")
+    described = verb_named(verb)
+    return described.words if described.takes_runs else None
+
+
+def _verbs() -> Candidates:
+    return {name: described.about for name, described in all_verbs().items()}
 
 
 def _flags(verb: str) -> Candidates:
@@ -143,7 +155,7 @@ def _flags(verb: str) -> Candidates:
 
 def _values_of_flag(verb: str | None, flag: str, prefix: str) -> list[str]:
     """The values of a flag with few values; for a list (A,B), its next element."""
-    actions = (action for verb in VERBS for action in parser_of(verb)._actions)
+    actions = (action for verb in all_verbs() for action in parser_of(verb)._actions)
     allowed = next((a.choices for a in actions if flag in a.option_strings and a.choices), ())
     if flag == "--formats":
         names = FIGURE_FORMATS if verb == "draw" else sorted(known_names())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
 from quantexp.analysis.requantise.arguments import add_arguments as add_requantise_arguments
-from quantexp.cli.bisect_arguments import add_arguments as add_bisect_arguments
 from quantexp.cli.kinds import KINDS, SHELLS
 
 
@@ -138,7 +137,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
-#: Adds the arguments and flags of a verb to its parser.
+#: Adds the arguments and flags of a verb to its parser; those of an extra have their own.
 FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "train": _train,
     "plan": _plan,
@@ -157,7 +156,6 @@ FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "draw": _draw,
     "requantise": _requantise,
     "evaluate": _evaluate,
-    "bisect": add_bisect_arguments,
     "export": _words("+", "RUN", "a run, or a part of its name"),
     "doctor": _json,
     "verify": _verify,

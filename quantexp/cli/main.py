@@ -1,9 +1,9 @@
 """The entry point: `quantexp [flags] [verb] [flags] group=choice key=value ...`.
 
-The verb is the first word that is neither a flag nor a flag's value, if it is in the table `verbs`; else train. Without
-any word the help is shown. Every verb has a module here, which is imported when the verb is typed. The modules have the
-same names: `run(arguments)` returns the exit code, `record(...)` returns what `--json` prints, and `show(...)` prints
-that for a person.
+The verb is the first word that is neither a flag nor a flag's value, if `verbs` knows it; else train. Without any word
+the help is shown. Every verb has a module, here or in its extra, which is imported when the verb is typed. The modules
+have the same names: `run(arguments)` returns the exit code, `record(...)` returns what `--json` prints, and `show(...)`
+prints that for a person.
 
 Exit codes: 0 done, 1 the user's error or a failed run (one line on standard error), 2 misuse of the command line, 130
 interrupted. An unexpected exception gives one line with the file of its traceback, and 1. No module of this package
@@ -20,7 +20,7 @@ from importlib import import_module
 from quantexp.cli.arguments import parser_of, split_verb, top_parser
 from quantexp.cli.old_words import answer
 from quantexp.cli.output import complain
-from quantexp.cli.verbs import COMPLETE, VERBS
+from quantexp.cli.verbs import COMPLETE, verb_named
 from quantexp.errors import QuantexpError
 from quantexp.terminal.messages import drop_rest
 
@@ -71,7 +71,7 @@ def _run(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupt)
-    code: int = import_module(f"quantexp.cli.{VERBS[verb].module or verb}").run(arguments)
+    code: int = import_module(verb_named(verb).module or f"quantexp.cli.{verb}").run(arguments)
     return code
 
 

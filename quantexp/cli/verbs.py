@@ -1,12 +1,17 @@
-"""The verbs of the command line: purpose, arguments, flags and examples of each. Needs no torch."""
+"""The verbs of the command line: purpose, arguments, flags and examples of each. Needs no torch.
+
+`VERBS` are those of the core; `all_verbs` adds those of the installed extras.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+
 from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
 from quantexp.analysis.requantise.arguments import USAGE as REQUANTISE_USAGE
-from quantexp.cli.bisect_arguments import BISECT
 from quantexp.cli.kinds import SHELLS
-from quantexp.cli.verb import Verb
+from quantexp.errors import ConfigError
+from quantexp.extra import GROUP, INSTALL, Verb, extras
 
 #: The first word of a call from a shell that completes a command line.
 COMPLETE = "__complete"
@@ -17,7 +22,7 @@ _CHANGES = (
     "[code=current] [training.restart=true]"
 )
 
-
+#: The verbs of the core.
 VERBS = {
     "train": Verb(
         "run an experiment (the verb may be left out)",
@@ -64,7 +69,7 @@ VERBS = {
         "show which runs wait, run or have ended, and why",
         "[--watch | --json] [DIR] [paths.root=FOLDER]",
         ("status", "status --watch", "status FA_mxfp8-1a2b3c4d"),
-        module="ledger",
+        module="quantexp.cli.ledger",
     ),
     "watch": Verb(
         "show runs in the browser while they run: losses, numerics, states",
@@ -75,7 +80,7 @@ VERBS = {
         "show what a run printed",
         "[--rank N] [-f] RUN [paths.root=FOLDER]",
         ("logs FA_mxfp8-1a2b3c4d", "logs -f FA_mxfp8 --rank 1"),
-        module="ledger",
+        module="quantexp.cli.ledger",
     ),
     "capture": Verb(
         "let a running run write what it computes now",
@@ -100,13 +105,13 @@ VERBS = {
         "start again what failed",
         f"[DIR] [paths.root=FOLDER] {_CHANGES}",
         ("retry", "retry FA_mxfp8-1a2b3c4d"),
-        module="resume",
+        module="quantexp.cli.resume",
     ),
     "cancel": Verb(
         "end runs that wait or run",
         "[DIR] [paths.root=FOLDER]",
         ("cancel", "cancel FA_mxfp8-1a2b3c4d"),
-        module="ledger",
+        module="quantexp.cli.ledger",
     ),
     "compare": Verb(
         "compare runs with bf16: losses, gaps, speed, what differs",
@@ -169,7 +174,6 @@ VERBS = {
         "evaluate.each_layer=true and evaluate.each_module=true: one alone, in turn.\n"
         "tasks=A,B: also tasks of lm-evaluation-harness (quantexp[lm-eval]).",
     ),
-    "bisect": BISECT,
     "export": Verb(
         "write a saved model as published models are, or for Megatron-LM",
         "RUN format=hf|megatron_lm [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
@@ -202,7 +206,7 @@ VERBS = {
     ),
 }
 
-#: The verbs as the help lists them.
+#: The verbs as the help lists them; those of extras that are not installed are left out.
 GROUPS = {
     "experiments": ("train", "plan", "prepare", "list"),
     "runs": ("status", "watch", "logs", "capture", "resume", "retry", "cancel"),
@@ -218,3 +222,42 @@ GROUPS = {
     ),
     "this machine": ("doctor", "verify", "completion", "help"),
 }
+
+
+@cache
+def all_verbs() -> dict[str, Verb]:
+    """The verbs of the core and of the installed extras, as the help lists them."""
+    of_extras = {word: verb for extra in extras().values() for word, verb in extra.verbs.items()}
+    known = {**VERBS, **of_extras}
+    return {**{word: known[word] for word in _listed() if word in known}, **known}
+
+
+def verb_groups() -> dict[str, tuple[str, ...]]:
+    """The installed verbs below the titles of the help; those of other packages come last."""
+    verbs = all_verbs()
+    listed = {title: tuple(w for w in words if w in verbs) for title, words in GROUPS.items()}
+    others = tuple(word for word in verbs if word not in _listed())
+    return {**listed, **({"other packages": others} if others else {})}
+
+
+def _listed() -> list[str]:
+    return [word for words in GROUPS.values() for word in words]
+
+
+def is_verb(word: str) -> bool:
+    """Whether a word is a verb, if its extra is installed."""
+    return word in VERBS or word in _listed() or ("=" not in word and word in all_verbs())
+
+
+def verb_named(word: str) -> Verb:
+    """The verb of a word that is one.
+
+    Raises:
+        ConfigError: it is that of an extra that is not installed.
+    """
+    verb = VERBS.get(word) or all_verbs().get(word)
+    if verb is None:
+        raise ConfigError(
+            f"{word} is not installed: no entry point of the group {GROUP} has this verb; {INSTALL}"
+        )
+    return verb

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 from megatron.core import parallel_state
 
+from quantexp.extra import Service, required
 from quantexp.megatron_lm.passes import told_micro_batches
 from quantexp.megatron_lm.run import LmRun
 from quantexp.megatron_lm.step import begin_draws, mean_loss
@@ -20,9 +21,7 @@ from quantexp.model.layout import Layout
 from quantexp.proof.verdict import Verdict, require
 from quantexp.quant.precision import PrecisionMap
 from quantexp.schema import Precision
-from quantexp.training.gradient_run import record_comparison
 from quantexp.training.megatron.collectives import complete_gradients
-from quantexp.training.megatron.gradient import GradientComparison
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.watched import Watched
 
@@ -87,7 +86,8 @@ class LmGradient:
         is_scaled = experiment.training.precision is Precision.fp16
         scale = float(self._optimizer.get_loss_scale()) if is_scaled else 1.0
         parts = parts_of(run.chunks, experiment.model, layout, place)
-        record_comparison(run.context, GradientComparison(run_passes, parts, scale), self.iteration)
+        compare = required(Service.GRADIENT_COMPARISON, "QUANTEXP_GRADIENT")
+        compare(run.context, run_passes, parts, scale, self.iteration)
         raise SystemExit(0)
 
 

@@ -20,13 +20,14 @@ from quantexp.folders import cache_dir, written_beside
 #: Folders and files of the package that decide numbers.
 DECIDING = (
     "data",
+    "extras/bisect/gradient.py",
+    "extras/bisect/gradient_run.py",
     "formats",
     "model",
     "processes/compiled.py",
     "quant",
     "runs/device.py",
     "training/evaluation_run.py",
-    "training/gradient_run.py",
     "training/megatron",
     "training/tasks",
 )

@@ -2,8 +2,8 @@
 
 A run may start long after its submission (a queue, a sweep), and its processes import quantexp when they start. They
 import it from this copy, so that edits, updates and checkouts in between change nothing. The copy holds quantexp, its
-launchers and the shipped configuration, without files that git ignores or that may hold secrets
-(`quantexp.runs.secret_files`). Other packages are recorded by version only.
+launchers, the shipped configuration, and the entry points by which it finds its extras, without files that git ignores
+or that may hold secrets (`quantexp.runs.secret_files`). Other packages are recorded by version only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import quantexp
@@ -26,7 +27,8 @@ from quantexp.runs.paths import RunsRoot
 from quantexp.runs.provenance import read_provenance
 from quantexp.runs.secret_files import ignored_by_git, may_hold_secrets
 
-#: The packages of this project that a run imports.
+#: The distribution of this project, and its packages that a run imports.
+DISTRIBUTION = "quantexp"
 PACKAGES = ("quantexp", "quantexp_launchers")
 #: Hex digits of a snapshot's name.
 DIGITS = 16
@@ -172,6 +174,19 @@ def _files() -> Iterator[tuple[str, Path]]:
                 continue
             if file.is_file() and not set(inside.parts) & set(_LEFT_OUT):
                 yield f"{name}/{inside}", file
+    yield from _metadata()
+
+
+def _metadata() -> Iterator[tuple[str, Path]]:
+    """What Python must know of the installed distribution; nothing of a source that is not installed."""
+    try:
+        own = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        return
+    for name in ("METADATA", "entry_points.txt"):
+        inside = f"{DISTRIBUTION}-{own.version}.dist-info/{name}"
+        if (file := Path(str(own.locate_file(inside)))).is_file():
+            yield inside, file
 
 
 def _folder_of(package: str) -> Path:

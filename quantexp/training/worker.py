@@ -20,6 +20,7 @@ from pathlib import Path
 from quantexp.analysis.after_run import REPORT_LOOK_S, draw_figures
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError
+from quantexp.extra import Service, required
 from quantexp.processes.unresponsive import leave_if_stuck
 from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
 from quantexp.runs.disk import explanation
@@ -276,9 +277,7 @@ class Worker:
 
             evaluate_run(context)
         elif experiment.gradient.only:
-            from quantexp.training.gradient_run import compare_gradients
-
-            compare_gradients(context)
+            required(Service.GRADIENT_RUN, "gradient.only=true")(context)
         else:
             self._train_model()
         if context.requests.ends:  # too late to be served

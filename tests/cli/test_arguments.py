@@ -8,7 +8,7 @@ import pytest
 
 from quantexp.cli.arguments import parser_of, split_verb, top_parser
 from quantexp.cli.plan_backend import device_of
-from quantexp.cli.verbs import GROUPS, VERBS
+from quantexp.cli.verbs import GROUPS, all_verbs
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
 
@@ -38,17 +38,17 @@ def test_verb_is_the_first_word_that_is_neither_a_flag_nor_its_value(
 
 def test_a_flag_takes_a_value_with_every_verb_or_with_none() -> None:
     takes: dict[str, bool] = {}
-    for verb in VERBS:
+    for verb in all_verbs():
         for action in parser_of(verb)._actions:
             for flag in action.option_strings:
                 assert takes.setdefault(flag, action.nargs != 0) == (action.nargs != 0), flag
 
 
 def test_help_lists_every_verb_once() -> None:
-    assert sorted(verb for verbs in GROUPS.values() for verb in verbs) == sorted(VERBS)
+    assert sorted(verb for verbs in GROUPS.values() for verb in verbs) == sorted(all_verbs())
 
 
-@pytest.mark.parametrize("verb", [None, *VERBS])
+@pytest.mark.parametrize("verb", [None, *all_verbs()])
 def test_help_fits_80_columns_and_has_examples(
     verb: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +61,7 @@ def test_help_fits_80_columns_and_has_examples(
 
 
 @pytest.mark.parametrize(
-    ("verb", "example"), [(v, e) for v, verb in VERBS.items() for e in verb.examples]
+    ("verb", "example"), [(v, e) for v, verb in all_verbs().items() for e in verb.examples]
 )
 def test_every_example_is_a_command(verb: str, example: str) -> None:
     first, rest = split_verb(shlex.split(example))

@@ -13,7 +13,7 @@ import pytest
 from quantexp.cli.completion import candidate_lines, completions, script
 from quantexp.cli.kinds import KINDS, SHELLS
 from quantexp.cli.main import main
-from quantexp.cli.verbs import VERBS
+from quantexp.cli.verbs import all_verbs
 from quantexp.formats.lookup import known_names
 from quantexp.quant.scheme import SCHEMES
 
@@ -83,7 +83,7 @@ def words(line: str) -> list[str]:
         ("requantise RUN pa", ["paths.root="]),
         ("captures RUN --to s", ["safetensors"]),
         ("list ", [*KINDS]),
-        ("help ", [*VERBS]),
+        ("help ", [*all_verbs()]),
         ("completion ", [*SHELLS]),
         ("doctor ", []),
         ("-cd mine li", ["list"]),
@@ -105,9 +105,9 @@ def test_words_at_the_cursor_are_completed(line: str, expected: list[str]) -> No
 
 def test_first_word_is_a_verb_a_group_or_a_section() -> None:
     candidates = words("")
-    assert set(VERBS) < set(candidates)
+    assert set(all_verbs()) < set(candidates)
     assert {"model=", "training=", "quant/qk=", "training.", "+experiment="} < set(candidates)
-    assert not set(VERBS) & set(words("quant=bf16 "))
+    assert not set(all_verbs()) & set(words("quant=bf16 "))
 
 
 def test_all_schemes_are_choices() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
-from quantexp.cli.verbs import VERBS
+from quantexp.cli.verbs import all_verbs
 from quantexp.config.choices import choice_files, groups
 from quantexp.schema import Composition
 from quantexp.schema.keys import keys, section_of
@@ -318,7 +318,7 @@ MAKERS: dict[str, Callable[[random.Random], list[str]]] = {
 }
 #: Verbs that read no configuration; doctor and verify measure the machine, watch serves a page until it is interrupted,
 #: so they get misuse alone.
-OTHER_VERBS = sorted(set(VERBS) - {"plan", "train", "doctor", "verify"})
+OTHER_VERBS = sorted(set(all_verbs()) - {"plan", "train", "doctor", "verify"})
 
 
 def of_a_verb(source: random.Random) -> list[str]:

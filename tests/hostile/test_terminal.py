@@ -24,7 +24,7 @@ from rich.markup import escape
 
 from quantexp.cli.completion import candidate_lines
 from quantexp.cli.main import main
-from quantexp.cli.verbs import VERBS
+from quantexp.cli.verbs import all_verbs
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status, write_status
 from quantexp.terminal import console as consoles
@@ -155,8 +155,8 @@ def on_terminal(*words: str, monkeypatch: pytest.MonkeyPatch) -> Result:
         return SafeConsole(file=out, force_terminal=True, width=100)
 
     # A module that is first imported below would keep the replaced function.
-    for verb, described in VERBS.items():
-        importlib.import_module(f"quantexp.cli.{described.module or verb}")
+    for verb, described in all_verbs().items():
+        importlib.import_module(described.module or f"quantexp.cli.{verb}")
     for module in [m for n, m in sys.modules.items() if n.startswith("quantexp.")]:
         if getattr(module, "output_console", None) is not None:
             monkeypatch.setattr(module, "output_console", terminal)

@@ -295,7 +295,10 @@ def _unproved() -> Iterator[list[Metrics]]:
     from quantexp.training.megatron.imported import import_megatron
 
     import_megatron()
-    others = [import_module(f"quantexp.training.megatron.{n}") for n in ("evaluation", "gradient")]
+    others = [
+        import_module(f"quantexp.{name}")
+        for name in ("training.megatron.evaluation", "extras.bisect.gradient")
+    ]
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (worker, "RunObserver", Unproved),

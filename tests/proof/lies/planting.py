@@ -617,7 +617,8 @@ def _import_all() -> None:
 
     import_megatron()
     for name in (
-        *("trainer", "step", "evaluation", "gradient", "linear", "attention", "embedding"),
+        *("trainer", "step", "evaluation", "linear", "attention", "embedding"),
         *("experts", "latent", "model", "passes"),
     ):
         import_module(f"quantexp.training.megatron.{name}")
+    import_module("quantexp.extras.bisect.gradient")

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from quantexp.analysis.bisect.gradient_table import by_unit, scheme_of
 from quantexp.analysis.numerics.heat import COLOUR_MAP, hatch
 from quantexp.analysis.style import LABEL_PT, NOTE_PT, TICK_PT, Page, dress, new_figure, save_figure
+from quantexp.extras.bisect.gradient_table import by_unit, scheme_of
 from quantexp.runs.gradients import Distance, Gradients, Pass
 from quantexp.terminal.escaping import printable
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from quantexp.cli import bisect_replays
 from quantexp.cli.main import main
 from quantexp.config.compose import compose
+from quantexp.extras.bisect import rounds
 from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_json, write_json, write_status
 from quantexp.schema import Experiment
-from tests.cli import bisections
 from tests.conftest import run_here
+from tests.extras.bisect import bisections
 
 Captured = pytest.CaptureFixture[str]
 KEEPS = ("capture=off", "checkpoint.optimizer=true")
@@ -37,8 +37,8 @@ CLIPPED = (
 
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> None:
-    monkeypatch.setattr("quantexp.cli.bisect_replays.run_all", bisections.run_here)
-    monkeypatch.setattr("quantexp.cli.bisect_search.run_all", bisections.run_here)
+    monkeypatch.setattr("quantexp.extras.bisect.rounds.run_all", bisections.run_here)
+    monkeypatch.setattr("quantexp.extras.bisect.culprit.run_all", bisections.run_here)
 
 
 def bisected(capsys: Captured, *words: str, code: int = 0) -> dict[str, Any]:
@@ -239,9 +239,9 @@ def test_a_replay_of_other_code_is_repeated(tiny: Callable[..., Experiment]) -> 
         write_status(run.status, Status(state, created="2026-01-01"))
         run.metrics.write_text(f'{{"iteration": {experiment.training.last_iteration}}}\n')
         provenance = read_json(run.provenance)
-        assert bisect_replays._has_run(run, experiment)
+        assert rounds._has_run(run, experiment)
         write_json(run.provenance, {**provenance, "code": "0123456789abcdef"})
-        assert not bisect_replays._has_run(run, experiment)
+        assert not rounds._has_run(run, experiment)
         write_json(run.provenance, provenance)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from quantexp.cli.verb import Verb
+from quantexp.extra import Verb
 
 _USAGE = (
     "[--gradient] [--from ITERATION] [--steps K] [--by A,B] [--measure NAME] [--margin NATS] "
@@ -53,4 +53,8 @@ BISECT = Verb(
         "bisect linear_mxfp4 --gradient --by layer,slot",
     ),
     _MORE,
+    module="quantexp.extras.bisect.verb",
+    add_arguments=add_arguments,
+    words=("out=", "paths.root=", "launcher.", "memory=ignore"),
+    takes_runs=True,
 )

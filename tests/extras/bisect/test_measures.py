@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from quantexp.analysis.bisect.measures import Measure, Observation, loss_margin, trouble_of
-from quantexp.analysis.bisect.trouble import Step
 from quantexp.errors import RunError, UnreadableError
+from quantexp.extras.bisect.measures import Measure, Observation, loss_margin, trouble_of
+from quantexp.extras.bisect.trouble import Step
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import now
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quantexp.analysis.bisect.trouble import (
+from quantexp.extras.bisect.trouble import (
     Step,
     excess_of,
     is_nonfinite,

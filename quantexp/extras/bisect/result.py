@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from quantexp.analysis.bisect.measures import Measure
-from quantexp.analysis.bisect.search import Found, Observed, Verdict
-from quantexp.analysis.bisect.trouble import Trouble
+from quantexp.extras.bisect.measures import Measure
+from quantexp.extras.bisect.search import Found, Observed, Verdict
+from quantexp.extras.bisect.trouble import Trouble
 from quantexp.terminal.facts import Facts
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 

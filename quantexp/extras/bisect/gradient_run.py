@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quantexp.config.gradient import num_passes, units_compared
@@ -22,7 +22,8 @@ from quantexp.training.log import LOG
 from quantexp.training.rank_session import rank_session
 
 if TYPE_CHECKING:
-    from quantexp.training.megatron.gradient import Compared, GradientComparison, Sums
+    from quantexp.extras.bisect.gradient import Compared, GradientComparison, RunPasses, Sums
+    from quantexp.training.megatron.parameters import Part
 
 
 def compare_gradients(context: RunContext) -> None:
@@ -35,8 +36,8 @@ def compare_gradients(context: RunContext) -> None:
     experiment = context.experiment
     iteration = first_iteration(experiment)
     with rank_session(context) as (device, batches):
+        from quantexp.extras.bisect.gradient import comparison_of
         from quantexp.training.megatron.backend import scheme_spec
-        from quantexp.training.megatron.gradient import comparison_of
         from quantexp.training.megatron.numerics_state import use_numerics
         from quantexp.training.megatron.step import Stepper
         from quantexp.training.observer import RunObserver
@@ -50,6 +51,23 @@ def compare_gradients(context: RunContext) -> None:
             record_comparison(context, comparison, iteration)
     context.status.trained = now()
     context.write_status()
+
+
+def compare_in_loop(
+    context: RunContext,
+    run_passes: RunPasses,
+    parts: Mapping[str, Part],
+    scale: float,
+    iteration: int,
+) -> None:
+    """Compare gradients in another training loop: those that `run_passes` leaves in `parts`, multiplied by `scale`.
+
+    Raises:
+        EngagementError: as `compare_gradients`.
+    """
+    from quantexp.extras.bisect.gradient import GradientComparison
+
+    record_comparison(context, GradientComparison(run_passes, parts, scale), iteration)
 
 
 def record_comparison(context: RunContext, comparison: GradientComparison, iteration: int) -> None:

@@ -8,14 +8,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantexp.analysis.bisect.scheme_file import NAME
-from quantexp.analysis.bisect.search import Verdict
 from quantexp.analysis.compare.arguments import out_and_rest
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line, require_folder
 from quantexp.errors import ConfigError, RunError
+from quantexp.extras.bisect.replays import Origin, gradient_of, origin_of, other_loop
+from quantexp.extras.bisect.scheme_file import NAME
+from quantexp.extras.bisect.search import Verdict
 from quantexp.folders import for_shell
-from quantexp.launch.replays import Origin, gradient_of, origin_of, other_loop
 from quantexp.quant.units import aspects_of
 from quantexp.runs.find import find_run
 from quantexp.runs.gradients import Gradients
@@ -79,10 +79,10 @@ def _search(
     aspects: Sequence[Aspect],
     out: Path | None,
 ) -> int:
-    from quantexp.analysis.bisect.figure import draw_result
-    from quantexp.analysis.bisect.measures import trouble_of
-    from quantexp.analysis.bisect.result import print_result, record
-    from quantexp.cli.bisect_search import curves_of, find
+    from quantexp.extras.bisect.culprit import curves_of, find
+    from quantexp.extras.bisect.figure import draw_result
+    from quantexp.extras.bisect.measures import trouble_of
+    from quantexp.extras.bisect.result import print_result, record
     from quantexp.runs.status import write_json
 
     trouble = trouble_of(run_dir, arguments.measure, arguments.start, arguments.steps)
@@ -137,7 +137,7 @@ def _bound(arguments: argparse.Namespace, measure: str) -> float | None:
 
 
 def _gradient(origin: Origin, aspects: Sequence[Aspect], out: Path | None, *, as_json: bool) -> int:
-    from quantexp.cli.bisect_replays import run_all
+    from quantexp.extras.bisect.rounds import run_all
     from quantexp.runs.gradients import read_gradients
 
     experiment = gradient_of(origin, [aspect.value for aspect in aspects])
@@ -179,8 +179,8 @@ def _gradient_of_loop(
 
 def _shown(run: RunDir, scheme: str, gradients: Gradients, out: Path, *, as_json: bool) -> int:
     """Print the comparison, and draw it into a folder."""
-    from quantexp.analysis.bisect.gradient_figure import draw_gradients
-    from quantexp.analysis.bisect.gradient_table import print_gradients
+    from quantexp.extras.bisect.gradient_figure import draw_gradients
+    from quantexp.extras.bisect.gradient_table import print_gradients
 
     if as_json:
         print_json({"run": str(run.root), **gradients})

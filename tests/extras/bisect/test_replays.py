@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quantexp.errors import RunError
-from quantexp.launch.replays import declared_of, gradient_of, origin_of, replay
+from quantexp.extras.bisect.replays import declared_of, gradient_of, origin_of, replay
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Rule
 from tests.conftest import run_here

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from quantexp.analysis.bisect.ddmin import CachedTests, Subset, minimal_cure, minimal_sets
+from quantexp.extras.bisect.ddmin import CachedTests, Subset, minimal_cure, minimal_sets
 
 
 class Verdict(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from quantexp.cli import bisect_replays
+from quantexp.extras.bisect import rounds
 from quantexp.launch.attempt import open_run, run_folder
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
@@ -14,13 +14,13 @@ from quantexp.training.worker import Worker
 
 
 def run_here(experiments: Sequence[Experiment], console: Console) -> list[RunDir]:
-    """As `bisect_replays.run_all`."""
+    """As `rounds.run_all`."""
     runs = []
     for experiment in experiments:
         run = run_folder(experiment, "cpu")
-        if not bisect_replays._has_run(run, experiment):
+        if not rounds._has_run(run, experiment):
             with open_run(experiment, "cpu", ["test"]) as (folder, _):
                 Worker(folder.run, experiment).run()
-        assert bisect_replays._has_run(run, experiment), run.status.read_text()
+        assert rounds._has_run(run, experiment), run.status.read_text()
         runs.append(run)
     return runs

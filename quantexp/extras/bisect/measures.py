@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quantexp.analysis.bisect.trouble import (
+from quantexp.errors import RunError
+from quantexp.extras.bisect.trouble import (
     Step,
     Trouble,
     deviations_after,
@@ -17,7 +18,6 @@ from quantexp.analysis.bisect.trouble import (
     steps_of,
     trouble_in,
 )
-from quantexp.errors import RunError
 from quantexp.runs.dossiers import Trigger, dossier_files, read_dossier
 from quantexp.runs.paths import RunDir
 

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from quantexp.analysis.bisect.ddmin import Subset
-from quantexp.analysis.bisect.figure import draw_result
-from quantexp.analysis.bisect.measures import Measure
-from quantexp.analysis.bisect.result import Chance, Result, listed, print_result, record
-from quantexp.analysis.bisect.scheme_file import override, write_scheme
-from quantexp.analysis.bisect.search import Found, Observed, Verdict, search
-from quantexp.analysis.bisect.trouble import Step, Trouble
 from quantexp.config.compose import compose
+from quantexp.extras.bisect.ddmin import Subset
+from quantexp.extras.bisect.figure import draw_result
+from quantexp.extras.bisect.measures import Measure
+from quantexp.extras.bisect.result import Chance, Result, listed, print_result, record
+from quantexp.extras.bisect.scheme_file import override, write_scheme
+from quantexp.extras.bisect.search import Found, Observed, Verdict, search
+from quantexp.extras.bisect.trouble import Step, Trouble
 from quantexp.schema import Experiment, Rule
 
 UNITS = ("linear.fprop.x", "linear.fprop.w", "linear.dgrad.g", "linear.wgrad.g")

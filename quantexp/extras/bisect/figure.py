@@ -10,9 +10,6 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from quantexp.analysis.bisect.result import Result
-from quantexp.analysis.bisect.search import Verdict
-from quantexp.analysis.bisect.trouble import Step
 from quantexp.analysis.style import (
     BLACK,
     BLUE,
@@ -27,6 +24,9 @@ from quantexp.analysis.style import (
     new_figure,
     save_figure,
 )
+from quantexp.extras.bisect.result import Result
+from quantexp.extras.bisect.search import Verdict
+from quantexp.extras.bisect.trouble import Step
 from quantexp.terminal.escaping import printable
 
 FILE_NAME = "bisect"

@@ -1,1 +1,0 @@
-"""What `quantexp bisect` finds: delta debugging, the signs of trouble, tables and figures."""

@@ -1,0 +1,120 @@
+"""Extras: capabilities that the core finds by an entry point, and works without.
+
+An extra is a package with an `Extra`, which an entry point in the group `quantexp.extras` names. Those of this project
+are the folders of `quantexp/extras`. An extra imports the core; the core imports no extra. It asks for a verb by its
+word, and for a function by a `Service`. An entry point whose package has been removed counts as not installed.
+
+Reading the entry points of an environment takes 40 ms, which nothing does before it needs a verb or a service of an
+extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from quantexp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "quantexp.extras"
+#: What repairs an environment whose metadata is older than its source.
+INSTALL = "pip install -e . registers the extras of an updated source"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the command line."""
+
+    #: One line in the list of verbs.
+    about: str
+    #: What follows the verb.
+    usage: str
+    #: What follows `quantexp`, each.
+    examples: tuple[str, ...]
+    #: More about it, in lines of at most 78 characters.
+    more: str = ""
+    #: The module whose `run(arguments)` executes it; None: that of `quantexp.cli` with the verb's name.
+    module: str | None = None
+    #: Adds arguments and flags to its parser; None: `quantexp.cli.flags` has them.
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+    #: The words that a shell may complete it with; None: overrides, or what `quantexp.cli.completion` has.
+    words: tuple[str, ...] | None = None
+    #: Whether a shell completes the names of runs too.
+    takes_runs: bool = False
+
+
+class Service(Enum):
+    """What the core asks of an extra: the extra's name, and a function of the given type."""
+
+    #: `(RunContext) -> None`: compares gradients instead of training (`gradient.only`).
+    GRADIENT_RUN = "bisect", "gradient run"
+    #: `(RunContext, run_passes, parts, scale, iteration) -> None`: compares gradients in another training loop.
+    GRADIENT_COMPARISON = "bisect", "gradient comparison"
+
+    @property
+    def extra(self) -> str:
+        """The name of the extra."""
+        return self.value[0]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What an extra adds. Its module is imported for `quantexp --help`, so it imports no torch."""
+
+    verbs: Mapping[str, Verb] = field(default_factory=dict)
+    #: Service -> `module:function`, which is imported when the service is asked for.
+    services: Mapping[Service, str] = field(default_factory=dict)
+
+
+@cache
+def extras() -> dict[str, Extra]:
+    """The installed extras by name, in alphabetical order."""
+    from importlib.metadata import entry_points
+
+    loaded = {
+        point.name: _loaded(point)
+        for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)
+    }
+    return {name: extra for name, extra in loaded.items() if extra is not None}
+
+
+def _loaded(point: EntryPoint) -> Extra | None:
+    """What an entry point names; None if the package is not there."""
+    try:
+        extra = point.load()
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{point.module}.".startswith(f"{error.name}."):
+            raise
+        return None
+    assert isinstance(extra, Extra)
+    return extra
+
+
+def service(wanted: Service) -> Callable[..., Any] | None:
+    """The function that serves; None if its extra is not installed."""
+    extra = extras().get(wanted.extra)
+    if extra is None:
+        return None
+    function: Callable[..., Any] = pkgutil.resolve_name(extra.services[wanted])
+    return function
+
+
+def required(wanted: Service, asked: str) -> Callable[..., Any]:
+    """The function that serves what the user asked for in the words `asked`.
+
+    Raises:
+        ConfigError: its extra is not installed.
+    """
+    function = service(wanted)
+    if function is None:
+        raise ConfigError(
+            f"{asked} needs the extra {wanted.extra}, which is not installed; {INSTALL}"
+        )
+    return function

@@ -1,0 +1,121 @@
+"""Without the folder of an extra everything else works, and its verbs say that they are not installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantexp import __version__
+from quantexp.extra import GROUP, extras
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = sorted(path.parent.name for path in (ROOT / "quantexp/extras").glob("*/__init__.py"))
+#: What users train first.
+MAIN_JOB = ["model=llama32-1b", "dataset=wikipedia", "quant=FA_linear_mxfp8", "training=fast"]
+_COMMANDS = """\
+import contextlib, io, json, sys
+from quantexp.cli.main import main
+from quantexp.extra import extras
+results = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+    results.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps({"results": results, "extras": list(extras())}))
+"""
+
+
+def entry_points() -> dict[str, dict[str, str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {"console_scripts": project["scripts"], **project["entry-points"]}
+
+
+def copied(folder: Path) -> None:
+    """Copy the package, its launchers and its configuration, laid out as a wheel is."""
+    sources = {"quantexp": "quantexp", "conf": "quantexp/conf"}
+    launchers = ("quantexp_launchers", "hydra_plugins")
+    sources |= {f"launchers/{name}": name for name in launchers}
+    for source, target in sources.items():
+        shutil.copytree(
+            ROOT / source, folder / target, ignore=shutil.ignore_patterns("__pycache__")
+        )
+
+
+def write_metadata(folder: Path, points: dict[str, dict[str, str]]) -> None:
+    metadata = folder / f"quantexp-{__version__}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: quantexp\nVersion: {__version__}\n"
+    )
+    groups = (
+        "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in named.items())])
+        for group, named in points.items()
+    )
+    (metadata / "entry_points.txt").write_text("\n\n".join(groups))
+
+
+def commands(folder: Path, *words: list[str]) -> dict[str, Any]:
+    """Run commands of a copy in one fresh process: the code, output and messages of each, and the extras."""
+    empty = folder.with_name("empty")
+    empty.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+    process = subprocess.run(
+        [sys.executable, "-c", _COMMANDS, json.dumps(words)],
+        cwd=empty,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    result: dict[str, Any] = json.loads(process.stdout)
+    return result
+
+
+def test_every_extra_of_this_project_is_installed() -> None:
+    assert sorted(entry_points()[GROUP]) == EXTRAS
+    assert [*extras()] == EXTRAS
+
+
+#: The entry points of an environment may be older than its source: once, that of the removed folder stays.
+CASES = [(EXTRAS[0], True), *((name, False) for name in EXTRAS)]
+
+
+@pytest.mark.parametrize(("name", "has_entry"), CASES)
+def test_without_its_folder_everything_else_works(
+    name: str, has_entry: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    copied(folder)
+    shutil.rmtree(folder / "quantexp/extras" / name)
+    points = entry_points()
+    if not has_entry:
+        del points[GROUP][name]
+    write_metadata(folder, points)
+    verbs = [*extras()[name].verbs]
+    others = [verb for extra in extras().values() for verb in extra.verbs if verb not in verbs]
+    plan = ["plan", "--json", *MAIN_JOB]
+    result = commands(folder, ["--help"], ["list"], plan, *([verb, "RUN"] for verb in verbs))
+    assert result["extras"] == [other for other in EXTRAS if other != name]
+    shown, listed, planned, *refused = result["results"]
+    for code, _, errors in (shown, listed, planned):
+        assert (code, errors) == (0, "")
+    assert all(f"\n  {verb} " in shown[1] for verb in others)
+    assert "FA_linear_mxfp8" in listed[1]
+    assert len(json.loads(planned[1])["precision_map"]) > 0
+    for verb, (code, out, errors) in zip(verbs, refused, strict=True):
+        assert f"\n  {verb} " not in shown[1]
+        assert (code, out) == (1, "")
+        assert errors.startswith(f"quantexp: {verb} is not installed: ")
+        assert errors.count("\n") == 1
