@@ -48,6 +48,8 @@ class Verb:
     words: tuple[str, ...] | None = None
     #: Whether a shell completes the names of runs too.
     takes_runs: bool = False
+    #: `module:function`, as `quantexp.launch.divided_work` describes it, if jobs of a cluster can do it in parts.
+    divided: str | None = None
 
 
 class Service(Enum):
@@ -95,6 +97,11 @@ def _loaded(point: EntryPoint) -> Extra | None:
         return None
     assert isinstance(extra, Extra)
     return extra
+
+
+def verb_of_extra(word: str) -> Verb | None:
+    """The verb of an installed extra; None if none has it."""
+    return next((e.verbs[word] for e in extras().values() if word in e.verbs), None)
 
 
 def service(wanted: Service) -> Callable[..., Any] | None:

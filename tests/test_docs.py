@@ -24,7 +24,6 @@ import pytest
 import yaml
 
 from quantexp.analysis.draw.arguments import request_of as draw_request
-from quantexp.analysis.requantise.arguments import request_of as requantise_request
 from quantexp.cli.arguments import parser_of
 from quantexp.cli.jobs import cluster_of
 from quantexp.cli.main import main
@@ -32,6 +31,7 @@ from quantexp.cli.plan_backend import device_of
 from quantexp.cli.verbs import all_verbs
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
+from quantexp.extras.requantise.arguments import request_of as requantise_request
 from quantexp.launch.identity import folder_name, identity
 
 DOCS = Path(__file__).parent.parent / "docs"

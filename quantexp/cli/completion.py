@@ -24,7 +24,7 @@ from typing import Any, get_args, get_type_hints
 from quantexp.analysis.compare.arguments import MEASURES
 from quantexp.analysis.draw.arguments import FORMATS as FIGURE_FORMATS
 from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
-from quantexp.cli.kinds import KINDS, SHELLS
+from quantexp.cli.kinds import FILTERS, KINDS, SHELLS
 from quantexp.cli.verbs import all_verbs, verb_named
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.folders import user_path
@@ -36,7 +36,6 @@ from quantexp.schema.keys import section_of
 
 #: A word that may stand at the cursor -> what it is.
 Candidates = dict[str, str]
-_FILTERS = ("layer=", "rank=", "iteration=", "operation=", "tensor=", "module=")
 _OF_A_START = (
     *("paths.root=", "launcher.", "parallel.", "checkpoint."),
     *("memory=ignore", "code=current", "training.restart=true"),
@@ -55,9 +54,8 @@ _BESIDE_RUNS = {
     ),
     "report": ("out=", "paths.root="),
     "export": ("format=hf", "format=megatron_lm", "iteration=", "out=", "paths.root="),
-    "captures": (*_FILTERS, "phase=", "paths.root="),
-    "draw": (*_FILTERS, "type=", "out=", "paths.root="),
-    "requantise": (*_FILTERS, "paths.root="),
+    "captures": (*FILTERS, "phase=", "paths.root="),
+    "draw": (*FILTERS, "type=", "out=", "paths.root="),
 }
 _WORDS: dict[str, Sequence[str]] = {
     "list": [*KINDS],

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
-from quantexp.analysis.requantise.arguments import add_arguments as add_requantise_arguments
 from quantexp.cli.kinds import KINDS, SHELLS
 
 
 def _overrides(parser: argparse.ArgumentParser) -> None:
     about = "choices (group=choice) and values (key=value)"
     parser.add_argument("words", nargs="*", metavar="key=value", help=about)
-    _config_dir(parser)
+    add_config_dir(parser)
 
 
-def _config_dir(parser: argparse.ArgumentParser) -> None:
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the user's own folder of configuration files."""
     about = "a folder with YAML files of your own, laid out as conf/"
     parser.add_argument("-cd", "--config-dir", type=Path, metavar="FOLDER", help=about)
 
@@ -27,7 +27,8 @@ def _multirun(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--multirun", action="store_true", help=about)
 
 
-def _json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the flag `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -40,23 +41,23 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     _overrides(parser)
     _multirun(parser)
     parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
-    _json(parser)
+    add_json(parser)
 
 
 def _evaluate(parser: argparse.ArgumentParser) -> None:
     _train(parser)
-    _json(parser)
+    add_json(parser)
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="KIND", help=f"one of {', '.join(KINDS)}")
-    _config_dir(parser)
-    _json(parser)
+    add_config_dir(parser)
+    add_json(parser)
 
 
 def _prepare(parser: argparse.ArgumentParser) -> None:
     _overrides(parser)
-    _json(parser)
+    add_json(parser)
 
 
 def _verify(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
     about = "compare its quantizers instead, on the GPU"
     parser.add_argument("--backend", choices=("transformer_engine",), help=about)
-    _json(parser)
+    add_json(parser)
 
 
 def _words(nargs: str, metavar: str, about: str) -> Callable[[argparse.ArgumentParser], None]:
@@ -85,7 +86,7 @@ _runs = _words(
 def _status(parser: argparse.ArgumentParser) -> None:
     _runs(parser)
     parser.add_argument("--watch", action="store_true", help="go on until all have ended")
-    _json(parser)
+    add_json(parser)
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
@@ -115,18 +116,12 @@ def _captures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="copy the tensors there")
     about = "as what --export writes them (default pt)"
     parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt", help=about)
-    _json(parser)
+    add_json(parser)
 
 
 def _draw(parser: argparse.ArgumentParser) -> None:
     add_draw_arguments(parser)
-    _config_dir(parser)
-
-
-def _requantise(parser: argparse.ArgumentParser) -> None:
-    add_requantise_arguments(parser)
-    _config_dir(parser)
-    _json(parser)
+    add_config_dir(parser)
 
 
 _SIDES = "runs, parts of their names, a sweep's list, a folder of runs"
@@ -134,7 +129,7 @@ _SIDES = "runs, parts of their names, a sweep's list, a folder of runs"
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     _words("+", "RUN", _SIDES)(parser)
-    _json(parser)
+    add_json(parser)
 
 
 #: Adds the arguments and flags of a verb to its parser; those of an extra have their own.
@@ -154,10 +149,9 @@ FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "report": _words("+", "DIR", _SIDES),
     "captures": _captures,
     "draw": _draw,
-    "requantise": _requantise,
     "evaluate": _evaluate,
     "export": _words("+", "RUN", "a run, or a part of its name"),
-    "doctor": _json,
+    "doctor": add_json,
     "verify": _verify,
     "completion": _words("*", "SHELL", f"one of {', '.join(SHELLS)}"),
     "help": _words("*", "VERB", "the verb; none: all verbs"),

@@ -1,7 +1,9 @@
-"""What `quantexp list` can list, and the shells that can complete a command line."""
+"""What `quantexp list` can list, the shells that can complete a command line, and the filters of captured tensors."""
 
 from __future__ import annotations
 
+#: The keys that select captured tensors.
+FILTERS = ("layer=", "rank=", "iteration=", "operation=", "tensor=", "module=")
 SHELLS = ("bash", "zsh", "fish")
 #: What can be listed -> the configuration group; None for what is no group.
 KINDS: dict[str, str | None] = {

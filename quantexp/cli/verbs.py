@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cache
 
 from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
-from quantexp.analysis.requantise.arguments import USAGE as REQUANTISE_USAGE
 from quantexp.cli.kinds import SHELLS
 from quantexp.errors import ConfigError
 from quantexp.extra import GROUP, INSTALL, Verb, extras
@@ -148,15 +147,6 @@ VERBS = {
             "draw FA_mxfp8-1a2b3c4d",
             "draw FA_mxfp8 layer=0-3 --only distributions out=draw",
             "draw runs out=draw launcher=slurm launcher.max_parallel=8",
-        ),
-    ),
-    "requantise": Verb(
-        "score a capture under every format and recommend a scheme",
-        REQUANTISE_USAGE.removeprefix("quantexp requantise "),
-        (
-            "requantise bf16-1a2b3c4d",
-            "requantise bf16 --formats mxfp8,hifp8 layer=0",
-            "requantise bf16 launcher=slurm launcher.max_parallel=8",
         ),
     ),
     "evaluate": Verb(

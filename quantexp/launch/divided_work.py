@@ -1,25 +1,25 @@
 """Work beside training that jobs of a cluster may do: an array of tasks in parts, then a last job that joins them.
 
-A verb divides its work by a class with the attributes of `DividedWork`, in the module that `_MODULES` names. A launcher
-submits it (`Launcher.divide`), and its jobs load it again from the file that the submission keeps.
+A verb divides its work by a class with the attributes of `DividedWork`. A launcher submits it (`Launcher.divide`), and
+its jobs load it again from the file that the submission keeps, by the function in `_WORK_OF` or in its extra.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
 from rich.console import Console
 
+from quantexp.extra import verb_of_extra
 from quantexp.runs.work_folder import WorkFolder
 
-#: Verb -> the module with its divided work, `work_of(file, num_cores)`; imported when needed, because some need torch.
-_MODULES = {
-    "prepare": "quantexp.data.prepare.divided",
-    "draw": "quantexp.analysis.draw.divided",
-    "requantise": "quantexp.analysis.requantise.divided",
+#: Verb -> `work_of(file, num_cores)` of its divided work; imported when needed, because some need torch.
+_WORK_OF = {
+    "prepare": "quantexp.data.prepare.divided:work_of",
+    "draw": "quantexp.analysis.draw.divided:work_of",
 }
 
 
@@ -69,4 +69,7 @@ def load_work(verb: str, file: Path, num_cores: int) -> DividedWork:
     Raises:
         QuantexpError: the file is damaged, or what the work is made of cannot be read.
     """
-    return cast(DividedWork, import_module(_MODULES[verb]).work_of(file, num_cores))
+    of_extra = verb_of_extra(verb)
+    work_of = _WORK_OF[verb] if of_extra is None else of_extra.divided
+    assert work_of is not None
+    return cast(DividedWork, resolve_name(work_of)(file, num_cores))

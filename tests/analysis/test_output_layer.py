@@ -14,8 +14,8 @@ from quantexp.analysis.quick.fidelity_panel import Cell, grid_of
 from quantexp.analysis.report.cells import numerics
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.proof import proof
-from quantexp.analysis.requantise.slots import slots_of
 from quantexp.analysis.tensors.place import Place
+from quantexp.analysis.tensors.slots import slots_of
 from quantexp.capture import open_capture
 from quantexp.capture.report import summary
 from quantexp.capture.table import print_list

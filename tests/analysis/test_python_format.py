@@ -15,7 +15,7 @@ from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
 from quantexp.cli.main import main
 from tests.analysis.captures import Capture
-from tests.analysis.requantise.conftest import write_capture
+from tests.extras.requantise.conftest import write_capture
 
 SOURCE = """
 class Ternary:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from quantexp.cli.main import main
-from tests.analysis.requantise.conftest import linear, write_capture
+from tests.extras.requantise.conftest import linear, write_capture
 
 from .cluster import Cluster
 from .launched import SMALL, until

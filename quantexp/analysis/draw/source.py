@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from quantexp.analysis.chapter import Source
 from quantexp.analysis.draw.arguments import NUMBERS, numbers, require_folders
-from quantexp.analysis.requantise.source import foreign_files
 from quantexp.analysis.tensors.run_record import RunNames, read_names
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.capture.store.manifest import MANIFEST, ManifestLine
@@ -208,6 +207,15 @@ def foreign(sources: Sequence[Source]) -> list[tuple[str, str]]:
         with contextlib.suppress(CaptureError):  # nothing captured
             strangers += foreign_files(str(folder), folder)
     return strangers
+
+
+def foreign_files(folder_word: str, folder: Path) -> list[tuple[str, str]]:
+    """The .pt files of a capture folder that are not its tensors, by its manifest or, without one, by their names."""
+    files = (each for entry in open_capture(folder_word) for each in entry.stored)
+    listed = {str(entry.metadata["file"]) for entry in files if entry.metadata.get("file")}
+    paths = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*.pt")))
+    why = "is none of the captured tensors: neither listed nor named as one"
+    return [(file, f"{folder / file} {why}") for file in paths if file not in listed]
 
 
 #: Filter -> key of the metadata, if its name differs.

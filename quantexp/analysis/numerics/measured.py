@@ -17,12 +17,12 @@ from torch import Tensor
 
 from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_format
 from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
-from quantexp.analysis.requantise.blocks import keeps_blocks
-from quantexp.analysis.requantise.slots import check_layout, slots_of
+from quantexp.analysis.tensors.blocks import keeps_blocks
 from quantexp.analysis.tensors.largest import largest_tokens
 from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
+from quantexp.analysis.tensors.slots import check_layout, slots_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.counts import from_json
 from quantexp.capture.statistics.errors import Fidelity

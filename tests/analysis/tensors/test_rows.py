@@ -15,13 +15,13 @@ from scipy.linalg import hadamard as scipy_hadamard
 from quantexp.analysis.draw.grids import grids_of
 from quantexp.analysis.numerics.measured import Request, measure
 from quantexp.analysis.quick.first_look import first_look
-from quantexp.analysis.requantise.blocks import keeps_blocks
-from quantexp.analysis.requantise.candidates import candidates, formats_of
-from quantexp.analysis.requantise.exponent import study_points
-from quantexp.analysis.requantise.passing import Work, score_file
+from quantexp.analysis.tensors.blocks import keeps_blocks
 from quantexp.analysis.tensors.rows import laid_out, num_blocks_of_padding, padding_of_transform
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.errors import CaptureError
+from quantexp.extras.requantise.candidates import candidates, formats_of
+from quantexp.extras.requantise.exponent import study_points
+from quantexp.extras.requantise.passing import Work, score_file
 from quantexp.formats import get_format
 from quantexp.runs.paths import RunDir
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.analysis.requantise import kept
-from quantexp.analysis.requantise.passing import FileScores, score_file
 from quantexp.cli.main import main
-from tests.analysis.requantise.conftest import linear, write_capture
+from quantexp.extras.requantise import kept
+from quantexp.extras.requantise.passing import FileScores, score_file
+from tests.extras.requantise.conftest import linear, write_capture
 from tests.launchers.slurm.conftest import FakeSlurm, queue_line
 
 from .conftest import Cluster

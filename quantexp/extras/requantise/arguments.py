@@ -1,4 +1,4 @@
-"""Parses the command line of `requantise` and defines its defaults. Needs no torch."""
+"""The verb `requantise`: its arguments and their defaults. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quantexp.cli.flags import add_config_dir, add_json
+from quantexp.cli.kinds import FILTERS
 from quantexp.errors import ConfigError
+from quantexp.extra import Verb
 from quantexp.folders import user_path
 
 #: The SQNR of E5M2 for normally distributed values (25.4 to 25.6 dB, see docs/formats), the format of gradients in
@@ -15,8 +18,8 @@ from quantexp.folders import user_path
 SQNR_DB = 25.0
 #: The number of sampled elements of each operand: 2048 blocks of 32.
 NUM_ELEMENTS = 1 << 16
-USAGE = (
-    "quantexp requantise [--formats A,B] [--sqnr DB] [--elements N] [--out FOLDER] [--jobs N] [--json] DIR "
+_USAGE = (
+    "[--formats A,B] [--sqnr DB] [--elements N] [--out FOLDER] [--jobs N] [--json] DIR "
     "[key=pattern ...] [paths.root=FOLDER] [launcher=slurm launcher.key=value ...]"
 )
 
@@ -57,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--elements", type=int, default=NUM_ELEMENTS, metavar="N", help=about)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/requantise")
     parser.add_argument("--jobs", type=int, metavar="N", help="files at a time (default: cores)")
+    add_config_dir(parser)
+    add_json(parser)
 
 
 def request_of(arguments: argparse.Namespace, definitions: dict[str, str] | None = None) -> Request:
@@ -81,3 +86,19 @@ def request_of(arguments: argparse.Namespace, definitions: dict[str, str] | None
         arguments.out,
         definitions or {},
     )
+
+
+REQUANTISE = Verb(
+    "score a capture under every format and recommend a scheme",
+    _USAGE,
+    (
+        "requantise bf16-1a2b3c4d",
+        "requantise bf16 --formats mxfp8,hifp8 layer=0",
+        "requantise bf16 launcher=slurm launcher.max_parallel=8",
+    ),
+    module="quantexp.extras.requantise.verb",
+    add_arguments=add_arguments,
+    words=(*FILTERS, "paths.root="),
+    takes_runs=True,
+    divided="quantexp.extras.requantise.divided:work_of",
+)

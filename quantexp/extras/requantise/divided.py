@@ -17,13 +17,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quantexp.analysis.requantise.arguments import Request
-from quantexp.analysis.requantise.kept import VERSION, KeptScores
-from quantexp.analysis.requantise.passing import passed
-from quantexp.analysis.requantise.verb import files_of, requantise, work_on
 from quantexp.capture.reader import Capture
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError
+from quantexp.extras.requantise.arguments import Request
+from quantexp.extras.requantise.kept import VERSION, KeptScores
+from quantexp.extras.requantise.passing import passed
+from quantexp.extras.requantise.requantising import files_of, requantise, work_on
 from quantexp.folders import user_path
 from quantexp.processes.groups import balanced, num_groups
 from quantexp.reading.json_files import require_json

@@ -19,10 +19,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantexp.analysis.requantise.candidates import Candidate, Transform
 from quantexp.analysis.tensors.rows import padding_of_transform
 from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import Fidelity, beyond_largest, fidelity
+from quantexp.extras.requantise.candidates import Candidate, Transform
 from quantexp.formats import (
     Family,
     Hadamard,

@@ -16,12 +16,12 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from quantexp.analysis.requantise.candidates import Candidate
-from quantexp.analysis.requantise.passing import FileScores
-from quantexp.analysis.requantise.recommend import Choice, in_order
-from quantexp.analysis.requantise.slots import module_of
-from quantexp.analysis.requantise.tally import Tally, Worst, best_of_formats
+from quantexp.analysis.tensors.slots import module_of
 from quantexp.capture.statistics.errors import Fidelity
+from quantexp.extras.requantise.candidates import Candidate
+from quantexp.extras.requantise.passing import FileScores
+from quantexp.extras.requantise.recommend import Choice, in_order
+from quantexp.extras.requantise.tally import Tally, Worst, best_of_formats
 from quantexp.runs.status import write_whole
 
 _TENSOR = ("layer", "iteration", "micro_batch", "rank", "tensor", "file")

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.analysis.requantise.exponent import (
+from quantexp.analysis.tensors.sample import OperandSample
+from quantexp.capture.statistics.errors import quantisation_error
+from quantexp.extras.requantise.exponent import (
     OFFSETS,
     Point,
     quantise_at_offset,
     study,
     study_points,
 )
-from quantexp.analysis.tensors.sample import OperandSample
-from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.formats import finite_amax, get_format, quantise, resolve
 
 from .conftest import normal

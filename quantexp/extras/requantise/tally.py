@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quantexp.analysis.requantise.candidates import Candidate
-from quantexp.analysis.requantise.passing import FileScores, SlotScores, Work
-from quantexp.analysis.requantise.slots import module_of
+from quantexp.analysis.tensors.slots import module_of
 from quantexp.capture.statistics.errors import Fidelity
+from quantexp.extras.requantise.candidates import Candidate
+from quantexp.extras.requantise.passing import FileScores, SlotScores, Work
 from quantexp.formats import Format
 from quantexp.quant.sites import Slot
 

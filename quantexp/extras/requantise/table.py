@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from quantexp.analysis.requantise.candidates import Candidate
-from quantexp.analysis.requantise.recommend import Choice, in_order
-from quantexp.analysis.requantise.tally import Tally, Worst, best_of_formats
+from quantexp.extras.requantise.candidates import Candidate
+from quantexp.extras.requantise.recommend import Choice, in_order
+from quantexp.extras.requantise.tally import Tally, Worst, best_of_formats
 from quantexp.formats import Format, Hadamard, get_format
 from quantexp.quant.label import HIGH
 from quantexp.quant.scheme import SCHEME_FORMATS

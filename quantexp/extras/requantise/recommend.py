@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quantexp.analysis.requantise.candidates import WORKING_BITS, Candidate, Transform
-from quantexp.analysis.requantise.tally import Place, Tally, Worst, best_of
 from quantexp.analysis.tensors.inventory import in_flow
+from quantexp.extras.requantise.candidates import WORKING_BITS, Candidate, Transform
+from quantexp.extras.requantise.tally import Place, Tally, Worst, best_of
 from quantexp.formats import Hadamard
 from quantexp.quant.sites import LOOKUP_W, PRODUCTS, Product, Site, Slot, operands_of
 

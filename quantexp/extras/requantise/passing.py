@@ -15,16 +15,16 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from quantexp.analysis.requantise.blocks import keeps_blocks, spread_blocks
-from quantexp.analysis.requantise.candidates import Candidate
-from quantexp.analysis.requantise.exponent import Point, study
-from quantexp.analysis.requantise.scoring import scores
-from quantexp.analysis.requantise.slots import check_layout, slots_of
+from quantexp.analysis.tensors.blocks import keeps_blocks, spread_blocks
 from quantexp.analysis.tensors.rows import laid_out, rows_of
 from quantexp.analysis.tensors.sample import OperandSample
+from quantexp.analysis.tensors.slots import check_layout, slots_of
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.errors import CaptureError
+from quantexp.extras.requantise.candidates import Candidate
+from quantexp.extras.requantise.exponent import Point, study
+from quantexp.extras.requantise.scoring import scores
 from quantexp.formats import finite_amax
 from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.quant.sites import Operand, Slot

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.analysis.requantise.candidates import candidates, formats_of
-from quantexp.analysis.requantise.exponent import Point
-from quantexp.analysis.requantise.passing import FileScores, Work, operands_of, passed, score_file
 from quantexp.capture import open_capture
 from quantexp.capture.reader import Capture, CapturedTensor
+from quantexp.extras.requantise.candidates import candidates, formats_of
+from quantexp.extras.requantise.exponent import Point
+from quantexp.extras.requantise.passing import FileScores, Work, operands_of, passed, score_file
 from quantexp.formats import get_format
 
 from .conftest import Write, attention, linear, normal
@@ -170,7 +170,7 @@ def test_an_early_close_begins_no_more_work(write: Write, monkeypatch: pytest.Mo
         return FileScores(entry)
 
     folder = write({**linear(0), **attention(0), **linear(1)})
-    monkeypatch.setattr("quantexp.analysis.requantise.passing.score_file", counted)
+    monkeypatch.setattr("quantexp.extras.requantise.passing.score_file", counted)
     results = passed(operands_of(open_capture(folder)), WORK, 1)
     next(results)
     results.close()

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
-from quantexp.analysis.requantise.passing import Work
-from quantexp.analysis.requantise.recommend import Choice, recommend
-from quantexp.analysis.requantise.slots import slots_of
-from quantexp.analysis.requantise.tally import Place, Tally, Worst
+from quantexp.analysis.tensors.slots import slots_of
 from quantexp.capture.statistics.errors import Fidelity
+from quantexp.extras.requantise.candidates import Candidate, candidates, formats_of
+from quantexp.extras.requantise.passing import Work
+from quantexp.extras.requantise.recommend import Choice, recommend
+from quantexp.extras.requantise.tally import Place, Tally, Worst
 from quantexp.formats import Hadamard
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import resolve_site

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.analysis.requantise import kept as kept_scores
-from quantexp.analysis.requantise.arguments import Request
-from quantexp.analysis.requantise.kept import KeptScores
-from quantexp.analysis.requantise.passing import FileScores, Work, score_file
-from quantexp.analysis.requantise.verb import files_of, work_on
 from quantexp.capture.reader import Capture
+from quantexp.extras.requantise import kept as kept_scores
+from quantexp.extras.requantise.arguments import Request
+from quantexp.extras.requantise.kept import KeptScores
+from quantexp.extras.requantise.passing import FileScores, Work, score_file
+from quantexp.extras.requantise.requantising import files_of, work_on
 
 from .conftest import Write, normal
 

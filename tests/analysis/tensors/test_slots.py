@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from quantexp.analysis.requantise.slots import check_layout, module_of, slots_of
+from quantexp.analysis.tensors.slots import check_layout, module_of, slots_of
 from quantexp.errors import CaptureError
 
 #: Captured tensor -> slot -> the dimension its blocks run along, from the layouts in docs/captures.md: linear

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from quantexp.analysis.requantise.recommend import Choice
 from quantexp.analysis.scheme_yaml import scheme_yaml
+from quantexp.extras.requantise.recommend import Choice
 
 NAME = "recommended"
 #: Modules without a name in older captures: their rules apply to the whole site.

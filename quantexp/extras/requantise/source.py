@@ -1,26 +1,17 @@
-"""Information about a capture besides its tensors: foreign files, and the scheme of its run."""
+"""The scheme of a capture's run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from quantexp.analysis.tensors.run_record import read_names
-from quantexp.capture.reader import Capture, open_capture
+from quantexp.capture.reader import Capture
 from quantexp.errors import RunError
 from quantexp.quant.label import is_unquantised
 from quantexp.runs.paths import RunDir
 
 #: Quantisation types without quantisation, or without information.
 _UNQUANTISED = frozenset({"bf16", "none", "None"})
-
-
-def foreign_files(folder_word: str, folder: Path) -> list[tuple[str, str]]:
-    """The .pt files of a capture folder that are not its tensors, by its manifest or, without one, by their names."""
-    files = (each for entry in open_capture(folder_word) for each in entry.stored)
-    listed = {str(entry.metadata["file"]) for entry in files if entry.metadata.get("file")}
-    paths = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*.pt")))
-    why = "is none of the captured tensors: neither listed nor named as one"
-    return [(file, f"{folder / file} {why}") for file in paths if file not in listed]
 
 
 def trajectory_note(capture: Capture) -> list[str]:

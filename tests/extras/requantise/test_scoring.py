@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
-from quantexp.analysis.requantise.scoring import scores
-from quantexp.analysis.requantise.slots import slots_of
 from quantexp.analysis.tensors.sample import OperandSample
+from quantexp.analysis.tensors.slots import slots_of
 from quantexp.capture.statistics.errors import Fidelity, quantisation_error
+from quantexp.extras.requantise.candidates import Candidate, candidates, formats_of
+from quantexp.extras.requantise.scoring import scores
 from quantexp.formats import (
     Hadamard,
     Rounding,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quantexp.analysis.requantise.blocks import keeps_blocks, spread_blocks
+from quantexp.analysis.tensors.blocks import keeps_blocks, spread_blocks
 
 #: [tokens, sequences, width], each element its own place.
 X = torch.arange(128 * 2 * 96, dtype=torch.float32).reshape(128, 2, 96)

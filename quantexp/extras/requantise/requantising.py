@@ -17,26 +17,27 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp.analysis.chapter import progress_bar
-from quantexp.analysis.requantise.arguments import Request
-from quantexp.analysis.requantise.candidates import candidates, formats_of
-from quantexp.analysis.requantise.exponent import study_points
-from quantexp.analysis.requantise.exponent_figure import draw_study, write_study
-from quantexp.analysis.requantise.files import (
+from quantexp.analysis.draw.source import foreign_files
+from quantexp.analysis.scheme_yaml import scheme_path
+from quantexp.capture.inspect import selected
+from quantexp.capture.reader import Capture
+from quantexp.errors import CaptureError
+from quantexp.extras.requantise.arguments import Request
+from quantexp.extras.requantise.candidates import candidates, formats_of
+from quantexp.extras.requantise.exponent import study_points
+from quantexp.extras.requantise.exponent_figure import draw_study, write_study
+from quantexp.extras.requantise.files import (
     ScoresFile,
     outcome_json,
     study_text,
     write_text,
 )
-from quantexp.analysis.requantise.passing import Score, Work, operands_of, passed, score_file
-from quantexp.analysis.requantise.recommend import Choice, recommend
-from quantexp.analysis.requantise.scheme_file import NAME, scheme_text
-from quantexp.analysis.requantise.source import foreign_files, trajectory_note
-from quantexp.analysis.requantise.table import print_table
-from quantexp.analysis.requantise.tally import Tally
-from quantexp.analysis.scheme_yaml import scheme_path
-from quantexp.capture.inspect import selected
-from quantexp.capture.reader import Capture
-from quantexp.errors import CaptureError
+from quantexp.extras.requantise.passing import Score, Work, operands_of, passed, score_file
+from quantexp.extras.requantise.recommend import Choice, recommend
+from quantexp.extras.requantise.scheme_file import NAME, scheme_text
+from quantexp.extras.requantise.source import trajectory_note
+from quantexp.extras.requantise.table import print_table
+from quantexp.extras.requantise.tally import Tally
 from quantexp.folders import for_shell, writing_into
 from quantexp.formats import Family, Format
 from quantexp.formats.definitions.definition import declared_format

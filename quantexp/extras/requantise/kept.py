@@ -17,13 +17,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from quantexp.analysis.requantise.passing import FileScores, SlotScores, Work, score_file
-from quantexp.analysis.requantise.slots import slots_of
+from quantexp.analysis.tensors.slots import slots_of
 from quantexp.analysis.tensors.stamp import stamp_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError
+from quantexp.extras.requantise.passing import FileScores, SlotScores, Work, score_file
 from quantexp.runs.work_folder import whole
 
 #: Incremented whenever the same tensor and request give other scores.

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
-from quantexp.analysis.requantise.slots import slots_of
+from quantexp.analysis.tensors.slots import slots_of
 from quantexp.errors import ConfigError
+from quantexp.extras.requantise.candidates import Candidate, candidates, formats_of
 from quantexp.formats import FORMATS, Family, Hadamard, TwoLevelScales, encode, get_format
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import resolve_site

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from quantexp.analysis.requantise.arguments import request_of
 from quantexp.cli.arguments import name_folder
 from quantexp.cli.jobs import cluster_of, submit
 from quantexp.cli.output import complain, print_json
 from quantexp.config.formats import definitions
+from quantexp.extras.requantise.arguments import request_of
 from quantexp.terminal.console import error_console, output_console
 
 
@@ -24,10 +24,10 @@ def run(arguments: argparse.Namespace) -> int:
     name_folder(arguments)
     request = request_of(arguments, definitions(arguments.formats, arguments.config_dir))
     if experiment is not None:
-        from quantexp.analysis.requantise.divided import divided
+        from quantexp.extras.requantise.divided import divided
 
         return submit(divided(request), experiment, as_json=arguments.json)
-    from quantexp.analysis.requantise.verb import requantise
+    from quantexp.extras.requantise.requantising import requantise
 
     outcome = requantise(request, error_console(), complain)
     if arguments.json:

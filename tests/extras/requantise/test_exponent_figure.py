@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.analysis.requantise.candidates import formats_of
-from quantexp.analysis.requantise.exponent import study_points
-from quantexp.analysis.requantise.exponent_figure import draw_study, write_study
-from quantexp.analysis.requantise.passing import Work
-from quantexp.analysis.requantise.tally import Tally
 from quantexp.capture.statistics.errors import Fidelity
+from quantexp.extras.requantise.candidates import formats_of
+from quantexp.extras.requantise.exponent import study_points
+from quantexp.extras.requantise.exponent_figure import draw_study, write_study
+from quantexp.extras.requantise.passing import Work
+from quantexp.extras.requantise.tally import Tally
 
 
 def tally(names: list[str] | None, sqnr_db: float = 20.0) -> Tally:

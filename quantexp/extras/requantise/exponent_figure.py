@@ -18,9 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from quantexp.analysis.requantise.exponent import Point
-from quantexp.analysis.requantise.files import medians
-from quantexp.analysis.requantise.tally import Tally
 from quantexp.analysis.style import (
     BLACK,
     BLUE,
@@ -38,6 +35,9 @@ from quantexp.analysis.style import (
     save_png,
 )
 from quantexp.capture.statistics.errors import Fidelity
+from quantexp.extras.requantise.exponent import Point
+from quantexp.extras.requantise.files import medians
+from quantexp.extras.requantise.tally import Tally
 from quantexp.formats import Family, Format
 from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
 from quantexp.runs.status import write_whole

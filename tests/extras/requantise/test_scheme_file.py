@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
-from quantexp.analysis.requantise.recommend import Choice
-from quantexp.analysis.requantise.scheme_file import NAME, scheme_text
-from quantexp.analysis.requantise.tally import Worst
 from quantexp.analysis.scheme_yaml import scheme_path
 from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
+from quantexp.extras.requantise.candidates import Candidate, candidates, formats_of
+from quantexp.extras.requantise.recommend import Choice
+from quantexp.extras.requantise.scheme_file import NAME, scheme_text
+from quantexp.extras.requantise.tally import Worst
 from quantexp.formats import Hadamard
 from quantexp.quant.precision import precision_map
 from quantexp.quant.sites import PRODUCTS, Site, operands_of

@@ -1,8 +1,6 @@
 """Scores a high-precision capture offline under every format and option, and recommends a scheme.
 
 candidates   formats with their options, and what an element costs
-slots        the operands that a captured tensor was, and the axis of each
-blocks       whole blocks, spread over a tensor, that stand for it
 scoring      what a candidate leaves of an operand
 exponent     the same against the scale: block exponents off the rule's, other targets of a tensor's amax
 passing      all files, several at a time; what cannot be read is named and the rest goes on
@@ -12,3 +10,8 @@ scheme_file  that recommendation as a scheme that runs
 kept         the scores of each tensor in a file of its own, for several jobs
 divided      the command as work that jobs of a cluster share
 """
+
+from quantexp.extra import Extra
+from quantexp.extras.requantise.arguments import REQUANTISE
+
+EXTRA = Extra({"requantise": REQUANTISE})

@@ -13,15 +13,15 @@ import torch
 import yaml
 from rich.console import Console
 
-from quantexp.analysis.requantise.arguments import Request
-from quantexp.analysis.requantise.candidates import candidates, formats_of
-from quantexp.analysis.requantise.files import COLUMNS
-from quantexp.analysis.requantise.recommend import Choice
-from quantexp.analysis.requantise.table import _by_worth
-from quantexp.analysis.requantise.verb import Outcome, requantise
 from quantexp.capture import open_capture
 from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.cli.main import main
+from quantexp.extras.requantise.arguments import Request
+from quantexp.extras.requantise.candidates import candidates, formats_of
+from quantexp.extras.requantise.files import COLUMNS
+from quantexp.extras.requantise.recommend import Choice
+from quantexp.extras.requantise.requantising import Outcome, requantise
+from quantexp.extras.requantise.table import _by_worth
 from quantexp.formats import resolve
 from quantexp.quant.sites import FPROP_X
 
@@ -316,7 +316,7 @@ def test_an_interrupt_leaves_no_half_file(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quantexp.analysis.requantise.tally.Tally.add", interrupted)
+    monkeypatch.setattr("quantexp.extras.requantise.tally.Tally.add", interrupted)
     assert main(["requantise", str(write(linear())), *FEW, "--out", str(tmp_path / "out")]) == 130
     assert list((tmp_path / "out").iterdir()) == []
 
