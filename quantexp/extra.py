@@ -59,6 +59,12 @@ class Service(Enum):
     GRADIENT_RUN = "bisect", "gradient run"
     #: `(RunContext, run_passes, parts, scale, iteration) -> None`: compares gradients in another training loop.
     GRADIENT_COMPARISON = "bisect", "gradient comparison"
+    #: `(RunContext, text_of) -> RankDossiers` of `training.rank_dossiers`: the ring, and what is written of it.
+    DOSSIERS = "forensics", "dossiers"
+    #: `(Experiment, PrecisionMap) -> (bytes, bytes)`: the memory of all rings, and a dossier's values on disk.
+    RING_PRICE = "forensics", "ring price"
+    #: `(RunDir) -> list`: the dossiers of a run as `report/page/dossiers.html` shows them, the newest first.
+    SHOWN_DOSSIERS = "forensics", "shown dossiers"
 
     @property
     def extra(self) -> str:
@@ -119,9 +125,17 @@ def required(wanted: Service, asked: str) -> Callable[..., Any]:
     Raises:
         ConfigError: its extra is not installed.
     """
+    require_extra(wanted.extra, asked)
     function = service(wanted)
-    if function is None:
-        raise ConfigError(
-            f"{asked} needs the extra {wanted.extra}, which is not installed; {INSTALL}"
-        )
+    assert function is not None
     return function
+
+
+def require_extra(name: str, asked: str) -> None:
+    """Refuse what the user asked for, in the words `asked`, if its extra is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if name not in extras():
+        raise ConfigError(f"{asked} needs the extra {name}, which is not installed; {INSTALL}")

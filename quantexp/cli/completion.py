@@ -43,7 +43,6 @@ _OF_A_START = (
 #: What the core's verbs about runs take beside them.
 _BESIDE_RUNS = {
     "status": ("paths.root=",),
-    "watch": ("paths.root=",),
     "logs": ("paths.root=",),
     "resume": _OF_A_START,
     "retry": _OF_A_START,

@@ -77,34 +77,22 @@ def _words(nargs: str, metavar: str, about: str) -> Callable[[argparse.ArgumentP
     return add
 
 
-_runs = _words(
-    *("*", "DIR"),
-    "a folder of runs (./runs), a run or a part of its name, a sweep's list, a submission",
-)
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the words of a verb about any runs."""
+    about = "a folder of runs (./runs), a run or a part of its name, a sweep's list, a submission"
+    _words("*", "DIR", about)(parser)
 
 
 def _status(parser: argparse.ArgumentParser) -> None:
-    _runs(parser)
+    add_runs(parser)
     parser.add_argument("--watch", action="store_true", help="go on until all have ended")
     add_json(parser)
-
-
-def _watch(parser: argparse.ArgumentParser) -> None:
-    _runs(parser)
-    parser.add_argument(
-        "--port", type=int, metavar="N", help="the port (default: the last, or any)"
-    )
 
 
 def _logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="the process (default 0)")
     parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
-
-
-def _capture(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is written")
 
 
 def _captures(parser: argparse.ArgumentParser) -> None:
@@ -139,12 +127,10 @@ FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "prepare": _prepare,
     "list": _list,
     "status": _status,
-    "watch": _watch,
     "logs": _logs,
-    "capture": _capture,
-    "resume": _runs,
-    "retry": _runs,
-    "cancel": _runs,
+    "resume": add_runs,
+    "retry": add_runs,
+    "cancel": add_runs,
     "compare": _compare,
     "report": _words("+", "DIR", _SIDES),
     "captures": _captures,

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quantexp.capture.ring.price import dossier_bytes, ring_bytes
 from quantexp.capture.select.budget import price
 from quantexp.capture.select.curves import choose_curves
 from quantexp.cli.plan_backend import BackendPlan, backend_plan, recipes_by_module
@@ -21,6 +20,7 @@ from quantexp.config.environment import environment_lines
 from quantexp.config.evaluation import maps_of
 from quantexp.config.in_force import idle_rules
 from quantexp.errors import DataError
+from quantexp.extra import Service, service
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
@@ -187,6 +187,8 @@ def make_plan(
     skipped, again = skip_or_rerun_reason(experiment, RunDir(Path(folder)))
     lacks = missing_for_backend(experiment) if gpu is None else None
     launched = launcher_of(experiment.launcher.kind).plan(experiment, Path(folder))
+    ring_price = service(Service.RING_PRICE)
+    ring_bytes, dossier_bytes = ring_price(experiment, maps[0]) if ring_price else (0, 0)
     return Plan(
         model=model.name,
         dataset=str(experiment.dataset.label),
@@ -220,8 +222,8 @@ def make_plan(
         curve_layers=curves.layers,
         curves_missing=[each.value for each in curves.missing],
         ring=experiment.capture.ring,
-        ring_bytes=ring_bytes(experiment, maps[0]),
-        dossier_bytes=dossier_bytes(experiment, maps[0]),
+        ring_bytes=ring_bytes,
+        dossier_bytes=dossier_bytes,
         checkpoint_bytes=checkpoints * checkpoint_bytes(experiment),
         checkpoints=checkpoints,
         tflop_per_iteration=done.flop / done.iterations / 1e12,

@@ -70,23 +70,11 @@ VERBS = {
         ("status", "status --watch", "status FA_mxfp8-1a2b3c4d"),
         module="quantexp.cli.ledger",
     ),
-    "watch": Verb(
-        "show runs in the browser while they run: losses, numerics, states",
-        "[--port N] [DIR] [paths.root=FOLDER]",
-        ("watch", "watch runs/sweeps/20261122_035435.json", "watch --port 8000"),
-    ),
     "logs": Verb(
         "show what a run printed",
         "[--rank N] [-f] RUN [paths.root=FOLDER]",
         ("logs FA_mxfp8-1a2b3c4d", "logs -f FA_mxfp8 --rank 1"),
         module="quantexp.cli.ledger",
-    ),
-    "capture": Verb(
-        "let a running run write what it computes now",
-        "[--no-wait] RUN [paths.root=FOLDER]",
-        ("capture FA_mxfp8-1a2b3c4d", "capture FA_mxfp8 --no-wait"),
-        "All tensors of its next iteration, the tokens, and the statistics of the last\n"
-        "ones with capture.ring=N, in its folder dossiers/.",
     ),
     "resume": Verb(
         "go on with what was interrupted or is missing",

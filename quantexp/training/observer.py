@@ -28,9 +28,9 @@ from quantexp.schema import CaptureLayout, CaptureLevel, Precision
 from quantexp.training.capture_hooks import CaptureHooks
 from quantexp.training.context import RunContext
 from quantexp.training.curves import Curves
-from quantexp.training.dossiers import Dossiers
 from quantexp.training.log import LOG
 from quantexp.training.proofs import Proofs
+from quantexp.training.rank_dossiers import rank_dossiers
 from quantexp.training.requests import Request
 from quantexp.training.token_recorder import TokenRecorder
 
@@ -96,7 +96,7 @@ class RunObserver:
             )
             if self.experiment.tracking.statistics:
                 self.curves = Curves(context, self.recorder)
-        self.dossiers = Dossiers(context, text_of)
+        self.dossiers = rank_dossiers(context, text_of)
         self._count_left_out()
         self.last_captured = last_captured(self.experiment)
         self.proofs = Proofs(context)

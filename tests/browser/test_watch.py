@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quantexp.analysis.watch import folder
-from quantexp.analysis.watch.folder import FolderWatch
-from quantexp.analysis.watch.page import page as page_about
-from quantexp.analysis.watch.server import PageServer
+from quantexp.extras.forensics.watch import folder
+from quantexp.extras.forensics.watch.folder import FolderWatch
+from quantexp.extras.forensics.watch.page import page as page_about
+from quantexp.extras.forensics.watch.server import PageServer
 from quantexp.runs.dossiers import Dossier, Trigger, folder_of, write_dossier
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, read_status, write_json, write_status
 from tests.analysis.compare.runs import Runs
 from tests.analysis.report.captured import captured
-from tests.analysis.watch.conftest import ledger
-from tests.cli.watching import Watching
+from tests.extras.forensics.watch.conftest import ledger
+from tests.extras.forensics.watch.watching import Watching
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -406,7 +406,7 @@ def test_a_page_of_another_origin_reads_nothing(
 def test_the_first_picture_comes_before_a_long_file_is_read(
     watched: Watched, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quantexp.analysis.watch.metrics.SKETCHED_BYTES", 50_000)
+    monkeypatch.setattr("quantexp.extras.forensics.watch.metrics.SKETCHED_BYTES", 50_000)
     watched.advance(watched.bf16, 20_000)
     page = visit()
     page.locator("#loss-chart polyline").nth(1).wait_for(state="attached")

@@ -20,6 +20,11 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = sorted(path.parent.name for path in (ROOT / "quantexp/extras").glob("*/__init__.py"))
 #: What users train first.
 MAIN_JOB = ["model=llama32-1b", "dataset=wikipedia", "quant=FA_linear_mxfp8", "training=fast"]
+#: Overrides that only the extra can serve.
+ASKED = {
+    "bisect": ["gradient.only=true", "training.stop_after=1"],
+    "forensics": ["capture.ring=4"],
+}
 _COMMANDS = """\
 import contextlib, io, json, sys
 from quantexp.cli.main import main
@@ -106,7 +111,9 @@ def test_without_its_folder_everything_else_works(
     verbs = [*extras()[name].verbs]
     others = [verb for extra in extras().values() for verb in extra.verbs if verb not in verbs]
     plan = ["plan", "--json", *MAIN_JOB]
-    result = commands(folder, ["--help"], ["list"], plan, *([verb, "RUN"] for verb in verbs))
+    asked = [["plan", *MAIN_JOB, *words] for words in [ASKED.get(name)] if words]
+    verbs_alone = [[verb, "RUN"] for verb in verbs]
+    result = commands(folder, ["--help"], ["list"], plan, *verbs_alone, *asked)
     assert result["extras"] == [other for other in EXTRAS if other != name]
     shown, listed, planned, *refused = result["results"]
     for code, _, errors in (shown, listed, planned):
@@ -114,8 +121,10 @@ def test_without_its_folder_everything_else_works(
     assert all(f"\n  {verb} " in shown[1] for verb in others)
     assert "FA_linear_mxfp8" in listed[1]
     assert len(json.loads(planned[1])["precision_map"]) > 0
-    for verb, (code, out, errors) in zip(verbs, refused, strict=True):
-        assert f"\n  {verb} " not in shown[1]
+    messages = [f"{verb} is not installed: " for verb in verbs]
+    messages += [f"{words[len(MAIN_JOB) + 1]} needs the extra {name}, " for words in asked]
+    for message, (code, out, errors) in zip(messages, refused, strict=True):
         assert (code, out) == (1, "")
-        assert errors.startswith(f"quantexp: {verb} is not installed: ")
+        assert errors.startswith(f"quantexp: {message}")
         assert errors.count("\n") == 1
+    assert not any(f"\n  {verb} " in shown[1] for verb in verbs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,7 +22,6 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.verdicts import judge
 from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
 from quantexp.analysis.report.deadline import Deadline
-from quantexp.analysis.report.dossiers import HEIGHT, WIDTH, Shown, shown_dossiers
 from quantexp.analysis.report.facts import Facts, facts, shared
 from quantexp.analysis.report.origin import Origin, origin
 from quantexp.analysis.report.parts import embedded, page_text, policy
@@ -30,6 +30,7 @@ from quantexp.analysis.report.proof import Proof, proof
 from quantexp.analysis.report.series import series
 from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.errors import RunError, UnreadableError
+from quantexp.extra import Service, service
 from quantexp.folders import user_path
 from quantexp.reading.files import read_bytes
 from quantexp.runs.evaluation import is_evaluation
@@ -137,8 +138,6 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
         parts=parts,
         is_sweep=len(parts) > 1,
         version=__version__,
-        spark_width=WIDTH,
-        spark_height=HEIGHT,
         written=now()[:19].replace("T", " ") + " UTC",
     )
 
@@ -183,7 +182,8 @@ class Part:
     config: str
     numerics: Numerics
     pictures: Pictures
-    dossiers: list[Shown]
+    #: As `page/dossiers.html` shows them.
+    dossiers: list[Any]
 
 
 def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> Part:
@@ -194,6 +194,7 @@ def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> P
     came_from = origin(side.provenance)
     config = side.run.config
     text = _config(config)
+    shown_dossiers = service(Service.SHOWN_DOSSIERS)
     return Part(
         row,
         style,
@@ -204,5 +205,5 @@ def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> P
         text if len(text) <= MAX_CONFIG else text[:MAX_CONFIG] + "\n# cut here",
         cells,
         pictures,
-        shown_dossiers(side.run),
+        [] if shown_dossiers is None else shown_dossiers(side.run),
     )

@@ -17,6 +17,7 @@ from quantexp.config.validate.model import validate_model
 from quantexp.config.validate.parallel import validate_parallel
 from quantexp.config.validate.tracking import validate_statistics, validate_tracking
 from quantexp.errors import ConfigError
+from quantexp.extra import require_extra
 from quantexp.model.checkpoints import check_checkpoint, check_start, first_iteration
 from quantexp.model.decoder import OUTPUT
 from quantexp.quant.alignment import check_alignment
@@ -46,6 +47,7 @@ def validate(experiment: Experiment) -> None:
     Raises:
         ConfigError: names the first invalid key.
     """
+    _extras(experiment)
     validate_model(experiment.model)
     check_limits("training", experiment.training)
     _training(experiment.training)
@@ -68,6 +70,15 @@ def validate(experiment: Experiment) -> None:
     validate_tracking(experiment.tracking)
     validate_statistics(experiment)
     check_limits("analysis", experiment.analysis)
+
+
+def _extras(experiment: Experiment) -> None:
+    """Refuse keys of an extra that is not installed."""
+    ring = experiment.capture.ring
+    if experiment.gradient.only:
+        require_extra("bisect", "gradient.only=true")
+    if ring is not None:
+        require_extra("forensics", f"capture.ring={ring}")
 
 
 def _count_rules(experiment: Experiment) -> None:

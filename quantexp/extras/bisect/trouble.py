@@ -6,7 +6,7 @@
     margin     SIGMAS x 1.4826 x the median of |d - median d|, d the differences of losses in a row, of the last HISTORY
                losses up to the checkpoint
 
-The recent past of a gradient norm is that of the triggers (`quantexp.capture.ring.past`).
+The recent past of a gradient norm is that of the triggers (`quantexp.capture.past`).
 
 A step left out, or a loss that is not finite, is trouble by either measure. In fp16 a step that is left out while the
 loss scale falls is none.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from quantexp.capture.ring.past import CONSISTENT, Past
+from quantexp.capture.past import CONSISTENT, Past
 from quantexp.runs.metrics import is_fault, read_metrics
 from quantexp.runs.paths import RunDir
 

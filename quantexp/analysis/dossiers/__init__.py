@@ -1,1 +1,0 @@
-"""Looks at the dossiers of a run: what moved before something went wrong."""
