@@ -59,6 +59,10 @@ class Service(Enum):
     GRADIENT_RUN = "bisect", "gradient run"
     #: `(RunContext, run_passes, parts, scale, iteration) -> None`: compares gradients in another training loop.
     GRADIENT_COMPARISON = "bisect", "gradient comparison"
+    #: `(RunContext) -> None`: evaluates instead of training (`evaluate.only`).
+    EVALUATION_RUN = "evaluate", "evaluation run"
+    #: `(RunDir) -> None`: draws the results of a run that evaluated.
+    EVALUATION_FIGURE = "evaluate", "evaluation figure"
     #: `(RunContext, text_of) -> RankDossiers` of `training.rank_dossiers`: the ring, and what is written of it.
     DOSSIERS = "forensics", "dossiers"
     #: `(Experiment, PrecisionMap) -> (bytes, bytes)`: the memory of all rings, and a dossier's values on disk.

@@ -18,10 +18,10 @@ from rich.markup import escape
 
 from quantexp.analysis.tree import QUICK
 from quantexp.errors import QuantexpError
+from quantexp.extra import Service, service
 from quantexp.folders import for_shell, short_path
-from quantexp.runs.evaluation import is_evaluation, read_evaluation
+from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.paths import RunDir
-from quantexp.runs.recorded_config import read_config
 from quantexp.schema import AutoDraw
 
 #: Time limit in seconds for reading captured values in the report of a run; a sweep's report has as much for each run.
@@ -36,11 +36,9 @@ def draw_figures(run: RunDir, drawing: AutoDraw) -> None:
         UnreadableError: the results of an evaluation cannot be read.
     """
     if is_evaluation(run):
-        from quantexp.analysis.evaluate.figure import draw_results
-        from quantexp.analysis.evaluate.table import Result
-
-        scheme = str(read_config(run)["quant"]["name"])
-        draw_results([Result(scheme, "", "", read_evaluation(run))], run.figures)
+        draw_evaluation = service(Service.EVALUATION_FIGURE)
+        if draw_evaluation is not None:
+            draw_evaluation(run)
     elif drawing is AutoDraw.everything:
         from quantexp.analysis.draw.verb import draw_run
 

@@ -32,7 +32,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _train(parser: argparse.ArgumentParser) -> None:
+def add_train(parser: argparse.ArgumentParser) -> None:
+    """Add what composes experiments: overrides, and the flags for a folder and a sweep."""
     _overrides(parser)
     _multirun(parser)
 
@@ -41,11 +42,6 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     _overrides(parser)
     _multirun(parser)
     parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
-    add_json(parser)
-
-
-def _evaluate(parser: argparse.ArgumentParser) -> None:
-    _train(parser)
     add_json(parser)
 
 
@@ -122,7 +118,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 
 #: Adds the arguments and flags of a verb to its parser; those of an extra have their own.
 FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "train": _train,
+    "train": add_train,
     "plan": _plan,
     "prepare": _prepare,
     "list": _list,
@@ -135,7 +131,6 @@ FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "report": _words("+", "DIR", _SIDES),
     "captures": _captures,
     "draw": _draw,
-    "evaluate": _evaluate,
     "export": _words("+", "RUN", "a run, or a part of its name"),
     "doctor": add_json,
     "verify": _verify,

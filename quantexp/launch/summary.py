@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from quantexp.analysis.evaluate.table import (
+from quantexp.analysis.evaluation_table import (
     Result,
     evaluated_words,
     print_each,

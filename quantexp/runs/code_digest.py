@@ -22,14 +22,16 @@ DECIDING = (
     "data",
     "extras/bisect/gradient.py",
     "extras/bisect/gradient_run.py",
+    "extras/evaluate/evaluation_run.py",
+    "extras/evaluate/evaluator.py",
+    "extras/evaluate/tasks",
+    "extras/evaluate/token_measures.py",
     "formats",
     "model",
     "processes/compiled.py",
     "quant",
     "runs/device.py",
-    "training/evaluation_run.py",
     "training/megatron",
-    "training/tasks",
 )
 #: The further ones of a run in Megatron-LM's loop.
 OF_MEGATRON_LM = ("megatron_lm",)

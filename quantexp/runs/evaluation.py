@@ -17,7 +17,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import does_only
 from quantexp.runs.status import write_json, write_whole
 
-#: The sums of a line of documents.jsonl, in the order of `quantexp.training.megatron.token_measures.TokenMeasure`.
+#: The sums of a line of documents.jsonl, in the order of `quantexp.extras.evaluate.token_measures.TokenMeasure`.
 DOCUMENT_COLUMNS = (
     "tokens",
     "loss",

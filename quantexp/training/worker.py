@@ -273,9 +273,7 @@ class Worker:
     def _train(self) -> None:
         context, experiment = self.context, self.context.experiment
         if experiment.evaluate.only:
-            from quantexp.training.evaluation_run import evaluate_run
-
-            evaluate_run(context)
+            required(Service.EVALUATION_RUN, "evaluate.only=true")(context)
         elif experiment.gradient.only:
             required(Service.GRADIENT_RUN, "gradient.only=true")(context)
         else:

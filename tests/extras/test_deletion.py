@@ -23,6 +23,7 @@ MAIN_JOB = ["model=llama32-1b", "dataset=wikipedia", "quant=FA_linear_mxfp8", "t
 #: Overrides that only the extra can serve.
 ASKED = {
     "bisect": ["gradient.only=true", "training.stop_after=1"],
+    "evaluate": ["evaluate.only=true", "training.start_from=runs/bf16@1"],
     "forensics": ["capture.ring=4"],
 }
 _COMMANDS = """\

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantexp.analysis.compare.matched import code_words, last_iteration
 from quantexp.analysis.compare.side import Side
-from quantexp.analysis.evaluate.table import evaluated_words, task_words
+from quantexp.analysis.evaluation_table import evaluated_words, task_words
 from quantexp.analysis.report.origin import Origin
 from quantexp.analysis.report.proof import Proof
 from quantexp.analysis.tensors.run_record import section

@@ -75,6 +75,8 @@ def validate(experiment: Experiment) -> None:
 def _extras(experiment: Experiment) -> None:
     """Refuse keys of an extra that is not installed."""
     ring = experiment.capture.ring
+    if experiment.evaluate.only:
+        require_extra("evaluate", "evaluate.only=true")
     if experiment.gradient.only:
         require_extra("bisect", "gradient.only=true")
     if ring is not None:

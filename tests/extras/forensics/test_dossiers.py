@@ -14,6 +14,7 @@ from quantexp.capture.check.folder import check
 from quantexp.capture.lines import lists_of
 from quantexp.capture.samples import samples_of
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, lines_of
+from quantexp.extras.forensics import dossiers
 from quantexp.extras.forensics.ring.triggers import Fired, Triggers
 from quantexp.launch.attempt import open_run
 from quantexp.runs.dossiers import Dossier, Trigger, folder_of, read_dossiers, request_dossier
@@ -21,7 +22,6 @@ from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
-from quantexp.training import dossiers
 from quantexp.training.worker import Worker
 
 Tiny = Callable[..., Experiment]

@@ -297,7 +297,7 @@ def _unproved() -> Iterator[list[Metrics]]:
     import_megatron()
     others = [
         import_module(f"quantexp.{name}")
-        for name in ("training.megatron.evaluation", "extras.bisect.gradient")
+        for name in ("extras.evaluate.evaluator", "extras.bisect.gradient")
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, value in (

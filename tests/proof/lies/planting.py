@@ -617,8 +617,9 @@ def _import_all() -> None:
 
     import_megatron()
     for name in (
-        *("trainer", "step", "evaluation", "linear", "attention", "embedding"),
+        *("trainer", "step", "linear", "attention", "embedding"),
         *("experts", "latent", "model", "passes"),
     ):
         import_module(f"quantexp.training.megatron.{name}")
-    import_module("quantexp.extras.bisect.gradient")
+    for name in ("bisect.gradient", "evaluate.evaluator"):
+        import_module(f"quantexp.extras.{name}")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from quantexp.extras.forensics import dossiers
 from quantexp.extras.forensics.ring.price import TENSOR_BYTES, ring_bytes
 from quantexp.extras.forensics.ring.store import RingStore
 from quantexp.quant.precision import precision_map
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
-from quantexp.training import dossiers
 
 #: Of a tensor's storage, and of its allocation beside it.
 _STORAGE = 160

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from quantexp.analysis.evaluate.table import Result, evaluated_words, print_each, print_results
-from tests.analysis.evaluate.results import evaluated, result
+from quantexp.analysis.evaluation_table import Result, evaluated_words, print_each, print_results
+from tests.analysis.evaluation_results import evaluated, result
 
 
 def printed(*results: Result, width: int = 120) -> str:

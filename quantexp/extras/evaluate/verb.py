@@ -110,8 +110,8 @@ def _show_rest(
     experiments: Sequence[Experiment], records: Sequence[dict[str, Any]], folder: Path
 ) -> None:
     """Draw what has results; the launcher has printed them."""
-    from quantexp.analysis.evaluate.figure import draw_results
-    from quantexp.analysis.evaluate.table import Result
+    from quantexp.analysis.evaluation_table import Result
+    from quantexp.extras.evaluate.figure import draw_results
 
     missing = sum(one["evaluation"] is None for one in records)
     if missing and not experiments[0].launcher.is_local:

@@ -26,8 +26,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from quantexp.errors import ConfigError, DataError
+from quantexp.extras.evaluate.tasks.tokens import TaskTokenizer
 from quantexp.model.huggingface.file_names import GENERATION
-from quantexp.training.tasks.tokens import TaskTokenizer
 
 #: Tokens that are generated if a task names no number, as with the harness's model `hf`.
 _MOST_GENERATED = 256

@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from quantexp.data.tokenizers.load import load_tokenizer
-from quantexp.training.tasks.model import SchemeModel
-from quantexp.training.tasks.tokens import generation_config, task_tokenizer
+from quantexp.extras.evaluate.tasks.model import SchemeModel
+from quantexp.extras.evaluate.tasks.tokens import generation_config, task_tokenizer
+from tests.extras.evaluate.tasks.test_model import T, instances
+from tests.extras.evaluate.tasks.tokenizer_files import VOCAB, write_tokenizer
 from tests.task_files import WORDS
-from tests.training.tasks.test_model import T, instances
-from tests.training.tasks.tokenizer_files import VOCAB, write_tokenizer
 
 BOS = {"bos_token": "<bos>"}
 #: What stands before and after a text by tokenizer.json, and tokenizer_config.json besides `eos_token`.

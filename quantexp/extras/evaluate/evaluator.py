@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.module import Float16Module
 
 from quantexp.config.evaluation import Part, map_iteration, parts_evaluated
+from quantexp.extras.evaluate.token_measures import DocumentSums, TokenMeasure, token_measures
 from quantexp.model.layout import Layout
 from quantexp.model.training_state import read_index
 from quantexp.proof.declaration import Declaration
@@ -46,7 +47,6 @@ from quantexp.training.megatron.model import build_chunks, scheme_modules, set_p
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.passes import Batch, Passes
 from quantexp.training.megatron.published_weights import load_initial_weights
-from quantexp.training.megatron.token_measures import DocumentSums, TokenMeasure, token_measures
 from quantexp.training.megatron.watched import Watched
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from quantexp.analysis.evaluate.table import Result
+from quantexp.analysis.evaluation_table import Result
 from quantexp.analysis.numerics.heat import COLOUR_MAP
 from quantexp.analysis.scheme_style import scheme_styles
 from quantexp.analysis.style import (
@@ -22,7 +22,9 @@ from quantexp.analysis.style import (
     save_figure,
 )
 from quantexp.model.decoder import layer_words
-from quantexp.runs.evaluation import Evaluated
+from quantexp.runs.evaluation import Evaluated, read_evaluation
+from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import read_config
 from quantexp.terminal.escaping import printable
 
 FILE_NAME, EACH_NAME = "evaluation", "evaluation_each"
@@ -42,6 +44,16 @@ def draw_results(results: Sequence[Result], folder: Path) -> list[Path]:
     if each:
         files += save_figure(_maps(each), folder / EACH_NAME, ("png", "pdf"))
     return files
+
+
+def draw_run(run: RunDir) -> None:
+    """Draw the results of a run that evaluated into its figures.
+
+    Raises:
+        UnreadableError: the results cannot be read.
+    """
+    scheme = str(read_config(run)["quant"]["name"])
+    draw_results([Result(scheme, "", "", read_evaluation(run))], run.figures)
 
 
 def _difference(result: Result) -> float | None:

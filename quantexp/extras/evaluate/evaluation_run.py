@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from quantexp.analysis.evaluate.summary import summary_of
 from quantexp.config.start_point import first_weights
+from quantexp.extras.evaluate.summary import summary_of
 from quantexp.runs.disk import writing
 from quantexp.runs.evaluation import DOCUMENT_COLUMNS, write_evaluation
 from quantexp.runs.fencing import require_ours
@@ -18,8 +18,8 @@ from quantexp.training.log import LOG
 from quantexp.training.rank_session import rank_session
 
 if TYPE_CHECKING:
-    from quantexp.training.megatron.evaluation import Evaluator, Group
-    from quantexp.training.tasks.harness import TaskResults
+    from quantexp.extras.evaluate.evaluator import Evaluator, Group
+    from quantexp.extras.evaluate.tasks.harness import TaskResults
 
 
 def evaluate_run(context: RunContext) -> None:
@@ -31,8 +31,8 @@ def evaluate_run(context: RunContext) -> None:
     """
     experiment = context.experiment
     with rank_session(context) as (device, batches):
+        from quantexp.extras.evaluate.evaluator import Evaluator
         from quantexp.training.megatron.data_loader import data_of
-        from quantexp.training.megatron.evaluation import Evaluator
         from quantexp.training.megatron.numerics_state import use_numerics
 
         once = experiment.training.weight_cache
@@ -40,7 +40,7 @@ def evaluate_run(context: RunContext) -> None:
             evaluator = Evaluator(experiment, device, state)
             tasks = None
             if experiment.evaluate.tasks:
-                from quantexp.training.tasks.harness import TaskRun
+                from quantexp.extras.evaluate.tasks.harness import TaskRun
 
                 tokenizer = data_of(experiment)[1]
                 weights = first_weights(experiment)

@@ -8,8 +8,8 @@ import torch
 from scipy.special import log_softmax
 from scipy.stats import entropy
 
-from quantexp.training.megatron import token_measures as module
-from quantexp.training.megatron.token_measures import (
+from quantexp.extras.evaluate import token_measures as module
+from quantexp.extras.evaluate.token_measures import (
     NUM_MEASURES,
     DocumentSums,
     TokenMeasure,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from quantexp.analysis.evaluate import figure
-from quantexp.analysis.evaluate.table import Result
+from quantexp.analysis.evaluation_table import Result
 from quantexp.analysis.style import save_figure
-from tests.analysis.evaluate.results import result
+from quantexp.extras.evaluate import figure
+from tests.analysis.evaluation_results import result
 
 
 @pytest.fixture

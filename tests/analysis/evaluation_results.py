@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantexp.analysis.evaluate.table import Result
+from quantexp.analysis.evaluation_table import Result
 
 
 def evaluated(difference: float | None = 0.02, **changes: Any) -> Any:

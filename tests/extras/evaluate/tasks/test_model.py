@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import ConfigError, DataError
-from quantexp.training.tasks.model import SchemeModel, generation_of
-from quantexp.training.tasks.tokens import task_tokenizer
+from quantexp.extras.evaluate.tasks.model import SchemeModel, generation_of
+from quantexp.extras.evaluate.tasks.tokens import task_tokenizer
+from tests.extras.evaluate.tasks.tokenizer_files import VOCAB, write_tokenizer
 from tests.task_files import WORDS
-from tests.training.tasks.tokenizer_files import VOCAB, write_tokenizer
 
 T = 24
 BOS, EOD, STOP = 0, 1, 2

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quantexp.analysis.evaluate.table import part_words
+from quantexp.analysis.evaluation_table import part_words
 from quantexp.runs.evaluation import DOCUMENT_COLUMNS, Evaluation, is_evaluation, read_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status

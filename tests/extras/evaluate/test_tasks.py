@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from quantexp.cli.main import main
 from quantexp.runs.paths import RunDir
-from tests.cli.test_evaluate import HELD_OUT, WORDS
+from tests.extras.evaluate.test_verb import HELD_OUT, WORDS
 from tests.task_files import NUM_DOCUMENTS, write_tasks
 
 Captured = pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from quantexp.analysis.evaluate.summary import FEWEST_DOCUMENTS, interval, summary_of
+from quantexp.extras.evaluate.summary import FEWEST_DOCUMENTS, interval, summary_of
 from quantexp.runs.evaluation import DOCUMENT_COLUMNS
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError
+from quantexp.extras.evaluate.tasks.harness import TaskRun
 from quantexp.schema import EvaluateConfig
-from quantexp.training.tasks.harness import TaskRun
 
 Patch = pytest.MonkeyPatch
 
@@ -65,14 +65,14 @@ def patched(patch: Patch, *returned: dict[str, Any] | Exception) -> None:
             raise one
         return one
 
-    patch.setattr("quantexp.training.tasks.harness.simple_evaluate", simple_evaluate)
+    patch.setattr("quantexp.extras.evaluate.tasks.harness.simple_evaluate", simple_evaluate)
     loaded(patch, {})
 
 
 def loaded(patch: Patch, tasks: dict[str, Any]) -> None:
     """The harness loads these."""
     manager = SimpleNamespace(load=lambda _: {"tasks": tasks})
-    patch.setattr("quantexp.training.tasks.harness.task_manager", lambda _: manager)
+    patch.setattr("quantexp.extras.evaluate.tasks.harness.task_manager", lambda _: manager)
 
 
 def test_documents_are_paired(monkeypatch: Patch) -> None:
@@ -133,7 +133,7 @@ def test_a_task_that_cannot_be_loaded_is_refused_before_the_first_pass(monkeypat
         raise ValueError("duplicate tasks")
 
     manager = SimpleNamespace(load=load)
-    monkeypatch.setattr("quantexp.training.tasks.harness.task_manager", lambda _: manager)
+    monkeypatch.setattr("quantexp.extras.evaluate.tasks.harness.task_manager", lambda _: manager)
     with pytest.raises(DataError, match=r"^lm_eval fails on .*: duplicate tasks; the rank's log"):
         task_run()
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lm_eval import simple_evaluate
 
-from quantexp.analysis.evaluate.summary import finite, interval
 from quantexp.config.tasks import task_manager
 from quantexp.errors import DataError, QuantexpError
+from quantexp.extras.evaluate.summary import finite, interval
+from quantexp.extras.evaluate.tasks.model import SchemeModel, generation_of
+from quantexp.extras.evaluate.tasks.tokens import generation_config, task_tokenizer
 from quantexp.runs.evaluation import TaskResult
 from quantexp.training.log import LOG
-from quantexp.training.tasks.model import SchemeModel, generation_of
-from quantexp.training.tasks.tokens import generation_config, task_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quantexp.data.tokenizers.protocol import Tokenizer
+    from quantexp.extras.evaluate.evaluator import Evaluator
     from quantexp.quant.precision import PrecisionMap
     from quantexp.schema import EvaluateConfig, Experiment
-    from quantexp.training.megatron.evaluation import Evaluator
 
 #: Requests between two lines of the log.
 _REPORTED = 50

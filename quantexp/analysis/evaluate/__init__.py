@@ -1,1 +1,0 @@
-"""The numbers, tables and figures of `quantexp evaluate`."""
