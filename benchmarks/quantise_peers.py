@@ -17,7 +17,7 @@ from quantexp.formats.types import Family
 
 def torchao_round_trip(fmt: str, scale_rule: str) -> Callable[[Tensor], Tensor]:
     """Blocks of 32 by torchao along the last axis of `mxfp8` or `mxfp4`, to codes and back to x's dtype."""
-    from quantexp.formats.verify.oracles.torchao_oracle import (  # type: ignore[attr-defined]
+    from quantexp.extras.verify.oracles.torchao_oracle import (  # type: ignore[attr-defined]
         TYPES,
         ScaleCalculationMode,
         mx_tensor,

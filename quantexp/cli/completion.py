@@ -59,7 +59,6 @@ _BESIDE_RUNS = {
 _WORDS: dict[str, Sequence[str]] = {
     "list": [*KINDS],
     "completion": SHELLS,
-    "verify": ["paths.cache="],
     "doctor": [],
 }
 _LONGEST_ABOUT = 60

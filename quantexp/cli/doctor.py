@@ -108,7 +108,7 @@ def _device() -> Check:
 
 
 def _numerics() -> Check:
-    from quantexp.formats.verify.certificate import State, standing
+    from quantexp.formats.certificate import State, standing
 
     try:
         import torch

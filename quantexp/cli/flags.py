@@ -56,16 +56,6 @@ def _prepare(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _verify(parser: argparse.ArgumentParser) -> None:
-    about = "a format of your own; paths.cache=FOLDER: where the certificate is kept"
-    parser.add_argument("words", nargs="*", metavar="FILE.yaml", help=about)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
-    parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
-    about = "compare its quantizers instead, on the GPU"
-    parser.add_argument("--backend", choices=("transformer_engine",), help=about)
-    add_json(parser)
-
-
 def _words(nargs: str, metavar: str, about: str) -> Callable[[argparse.ArgumentParser], None]:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("words", nargs=nargs, metavar=metavar, help=about)
@@ -133,7 +123,6 @@ FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "draw": _draw,
     "export": _words("+", "RUN", "a run, or a part of its name"),
     "doctor": add_json,
-    "verify": _verify,
     "completion": _words("*", "SHELL", f"one of {', '.join(SHELLS)}"),
     "help": _words("*", "VERB", "the verb; none: all verbs"),
 }

@@ -143,17 +143,6 @@ VERBS = {
         ("export FA_mxfp8-1a2b3c4d format=hf", "export FA_mxfp8 format=hf iteration=500 out=model"),
     ),
     "doctor": Verb("check what this machine can run", "[--json]", ("doctor", "doctor --json")),
-    "verify": Verb(
-        "check the number formats of this machine against exact arithmetic",
-        "[--device cpu|cuda] [--formats A,B] [--json] [FILE.yaml ...] [paths.cache=FOLDER] | --backend "
-        "transformer_engine [--json]",
-        (
-            "verify",
-            "verify --device cpu --formats mxfp8,hifp8",
-            "verify mine/format/e3m3.yaml",
-            "verify --backend transformer_engine",
-        ),
-    ),
     "completion": Verb(
         "print what makes a shell complete verbs, keys, choices and runs",
         "|".join(SHELLS),

@@ -12,7 +12,7 @@ from megatron.core.utils import unwrap_model
 
 from quantexp.errors import QuantexpError, RunError
 from quantexp.folders import cache_dir
-from quantexp.formats.verify.certificate import standing
+from quantexp.formats.certificate import standing
 from quantexp.launch.summary import proof_line
 from quantexp.megatron_lm.folder import (
     amax_histories,

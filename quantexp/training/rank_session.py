@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quantexp.folders import cache_dir
-from quantexp.formats.verify.certificate import standing
+from quantexp.formats.certificate import standing
 from quantexp.memory.room import require_memory_here
 from quantexp.model.layout import Layout
 from quantexp.runs.provenance import add_what_ran, read_provenance

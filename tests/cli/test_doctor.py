@@ -15,7 +15,7 @@ import quantexp.processes.compiled
 from quantexp.cli import doctor
 from quantexp.cli.doctor import Check, checks, record, show
 from quantexp.cli.main import main
-from quantexp.formats.verify.certificate import Standing, State
+from quantexp.formats.certificate import Standing, State
 from quantexp.processes.compiled import Compiled
 
 
@@ -48,7 +48,7 @@ def test_numerics_line_is_the_standing_of_the_certificate(
     state: str, ok: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verified = Standing(State(state), "in words")
-    monkeypatch.setattr("quantexp.formats.verify.certificate.standing", lambda *_: verified)
+    monkeypatch.setattr("quantexp.formats.certificate.standing", lambda *_: verified)
     assert doctor._numerics() == Check("numerics", ok, "in words")
 
 

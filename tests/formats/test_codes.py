@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify.grids import HIF8_TABLE
+from quantexp.extras.verify.oracles import en_dtypes_oracle, gfloat_oracle, ml_dtypes_oracle
+from quantexp.extras.verify.rational import MX_ELEMENTS, hif8_magnitudes, mx_magnitudes
 from quantexp.formats import FORMATS, decode
 from quantexp.formats.codes import code_values
-from quantexp.formats.verify.grids import HIF8_TABLE
-from quantexp.formats.verify.oracles import en_dtypes_oracle, gfloat_oracle, ml_dtypes_oracle
-from quantexp.formats.verify.rational import MX_ELEMENTS, hif8_magnitudes, mx_magnitudes
 
 from .tensors import assert_same
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
 from quantexp.formats import FORMATS, decode, encode, quantise
 from quantexp.formats.codes import code_values
-from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same, every_value
 

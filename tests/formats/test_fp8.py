@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.cases import hard_values
+from quantexp.extras.verify.oracles import ml_dtypes_oracle, torch_oracle
 from quantexp.formats import FORMATS, finite_amax, quantise
-from quantexp.formats.verify import rational as gold
-from quantexp.formats.verify.cases import hard_values
-from quantexp.formats.verify.oracles import ml_dtypes_oracle, torch_oracle
 
 from .tensors import as_numpy, assert_same, every_value
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
 from quantexp.formats import (
     FORMATS,
     Family,
@@ -21,7 +22,6 @@ from quantexp.formats import (
 )
 from quantexp.formats import grid as grid_module
 from quantexp.formats.grid import num_off_grid
-from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same
 

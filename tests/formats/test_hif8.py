@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.cases import hard_values
+from quantexp.extras.verify.exact import Case, answer
+from quantexp.extras.verify.oracles import en_dtypes_oracle
 from quantexp.formats import quantise
-from quantexp.formats.verify import rational as gold
-from quantexp.formats.verify.cases import hard_values
-from quantexp.formats.verify.exact import Case, answer
-from quantexp.formats.verify.oracles import en_dtypes_oracle
 
 from .tensors import as_numpy, assert_same, every_value
 

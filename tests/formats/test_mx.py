@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.cases import hard_blocks
+from quantexp.extras.verify.exact import Case, answer
+from quantexp.extras.verify.oracles import gfloat_oracle, ml_dtypes_oracle
 from quantexp.formats import quantise
-from quantexp.formats.verify import rational as gold
-from quantexp.formats.verify.cases import hard_blocks
-from quantexp.formats.verify.exact import Case, answer
-from quantexp.formats.verify.oracles import gfloat_oracle, ml_dtypes_oracle
 
 from .tensors import as_numpy, assert_same, every_finite_value
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.cases import hard_amaxes
 from quantexp.formats import FORMATS, ScaleRule
 from quantexp.formats.bits import power_of_two
 from quantexp.formats.mx_scale import can_saturate, scale_field
-from quantexp.formats.verify import rational as gold
-from quantexp.formats.verify.cases import hard_amaxes
 
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)

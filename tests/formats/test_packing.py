@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quantexp.extras.verify.oracles import torchao_oracle
 from quantexp.formats import FORMATS, decode, encode, quantise
-from quantexp.formats.verify.oracles import torchao_oracle
 
 from .tensors import assert_same
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
 from quantexp.formats import philox
 from quantexp.formats.kernels import cpu
 from quantexp.formats.philox import Place, philox4x32, random_integers, random_integers_at
-from quantexp.formats.verify import rational as gold
 from quantexp.processes.threads import threads as using_threads
 
 CPU = torch.device("cpu")

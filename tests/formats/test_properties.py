@@ -10,8 +10,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from quantexp.extras.verify.rational import FP8_ELEMENTS, MX_ELEMENTS, SCALE_RULES
 from quantexp.formats import FORMATS, encode, quantise
-from quantexp.formats.verify.rational import FP8_ELEMENTS, MX_ELEMENTS, SCALE_RULES
 
 from .tensors import assert_same
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.cases import hard_blocks
 from quantexp.formats import FORMATS, decode, encode, resolve, saturated
 from quantexp.formats.codes import code_values
-from quantexp.formats.verify import rational as gold
-from quantexp.formats.verify.cases import hard_blocks
 
 
 def largest_of(x: torch.Tensor, name: str, axis: int, **options: Any) -> torch.Tensor:

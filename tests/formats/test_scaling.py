@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
 from quantexp.formats import FORMATS, TwoLevelScales, encode, resolve, scales_of
-from quantexp.formats.verify import rational as gold
 
 CODED = [name for name in FORMATS if name != "bf16"]
 

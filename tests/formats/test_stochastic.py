@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
 from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise, resolve
-from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same, every_finite_value
 from .test_quantising import views

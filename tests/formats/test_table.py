@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import quantexp.formats
+from quantexp.extras.verify.rational import MX_ELEMENTS, mx_magnitudes
 from quantexp.formats import FORMATS, Family, Format, Rounding, ScaleRule, Scaling, get_format
-from quantexp.formats.verify.rational import MX_ELEMENTS, mx_magnitudes
 
 
 def test_the_canonical_names_are_the_ones_that_file_names_use() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
 from quantexp.formats import finite_amax, quantise, resolve
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.verify import rational as gold
 from tests.fake_gpu import copies
 
 from .tensors import assert_same

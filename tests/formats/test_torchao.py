@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify.exact import Case, answer
+from quantexp.extras.verify.oracles import torchao_oracle
+from quantexp.extras.verify.rational import SCALE_RULES
 from quantexp.formats import encode
-from quantexp.formats.verify.exact import Case, answer
-from quantexp.formats.verify.oracles import torchao_oracle
-from quantexp.formats.verify.rational import SCALE_RULES
 
 from .tensors import every_finite_value
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.walsh import butterflies, factor, sylvester
 from quantexp.formats import hadamard, quantise, random_signs
-from quantexp.formats.verify import rational as gold
-from quantexp.formats.verify.walsh import butterflies, factor, sylvester
 
 from .tensors import as_numpy, assert_same, sqnr_db
 from .test_quantising import views

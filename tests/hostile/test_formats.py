@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quantexp.extras.verify.rational import MX_ELEMENTS
 from quantexp.formats import FORMATS, quantise
-from quantexp.formats.verify.rational import MX_ELEMENTS
 
 from .format_calls import (
     CALLS,

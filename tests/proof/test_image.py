@@ -25,6 +25,9 @@ from torch import Tensor
 import quantexp.formats
 import quantexp.proof.arithmetic
 from quantexp.config.compose import compose
+from quantexp.extras.verify.declared_gold import gold_of, quantised
+from quantexp.extras.verify.draws import random_integers as drawn_by_gold
+from quantexp.extras.verify.exact import to_dtype
 from quantexp.folders import conf_dir
 from quantexp.formats import (
     FORMATS,
@@ -44,9 +47,6 @@ from quantexp.formats import (
 )
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.types import Family
-from quantexp.formats.verify.declared_gold import gold_of, quantised
-from quantexp.formats.verify.draws import random_integers as drawn_by_gold
-from quantexp.formats.verify.exact import to_dtype
 from quantexp.proof import image as image_module
 from quantexp.proof.arithmetic import philox, tables
 from quantexp.proof.image import image, num_differing, own_amax, random_integers
@@ -515,7 +515,7 @@ def test_random_integers_are_philox(is_compiled: bool, monkeypatch: pytest.Monke
 
 
 def _far_numbers() -> list[int]:
-    from quantexp.formats.verify.rational import random_integer
+    from quantexp.extras.verify.rational import random_integer
 
     return [random_integer(at, 3, 4) for at in ((1 << 40) + 3, (1 << 62) + 1)]
 

@@ -90,7 +90,7 @@ def test_a_new_file_and_one_that_cannot_be_parsed_change_it(tree: Path) -> None:
 
 
 def test_what_decides_no_number_does_not_change_it(tree: Path) -> None:
-    for file in ("training/observer.py", "formats/verify/exact.py", "data/prepare/run.py"):
+    for file in ("training/observer.py", "formats/certificate.py", "data/prepare/run.py"):
         (tree / file).write_text("X = 1\n")
     for new in ("quant/.#linear.py", "quant/notes.md", "formats/kernels/cpu.so"):
         (tree / new).write_text("X = 1\n")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.extras.verify.exact import Case, answer
 from quantexp.formats import FORMATS, finite_amax, quantise, quantise_both, resolve
 from quantexp.formats.types import Family, ScaleRule
-from quantexp.formats.verify.exact import Case, answer
 
 from ..tensors import as_numpy, assert_same, every_value  # noqa: TID252
 from .builds import assert_same_bits, by_torch, every_build, seeded

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from quantexp.errors import VerifyError
-from quantexp.quant.transformer_engine.operands import held
-from quantexp.training.megatron.transformer_engine.conformance import (
+from quantexp.extras.verify.conformance import (
     Outcome,
     conform,
     run_conformance,
     subjects,
 )
+from quantexp.quant.transformer_engine.operands import held
 from tests.training.megatron.transformer_engine.child import B200, H100, Child
 
 
@@ -132,7 +132,7 @@ def printed(words: list[str], capability: tuple[int, int], fault: str = "") -> t
     made = outcome(capability, fault)
     with (
         patch(
-            "quantexp.training.megatron.transformer_engine.conformance.run_conformance",
+            "quantexp.extras.verify.conformance.run_conformance",
             lambda: made,
         ),
         contextlib.redirect_stdout(streams[0]),
