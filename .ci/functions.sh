@@ -56,5 +56,5 @@ leg() (
   python -m pytest -n 2 -m slow tests/megatron_lm
   main=$(readme_command main | grep '^quantexp ')
   (cd "$1" && bash -euo pipefail -c "$main")  # not beside the same run of another leg, which it would take as completed
-  python -m pytest -n 2 tests/training tests/proof tests/megatron_lm
+  python -m pytest -n 2 tests/training tests/proof tests/extras/{bisect,evaluate,forensics} tests/megatron_lm
 )

@@ -79,12 +79,15 @@ def test_wheel_contains_configuration_sample_and_plugin(wheel: Path) -> None:
     }
 
 
-def test_console_script_and_launchers_are_declared(wheel: Path) -> None:
+def test_console_script_launchers_and_extras_are_declared(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
     declared = archive.read(name).decode()
     assert "quantexp = quantexp.cli.main:main" in declared
     assert "slurm = quantexp_launchers.slurm.launcher:SlurmLauncher" in declared
+    for extra in (ROOT / "quantexp/extras").glob("*/__init__.py"):
+        name = extra.parent.name
+        assert f"{name} = quantexp.extras.{name}:EXTRA" in declared
 
 
 def test_installed_wheel_lists_its_schemes_from_an_empty_folder(

@@ -20,7 +20,6 @@ from quantexp import __version__
 from quantexp.cli.flags import FLAGS
 from quantexp.cli.output import complain
 from quantexp.cli.verbs import all_verbs, is_verb, verb_groups, verb_named
-from quantexp.config.choices import choice_files, groups
 from quantexp.folders import user_path
 from quantexp.terminal.close_matches import did_you_mean, near
 
@@ -187,6 +186,8 @@ def _examples(examples: Sequence[str]) -> str:
 
 def neither_verb_nor_override(word: str) -> str:
     """The message about a word that is neither."""
+    from quantexp.config.choices import choice_files, groups  # not needed for help
+
     if is_verb(word):
         return f"{word} is a verb: a command has one, before the overrides: quantexp {word} ..."
     chosen = [f"{group}={word}" for group in groups() if word in choice_files(group, None)]

@@ -18,7 +18,6 @@ import sys
 from importlib import import_module
 
 from quantexp.cli.arguments import parser_of, split_verb, top_parser
-from quantexp.cli.old_words import answer
 from quantexp.cli.output import complain
 from quantexp.cli.verbs import COMPLETE, verb_named
 from quantexp.errors import QuantexpError
@@ -63,6 +62,8 @@ def _run(words: list[str]) -> int:
     verb, words = split_verb(words)
     if verb is None and set(words) <= {"-h", "--help"}:
         top_parser().parse_args(["--help"])
+    from quantexp.cli.old_words import answer  # not needed for help
+
     if (message := answer(verb, words)) is not None:
         complain(message)
         return 2
