@@ -344,9 +344,9 @@ def transformer_engine(setting: Setting) -> Iterator[tuple[str, Case]]:
 def _require_recipes(words: list[str]) -> None:
     """Raise a RunError unless Transformer Engine runs the recipes of a scheme here; a run would only record it."""
     from quantexp.config.compose import compose
+    from quantexp.extras.transformer_engine.rank.support import require_support
+    from quantexp.extras.transformer_engine.scheme.assignment import assignments
     from quantexp.quant.precision import precision_map
-    from quantexp.quant.transformer_engine.assignment import assignments
-    from quantexp.training.megatron.transformer_engine.support import require_support
 
     experiment = compose(["model=llama32-1b", *words])
     for each in assignments(experiment, precision_map(experiment.model, experiment.quant, 1)):

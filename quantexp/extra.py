@@ -63,6 +63,30 @@ class Service(Enum):
     EVALUATION_RUN = "evaluate", "evaluation run"
     #: `(RunDir) -> None`: draws the results of a run that evaluated.
     EVALUATION_FIGURE = "evaluate", "evaluation figure"
+    #: `(Experiment) -> None`: refuses what the scheme's backend cannot run, or a recipe without an effect.
+    BACKEND_CHECK = "transformer_engine", "backend check"
+    #: `(Experiment) -> str | None`: what the backend lacks on the machine that would run it.
+    BACKEND_LACKS = "transformer_engine", "backend lacks"
+    #: `(Experiment, device) -> BackendPlan` of `quantexp.cli.plan_backend`; the device is a `DEVICE`, or None.
+    BACKEND_PLAN = "transformer_engine", "backend plan"
+    #: `(Experiment) -> {ModuleId: str}`: the recipe of each module in the first iteration.
+    BACKEND_RECIPES = "transformer_engine", "backend recipes"
+    #: `(Sequence[str]) -> object`: the device of these values of `device=NAME`.
+    DEVICE = "transformer_engine", "device"
+    #: `() -> Iterable[str]`: the names of devices.
+    DEVICES = "transformer_engine", "devices"
+    #: `() -> str`: what Transformer Engine can do here.
+    BACKEND_SUPPORT = "transformer_engine", "backend support"
+    #: `(ModelConfig, Backend) -> TransformerBlockSubmodules`: the decoder with Transformer Engine's linear layers.
+    NATIVE_SPEC = "transformer_engine", "native spec"
+    #: `() -> type[TransformerBlock]`: the decoder of a new model, called before it is built.
+    NATIVE_DECODER = "transformer_engine", "native decoder"
+    #: `(ProductWatch, {ModuleId: Module}) -> AbstractContextManager[None]`: watches the products of these modules.
+    NATIVE_WATCH = "transformer_engine", "native watch"
+    #: `(as_json) -> int`: compares Transformer Engine's quantizers with the formats of the schemes.
+    CONFORMANCE = "transformer_engine", "conformance"
+    #: `(width) -> Iterator[(name, array, dtype)]`: tensors [rows, width] that are hard to quantise.
+    HARD_TENSORS = "verify", "hard tensors"
     #: `(RunContext, text_of) -> RankDossiers` of `training.rank_dossiers`: the ring, and what is written of it.
     DOSSIERS = "forensics", "dossiers"
     #: `(Experiment, PrecisionMap) -> (bytes, bytes)`: the memory of all rings, and a dossier's values on disk.

@@ -25,11 +25,12 @@ from quantexp.analysis.compare.arguments import MEASURES
 from quantexp.analysis.draw.arguments import FORMATS as FIGURE_FORMATS
 from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
 from quantexp.cli.kinds import FILTERS, KINDS, SHELLS
+from quantexp.cli.plan_backend import DEVICE
 from quantexp.cli.verbs import all_verbs, verb_named
 from quantexp.config.choices import choice_files, comment, groups
+from quantexp.extra import Service, service
 from quantexp.folders import user_path
 from quantexp.formats.lookup import known_names
-from quantexp.quant.transformer_engine.hardware import CAPABILITIES
 from quantexp.runs.find import FOLDERS
 from quantexp.schema import Aspect, Composition, PathsConfig
 from quantexp.schema.keys import section_of
@@ -123,8 +124,9 @@ def _words(before: Sequence[str], prefix: str) -> Candidates:
         return dict.fromkeys(fixed, "")
     none_yet = verb is None and not any("=" in word for word in before)
     verbs = _verbs() if none_yet and "=" not in prefix else {}
-    devices = [f"device={name}" for name in CAPABILITIES] if verb == "plan" else []
-    return {**verbs, **dict.fromkeys(devices, ""), **_overrides(prefix, _config_dir(rest))}
+    asks_for_device = verb == "plan" and DEVICE.startswith(prefix[: len(DEVICE)])
+    devices = _devices() if asks_for_device else {}
+    return {**verbs, **devices, **_overrides(prefix, _config_dir(rest))}
 
 
 def _beside_runs(verb: str | None) -> Sequence[str] | None:
@@ -133,6 +135,11 @@ def _beside_runs(verb: str | None) -> Sequence[str] | None:
         return _BESIDE_RUNS.get(verb or "")
     described = verb_named(verb)
     return described.words if described.takes_runs else None
+
+
+def _devices() -> Candidates:
+    names = service(Service.DEVICES)
+    return {} if names is None else {f"{DEVICE}{name}": "" for name in names()}
 
 
 def _verbs() -> Candidates:

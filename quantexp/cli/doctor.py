@@ -18,6 +18,7 @@ from rich.markup import escape
 from quantexp import __version__
 from quantexp.cli.output import print_json
 from quantexp.config.choices import choice_files
+from quantexp.extra import Service, service
 from quantexp.folders import cache_dir, conf_dir
 from quantexp.processes.host_memory import host_memory_gb
 from quantexp.terminal.close_matches import one_of
@@ -172,8 +173,11 @@ def _transformer_engine() -> Check:
     broken = hide_broken_te()
     if broken is not None:
         return Check("transformer-engine", None, f"installed but broken, left out: {broken}")
-    from quantexp.training.megatron.transformer_engine.support import support_in_words
-
+    support_in_words = service(Service.BACKEND_SUPPORT)
+    if support_in_words is None:
+        return Check(
+            "transformer-engine", None, "not used: the extra transformer_engine is not installed"
+        )
     return Check("transformer-engine", None, support_in_words())
 
 

@@ -21,7 +21,6 @@ from quantexp.cli.plan_text import show
 from quantexp.config.compose import compose, quick_test
 from quantexp.config.sweep.points import Point, compose_points, merged_lines
 from quantexp.launch.refusal import too_large_together
-from quantexp.quant.transformer_engine.hardware import Gpu
 from quantexp.terminal.console import output_console
 
 
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 def show_one(
     point: Point,
     config_dir: Path | None,
-    gpu: Gpu | None,
+    gpu: object | None,
     console: Console,
     *,
     as_json: bool = False,
@@ -73,7 +72,7 @@ def show_one(
 def show_points(
     points: Sequence[Point],
     config_dir: Path | None,
-    gpu: Gpu | None,
+    gpu: object | None,
     console: Console,
     *,
     as_json: bool = False,
@@ -91,7 +90,7 @@ def show_points(
 
 
 def plans_of(
-    points: Sequence[Point], config_dir: Path | None, gpu: Gpu | None = None
+    points: Sequence[Point], config_dir: Path | None, gpu: object | None = None
 ) -> list[Plan]:
     """The plan of each point of a sweep; `gpu` is that of `make_plan`."""
     return [

@@ -1,26 +1,16 @@
 """What Transformer Engine makes of a planned run: the recipe of each linear module, how near it is, what prevents it.
 
 Under `quant.backend=emulated` it is asked for with `plan device=NAME`, and answers what the run would be under
-`quant.backend=transformer_engine`.
+`quant.backend=transformer_engine`. The extra `transformer_engine` knows the answers.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quantexp.errors import ConfigError
-from quantexp.launch.machine import (
-    gpu_of,
-    installed_version,
-    obstacle_of,
-    used_recipes,
-)
-from quantexp.quant.precision import ModuleId, declared_maps
-from quantexp.quant.transformer_engine.assignment import Assignment, assignments
-from quantexp.quant.transformer_engine.checking import check_backend
-from quantexp.quant.transformer_engine.hardware import CAPABILITIES, Gpu, gpu_named
+from quantexp.extra import Service, required
+from quantexp.quant.precision import ModuleId
 from quantexp.schema import Backend, Experiment
 
 #: What no recipe covers.
@@ -56,7 +46,7 @@ class BackendPlan:
     obstacle: str | None
 
 
-def device_of(words: Sequence[str]) -> tuple[list[str], Gpu | None]:
+def device_of(words: Sequence[str]) -> tuple[list[str], object | None]:
     """The overrides without `device=NAME`, and the GPU that it names.
 
     Raises:
@@ -66,37 +56,17 @@ def device_of(words: Sequence[str]) -> tuple[list[str], Gpu | None]:
     others = [word for word in words if not word.startswith(DEVICE)]
     if not names:
         return others, None
-    gpu = gpu_named(names[-1])
-    if gpu is None or len(names) > 1:
-        raise ConfigError(
-            f"device must be one of {', '.join(CAPABILITIES)}, got {', '.join(names) or 'nothing'}"
-        )
-    return others, gpu
+    return others, required(Service.DEVICE, f"{DEVICE}{names[-1]}")(names)
 
 
-def backend_plan(experiment: Experiment, gpu: Gpu | None) -> BackendPlan | None:
+def backend_plan(experiment: Experiment, device: object | None) -> BackendPlan | None:
     """What Transformer Engine makes of a run on a GPU, or on its own machine; None if nobody asked."""
     backend = experiment.quant.backend
-    if backend is Backend.emulated:
-        if gpu is None:
-            return None
-        experiment = copy.deepcopy(experiment)
-        experiment.quant.backend = Backend.transformer_engine
-    machine = gpu or gpu_of(experiment.launcher)
-    recipes: list[RecipePlan] = []
-    try:
-        check_backend(experiment)
-        recipes = _recipes(experiment)
-        obstacle = None if gpu is None else obstacle_of(used_recipes(experiment), gpu)
-    except ConfigError as error:
-        obstacle = str(error)
-    return BackendPlan(
-        backend.value,
-        installed_version(),
-        None if machine is None else machine.name,
-        recipes,
-        obstacle,
-    )
+    if backend is Backend.emulated and device is None:
+        return None
+    planned = required(Service.BACKEND_PLAN, f"quant.backend={backend.value}")
+    plan: BackendPlan = planned(experiment, device)
+    return plan
 
 
 def backend_lines(plan: BackendPlan | None) -> Iterator[tuple[str, str]]:
@@ -128,30 +98,12 @@ def layer_ranges(layers: list[int]) -> str:
     return ",".join(map(str, layers))
 
 
-def _recipes(experiment: Experiment) -> list[RecipePlan]:
-    return [
-        RecipePlan(
-            None if each.recipe is None else str(each.recipe),
-            each.nearness.value,
-            list(each.notes),
-            sorted({module.layer for module in each.modules}),
-            list(dict.fromkeys(module.name for module in each.modules)),
-        )
-        for each in _first(experiment)
-    ]
-
-
 def recipes_by_module(experiment: Experiment) -> dict[ModuleId, str]:
     """The recipe of each module that Transformer Engine multiplies in the first iteration; empty for the emulation."""
-    if experiment.quant.backend is Backend.emulated:
+    backend = experiment.quant.backend
+    if backend is Backend.emulated:
         return {}
-    return {
-        module: "Transformer Engine" if each.recipe is None else str(each.recipe)
-        for each in _first(experiment)
-        for module in each.modules
-    }
-
-
-def _first(experiment: Experiment) -> list[Assignment]:
-    """The recipes of the first iteration."""
-    return assignments(experiment, declared_maps(experiment.model, experiment.quant)[0])
+    recipes: dict[ModuleId, str] = required(
+        Service.BACKEND_RECIPES, f"quant.backend={backend.value}"
+    )(experiment)
+    return recipes

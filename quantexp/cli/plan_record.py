@@ -24,8 +24,8 @@ from quantexp.extra import Service, service
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
-from quantexp.launch.machine import missing_for_backend
 from quantexp.launch.recorded import root_of
+from quantexp.launch.refusal import missing_for_backend
 from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.footprint import fullest_rank
 from quantexp.memory.room import misfit, never, room_of
@@ -45,7 +45,6 @@ from quantexp.quant.precision import Entry, quantises_output
 from quantexp.quant.records import entry_record
 from quantexp.quant.rules import changes
 from quantexp.quant.sites import FPROP_W
-from quantexp.quant.transformer_engine.hardware import Gpu
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
 from quantexp.schema import (
@@ -163,14 +162,14 @@ class Plan:
 def make_plan(
     experiment: Experiment,
     fast: Callable[[], Experiment | None] = never,
-    gpu: Gpu | None = None,
+    gpu: object | None = None,
 ) -> Plan:
     """The plan of an experiment, without its time; reads no data, and uses devices only to find their size.
 
     Args:
         experiment: what would run.
         fast: composes the same run under `training=fast`.
-        gpu: the GPU that Transformer Engine would have; None is the one of the run's own machine.
+        gpu: the GPU of `device_of`, which Transformer Engine would have; None is the one of the run's own machine.
     """
     model, training = experiment.model, experiment.training
     evaluates = experiment.evaluate.only

@@ -35,7 +35,6 @@ from quantexp.quant.outside_products import state_records
 from quantexp.quant.precision import precision_map
 from quantexp.quant.records import entry_record
 from quantexp.quant.rules import changes
-from quantexp.quant.transformer_engine.hardware import PACKAGE as TRANSFORMER_ENGINE
 from quantexp.runs import gradients
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
@@ -147,7 +146,7 @@ def _backend(experiment: Experiment) -> dict[str, Any]:
         "backend": {
             "name": quant.backend.value,
             **({"recipe": quant.recipe.value} if quant.recipe else {}),
-            "transformer_engine": versions()[TRANSFORMER_ENGINE],
+            "transformer_engine": versions()["transformer-engine"],
             "environment": {
                 name: value
                 for name, value in sorted(os.environ.items())

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from quantexp.capture.select.budget import require_affordable_together
-from quantexp.errors import CaptureError, QuantexpError, TooLargeError
+from quantexp.errors import CaptureError, ConfigError, QuantexpError, TooLargeError
+from quantexp.extra import Service, required
 from quantexp.launch.attempt import run_folder
 from quantexp.launch.label import labels
-from quantexp.launch.machine import require_backend
 from quantexp.launch.recorded import root_of
 from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.room import STARTED_ANYWAY, fits, misfit, needed_gb, never, room_of
 from quantexp.processes.host_memory import host_memory_gb
 from quantexp.runs.device import device_class
-from quantexp.schema import Experiment, MemoryCheck
+from quantexp.schema import Backend, Experiment, MemoryCheck
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,27 @@ def require_startable(runs: Sequence[Request]) -> None:
     require_memory(runs)
     if len(runs) > 1:
         _require_captures([run.experiment for run in runs])
+
+
+def require_backend(experiments: Iterable[Experiment]) -> None:
+    """Refuse to start any run if the backend of one cannot run where it would.
+
+    Raises:
+        ConfigError: what is missing.
+    """
+    for experiment in experiments:
+        if (reason := missing_for_backend(experiment)) is not None:
+            raise ConfigError(reason)
+
+
+def missing_for_backend(experiment: Experiment) -> str | None:
+    """What a run's backend lacks on the machine that would run it; None if nothing is known to be missing."""
+    backend = experiment.quant.backend
+    if backend is Backend.emulated:
+        return None
+    lacks = required(Service.BACKEND_LACKS, f"quant.backend={backend.value}")
+    reason: str | None = lacks(experiment)
+    return reason
 
 
 def _require_captures(experiments: Sequence[Experiment]) -> None:

@@ -26,6 +26,8 @@ DECIDING = (
     "extras/evaluate/evaluator.py",
     "extras/evaluate/tasks",
     "extras/evaluate/token_measures.py",
+    "extras/transformer_engine/rank",
+    "extras/transformer_engine/scheme",
     "formats",
     "model",
     "processes/compiled.py",

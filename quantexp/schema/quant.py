@@ -187,6 +187,10 @@ class GradReduce(Rounded):
     at: RoundedAt = RoundedAt.once
 
 
+#: How to get Transformer Engine.
+TE_INSTALL = "pip install 'quantexp[te]'"
+
+
 class Backend(Enum):
     """What quantises and multiplies the operands of the decoder's linear layers."""
 

@@ -25,6 +25,7 @@ ASKED = {
     "bisect": ["gradient.only=true", "training.stop_after=1"],
     "evaluate": ["evaluate.only=true", "training.start_from=runs/bf16@1"],
     "forensics": ["capture.ring=4"],
+    "transformer_engine": ["quant.backend=transformer_engine"],
 }
 _COMMANDS = """\
 import contextlib, io, json, sys

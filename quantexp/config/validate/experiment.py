@@ -17,7 +17,7 @@ from quantexp.config.validate.model import validate_model
 from quantexp.config.validate.parallel import validate_parallel
 from quantexp.config.validate.tracking import validate_statistics, validate_tracking
 from quantexp.errors import ConfigError
-from quantexp.extra import require_extra
+from quantexp.extra import Service, require_extra, required
 from quantexp.model.checkpoints import check_checkpoint, check_start, first_iteration
 from quantexp.model.decoder import OUTPUT
 from quantexp.quant.alignment import check_alignment
@@ -27,9 +27,9 @@ from quantexp.quant.precision import check_rules, decoder_modules, precision_map
 from quantexp.quant.rules import changes
 from quantexp.quant.scoring import scored_spec
 from quantexp.quant.slots import declared_formats, resolve_site, site_configs
-from quantexp.quant.transformer_engine.checking import check_backend
 from quantexp.schema import (
     AttentionPath,
+    Backend,
     Experiment,
     LrSchedule,
     TrainingConfig,
@@ -64,7 +64,7 @@ def validate(experiment: Experiment) -> None:
     _fits(experiment)
     check_limits("quant", experiment.quant)
     _scheme(experiment)
-    check_backend(experiment)
+    _backend(experiment)
     check_alignment(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
@@ -74,13 +74,24 @@ def validate(experiment: Experiment) -> None:
 
 def _extras(experiment: Experiment) -> None:
     """Refuse keys of an extra that is not installed."""
-    ring = experiment.capture.ring
+    ring, backend = experiment.capture.ring, experiment.quant.backend
+    if backend is not Backend.emulated:
+        require_extra("transformer_engine", f"quant.backend={backend.value}")
     if experiment.evaluate.only:
         require_extra("evaluate", "evaluate.only=true")
     if experiment.gradient.only:
         require_extra("bisect", "gradient.only=true")
     if ring is not None:
         require_extra("forensics", f"capture.ring={ring}")
+
+
+def _backend(experiment: Experiment) -> None:
+    """Refuse what the scheme's backend cannot run, and a recipe without an effect."""
+    quant = experiment.quant
+    if quant.backend is not Backend.emulated:
+        required(Service.BACKEND_CHECK, f"quant.backend={quant.backend.value}")(experiment)
+    elif quant.recipe is not None:
+        required(Service.BACKEND_CHECK, f"quant.recipe={quant.recipe.value}")(experiment)
 
 
 def _count_rules(experiment: Experiment) -> None:

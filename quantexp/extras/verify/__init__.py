@@ -6,12 +6,13 @@
     cases      test tensors: all codes, all 16-bit values, hard blocks, every option
     kernels    the kernels under test
     suite      runs the comparisons; `quantexp.formats.certificate` stores the results
-    conformance  the same of Transformer Engine's quantizers, on a GPU
 
 `rational`, `exact`, `grids`, `draws` and `walsh` import nothing from `quantexp.formats`.
 """
 
-from quantexp.extra import Extra
+from quantexp.extra import Extra, Service
 from quantexp.extras.verify.arguments import VERIFY
 
-EXTRA = Extra({"verify": VERIFY})
+EXTRA = Extra(
+    {"verify": VERIFY}, {Service.HARD_TENSORS: "quantexp.extras.verify.cases:hard_tensors"}
+)

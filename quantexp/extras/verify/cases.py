@@ -6,6 +6,7 @@ All are numpy arrays from fixed seeds: float32 values that the requested dtype r
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -186,3 +187,16 @@ def solid() -> Array:
     x[1, 3, 5], x[2, 60, 8], x[3, 33, 32] = np.nan, np.inf, -np.inf
     x[0, :, 7] = -0.0
     return x
+
+
+def hard_tensors(width: int) -> Iterator[tuple[str, Array, str]]:
+    """Every bfloat16 value, and blocks of 32 around every threshold of MXFP8's scales: name, [rows, width], dtype.
+
+    The rows are multiples of the width.
+    """
+    yield "every bfloat16 value by magnitude", by_magnitude("bfloat16", width), "bfloat16"
+    yield "every bfloat16 value, shuffled", shuffled("bfloat16", width), "bfloat16"
+    for name in ("mxfp8_e4m3", "mxfp8_e5m2"):
+        hard = hard_blocks(name, "rceil").reshape(-1)
+        rows = hard.size // width // width * width
+        yield f"ties and thresholds of {name}", hard[: rows * width].reshape(rows, width), "float32"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from quantexp.cli.arguments import parser_of
 from quantexp.cli.output import complain, print_json
-from quantexp.extras.verify import backend
+from quantexp.extra import Service, required
 from quantexp.folders import cache_dir, user_path
 from quantexp.terminal.console import output_console
 
@@ -31,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
             parser_of("verify").error(
                 "--backend compares all recipes on the GPU, and takes --json alone"
             )
-        return backend.run(arguments.json)
+        code: int = required(Service.CONFORMANCE, f"--backend {arguments.backend}")(arguments.json)
+        return code
     from quantexp.extras.verify.verification import run_verify
 
     folders = [word for word in arguments.words if word.startswith("paths.cache=")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from quantexp.extra import Service, required
 from quantexp.schema import Backend, ModelConfig
 from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.without_te import require_te
@@ -21,6 +22,7 @@ def scheme_spec(
         spec: TransformerBlockSubmodules = inject(stock_spec(model))
         return spec
     require_te(f"quant.backend={backend.value}")
-    from quantexp.training.megatron.transformer_engine.specs import native_spec
-
-    return native_spec(model, backend)
+    native: TransformerBlockSubmodules = required(
+        Service.NATIVE_SPEC, f"quant.backend={backend.value}"
+    )(model, backend)
+    return native

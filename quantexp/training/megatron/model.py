@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import Parameter
 
+from quantexp.extra import Service, required
 from quantexp.model.decoder import (
     ATTENTION,
     EMBEDDING,
@@ -92,11 +93,9 @@ def build_chunks(
     `layer_spec` describes every layer of the model, or all layers alike. `quant` is the scheme: its backend is that of
     the spec's linear layers, and it may have the output layer, and a tied embedding, in the precision map.
     """
-    is_native = quant is not None and quant.backend is not Backend.emulated
-    if is_native:
-        from quantexp.training.megatron.transformer_engine.autocast import forget_earlier_models
-
-        forget_earlier_models()
+    native_decoder = None
+    if quant is not None and quant.backend is not Backend.emulated:
+        native_decoder = required(Service.NATIVE_DECODER, f"quant.backend={quant.backend.value}")()
     config = transformer_config(model, training, layout, dispatcher)
     refuse_own_quantisation(config)
     stage = parallel_state.get_pipeline_model_parallel_rank() if layout.pipeline > 1 else 0
@@ -122,10 +121,8 @@ def build_chunks(
         for moe in moe_layers(gpt).values():
             pass_rows_to_experts(moe)
             release_routing(moe)
-        if is_native:
-            from quantexp.training.megatron.transformer_engine.autocast import Decoder
-
-            gpt.decoder.__class__ = Decoder
+        if native_decoder is not None:
+            gpt.decoder.__class__ = native_decoder
         if quant is not None and quantises_output(quant):
             use_scheme_beside_decoder(gpt)
         chunks.append(gpt)

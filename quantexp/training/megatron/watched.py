@@ -14,6 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
+from quantexp.extra import Service, required
 from quantexp.formats import Scaling
 from quantexp.model.decoder import OUTPUT, is_routed
 from quantexp.proof.attention_border import AttentionBorder
@@ -50,7 +51,6 @@ from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
 from quantexp.training.megatron.shares import is_emulated, ranks_of, sequence_shares, shares_of
-from quantexp.training.megatron.transformer_engine.gemm_watch import GemmWatch
 
 #: Short iterations from one that sees what the map does not list to the next.
 LAYER_EVERY = 24
@@ -131,7 +131,10 @@ class Watched:
         }
         layers = self._between(self.decoder, observed)
         watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
-        with watch.watching(), GemmWatch(watch, self.native).watching():
+        native: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.native:
+            native = required(Service.NATIVE_WATCH, "Transformer Engine")(watch, self.native)
+        with watch.watching(), native:
             yield lambda: merged(declared, gather(verdict(iteration, observed)))
 
     def _between(self, decoder: Mapping[str, nn.Module], observed: Observed) -> list[Hooked]:

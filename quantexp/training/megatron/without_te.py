@@ -17,7 +17,7 @@ import sys
 import warnings
 
 from quantexp.errors import RunError
-from quantexp.quant.transformer_engine.hardware import INSTALL
+from quantexp.schema.quant import TE_INSTALL
 
 
 def complete_megatron() -> None:
@@ -67,7 +67,7 @@ def require_te(option: str) -> None:
         reason = f"cannot be imported here ({broken})"
     else:
         return
-    raise RunError(f"{option} needs Transformer Engine, which {reason}: {INSTALL}")
+    raise RunError(f"{option} needs Transformer Engine, which {reason}: {TE_INSTALL}")
 
 
 def megatron_version() -> str:
