@@ -15,6 +15,7 @@ import pytest
 
 from quantexp import __version__
 from quantexp.extra import GROUP, extras
+from tests.conftest import TINY
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = sorted(path.parent.name for path in (ROOT / "quantexp/extras").glob("*/__init__.py"))
@@ -74,11 +75,17 @@ def write_metadata(folder: Path, points: dict[str, dict[str, str]]) -> None:
 
 def commands(folder: Path, *words: list[str]) -> dict[str, Any]:
     """Run commands of a copy in one fresh process: the code, output and messages of each, and the extras."""
+    result: dict[str, Any] = json.loads(output(folder, "-c", _COMMANDS, json.dumps(words)))
+    return result
+
+
+def output(folder: Path, *words: str) -> str:
+    """What Python prints with a copy on its path, in an empty folder."""
     empty = folder.with_name("empty")
-    empty.mkdir()
+    empty.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
     process = subprocess.run(
-        [sys.executable, "-c", _COMMANDS, json.dumps(words)],
+        [sys.executable, *words],
         cwd=empty,
         env=environment,
         capture_output=True,
@@ -86,8 +93,7 @@ def commands(folder: Path, *words: list[str]) -> dict[str, Any]:
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    result: dict[str, Any] = json.loads(process.stdout)
-    return result
+    return process.stdout
 
 
 def test_every_extra_of_this_project_is_installed() -> None:
@@ -130,3 +136,20 @@ def test_without_its_folder_everything_else_works(
         assert errors.startswith(f"quantexp: {message}")
         assert errors.count("\n") == 1
     assert not any(f"\n  {verb} " in shown[1] for verb in verbs)
+
+
+@pytest.mark.slow
+def test_a_run_trains_is_proved_captures_and_is_reported_without_any_extra(tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    copied(folder)
+    for name in EXTRAS:
+        shutil.rmtree(folder / "quantexp/extras" / name)
+    write_metadata(folder, {**entry_points(), GROUP: {}})
+    shown = output(folder, "-m", "quantexp", *TINY, "quant=FA_linear_mxfp8", "capture=tensors")
+    (run,) = (tmp_path / "empty/runs").glob("*/status.json")
+    assert json.loads(run.read_text())["state"] == "completed", shown
+    precision = json.loads((run.parent / "precision.json").read_text())
+    assert {entry["status"] for entry in precision["entries"]} == {"engaged"}
+    assert (run.parent / "tensors/manifest.jsonl").is_file()
+    output(folder, "-m", "quantexp", "report", str(run.parent))
+    assert (run.parent / "report.html").is_file()
