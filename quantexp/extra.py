@@ -110,27 +110,39 @@ class Extra:
 
 
 @cache
-def extras() -> dict[str, Extra]:
-    """The installed extras by name, in alphabetical order."""
+def _points() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
-    loaded = {
-        point.name: _loaded(point)
-        for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)
-    }
-    return {name: extra for name, extra in loaded.items() if extra is not None}
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _loaded(point: EntryPoint) -> Extra | None:
-    """What an entry point names; None if the package is not there."""
+@cache
+def extra_named(name: str) -> Extra | None:
+    """The extra of a name; None if it is not installed.
+
+    Raises:
+        ConfigError: its module is there, and cannot be imported.
+    """
+    point = _points().get(name)
+    if point is None:
+        return None
     try:
         extra = point.load()
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{point.module}.".startswith(f"{error.name}."):
-            raise
-        return None
+    except (ImportError, AttributeError) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{point.module}.".startswith(f"{missing}."):
+            return None
+        raise ConfigError(
+            f"the extra {name} cannot be loaded from {point.value}: {error}"
+        ) from error
     assert isinstance(extra, Extra)
     return extra
+
+
+def extras() -> dict[str, Extra]:
+    """The installed extras by name, in alphabetical order."""
+    named = {name: extra_named(name) for name in sorted(_points())}
+    return {name: extra for name, extra in named.items() if extra is not None}
 
 
 def verb_of_extra(word: str) -> Verb | None:
@@ -140,7 +152,7 @@ def verb_of_extra(word: str) -> Verb | None:
 
 def service(wanted: Service) -> Callable[..., Any] | None:
     """The function that serves; None if its extra is not installed."""
-    extra = extras().get(wanted.extra)
+    extra = extra_named(wanted.extra)
     if extra is None:
         return None
     function: Callable[..., Any] = pkgutil.resolve_name(extra.services[wanted])
@@ -165,5 +177,5 @@ def require_extra(name: str, asked: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if name not in extras():
+    if extra_named(name) is None:
         raise ConfigError(f"{asked} needs the extra {name}, which is not installed; {INSTALL}")
