@@ -95,9 +95,17 @@ class Command:
         return self.verb in ABOUT_RUNS or any("runs/" in word for word in self.words)
 
 
+def section(page: Path, title: str) -> str:
+    """A section of a page with all its subsections."""
+    return page.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 @cached
 def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
+    return blocks_of(page.read_text(), page)
+
+
+def blocks_of(text: str, page: Path) -> list[Block]:
     parsed = []
     for match in (*FENCE.finditer(text), *INDENTED.finditer(FENCE.sub("", text))):
         comment = COMMENT.search(match.string, 0, match.start())
@@ -116,15 +124,16 @@ def lines(block: Block) -> list[str]:
 
 def commands(page: Path) -> list[Command]:
     """Every command of a page that is run, in order."""
-    texts = [
-        line
-        for b in blocks(page)
-        if b.is_run and b.language in ("bash", "text")
-        for line in lines(b)
-    ]
+    texts = command_lines(blocks(page))
     if page.name == "migration.md":
         texts += [inline["text"] for inline in INLINE.finditer(page.read_text())]
     return [command_of(text) for text in texts]
+
+
+def command_lines(some: list[Block]) -> list[str]:
+    """Every command line of blocks that are run, in order."""
+    run = [block for block in some if block.is_run and block.language in ("bash", "text")]
+    return [line for block in run for line in lines(block)]
 
 
 def command_of(text: str) -> Command:
@@ -281,8 +290,10 @@ def test_commands_of_a_page_are_commands(
             check(command)
 
 
-def test_every_sweep_of_the_sweeps_page_states_its_number_of_points() -> None:
-    sweeps = [one for one in commands(DOCS / "sweeps.md") if one.verb == "train"]
+def test_every_sweep_of_the_section_of_sweeps_states_its_number_of_points() -> None:
+    page = DOCS / "launching.md"
+    found = command_lines(blocks_of(section(page, "Sweeps"), page))
+    sweeps = [one for one in map(command_of, found) if one.verb == "train"]
     assert len(sweeps) > 10
     assert all("-m" in command.words for command in sweeps)
     assert all(command.points for command in sweeps)
