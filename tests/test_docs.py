@@ -6,8 +6,8 @@
     yaml          `<!-- FILE -->` before it is the file that the page's commands read; without a name it is composed
 
 A comment before a block says why it is not executed: `<!-- not run: needs SLURM -->`. `.ci/run` executes the blocks of
-the README that have a name. A lone `...` in a command stands for anything else. All commands in backticks of
-migration.md are tested as if they stood in a block.
+the README that have a name. A lone `...` in a command stands for anything else. All commands in backticks of the
+section about the old scripts are tested as if they stood in a block.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ NOT_RUN = "not run: "
 #: Blocks of the README that `.ci/run` executes.
 CI_BLOCKS = ("main", "tests")
 INLINE = re.compile(r"`(?P<text>quantexp [^`]*)`")
+#: A section of commands.md.
+OLD_SCRIPTS = "From the old scripts"
 
 COMPOSED = ("train", "plan", "prepare")
 ABOUT_RUNS = (
@@ -125,8 +127,7 @@ def lines(block: Block) -> list[str]:
 def commands(page: Path) -> list[Command]:
     """Every command of a page that is run, in order."""
     texts = command_lines(blocks(page))
-    if page.name == "migration.md":
-        texts += [inline["text"] for inline in INLINE.finditer(page.read_text())]
+    texts += [inline["text"] for inline in INLINE.finditer(section(page, OLD_SCRIPTS))]
     return [command_of(text) for text in texts]
 
 
@@ -258,7 +259,7 @@ def test_extras_are_named_as_pip_finds_them() -> None:
 
 def test_every_page_is_on_the_map() -> None:
     listed = re.findall(r"^- \[.+\]\((.+\.md)\): ", README.read_text(), re.MULTILINE)
-    pages = {name_of(page) for page in [*DOCS.glob("*.md"), *DOCS.glob("*/README.md")]}
+    pages = {name_of(page) for page in DOCS.rglob("*.md")}
     assert sorted(listed) == sorted(pages | {"CONTRIBUTING.md", "CHANGELOG.md"})
 
 
@@ -299,8 +300,10 @@ def test_every_sweep_of_the_section_of_sweeps_states_its_number_of_points() -> N
     assert all(command.points for command in sweeps)
 
 
-def test_migration_names_every_command_file_and_flag_of_the_old_scripts() -> None:
-    text = (DOCS / "migration.md").read_text()
+def test_the_section_about_old_scripts_names_every_command_file_and_flag_of_the_old_scripts() -> (
+    None
+):
+    text = section(DOCS / "commands.md", OLD_SCRIPTS)
     old = """
         single batch quick collect visualize both
         run_single run_tensor_collection run_tensor_draw quick_visualize one_click
