@@ -1,9 +1,9 @@
-"""What the shipped experiments gave, from their run folders: the table of docs/experiments/README.md.
+"""What the shipped experiments gave, from their run folders: the table of docs/experiments.md.
 
     python benchmarks/experiments.py RUNS ... [--write]
 
-RUNS are the folders of runs of one size. The table is printed, or with `--write` replaces the one on the page. Each
-page of docs/experiments states the rule that decides; `EXPERIMENTS` applies it.
+RUNS are the folders of runs of one size. The table is printed, or with `--write` replaces the one on the page. The
+section of each experiment states the rule that decides; `EXPERIMENTS` applies it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quantexp.folders import conf_dir
 from quantexp.runs.evaluation import is_evaluation, read_evaluation
 from quantexp.runs.paths import RunDir
 
-PAGE = Path(__file__).parent.parent / "docs" / "experiments" / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BF16 = "bf16"
 #: A gap of this part of the loss counts as none.
@@ -222,13 +222,13 @@ def table(sides: Sequence[Side]) -> str:
     for shipped in EXPERIMENTS:
         results = judged(sides, shipped)
         if not results:
-            lines.append(f"| [{shipped.claim}]({shipped.name}.md) | | | | | | not run yet | |")
+            lines.append(f"| [{shipped.claim}](#{shipped.name}) | | | | | | not run yet | |")
             continue
         end = overall([answer.question.outcome(answer.verdict) for answer in results])
         for i, answer in enumerate(results):
             question, verdict = answer.question, answer.verdict
             low, high = verdict.interval or (float("nan"), float("nan"))
-            first = f"[{shipped.claim}]({shipped.name}.md)" if i == 0 else ""
+            first = f"[{shipped.claim}](#{shipped.name})" if i == 0 else ""
             lines.append(
                 f"| {first} | `{question.scheme}` to `{question.against}` | {len(verdict.seeds)} | "
                 f"{verdict.mean:+.4f} | {low:+.4f} to {high:+.4f} | {verdict.relative or 0:+.2%} | "

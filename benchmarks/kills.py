@@ -8,7 +8,7 @@ the time in which it trains, the others before. Then the same command goes on. I
 compared and started anew. A line for each case has its kills, by what they hit, how many runs ended, and what differs
 in one of them from the undisturbed run: loss, gradient norm, learning rate and loss scale of every iteration, the lines
 of the capture's manifest and statistics (which have a hash of every tensor), the steps in TensorBoard, and the files of
-the last checkpoint with main weights and moments, bit for bit. `docs/resume.md` has the table.
+the last checkpoint with main weights and moments, bit for bit. `docs/checkpoints.md` has the table.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py [--write]
 
-Prints the tables of docs/scale.md; `--write` replaces them there. Nothing is trained. The bytes of a line of a record
-are those of a small run, which tests/test_scale.py measures again.
+Prints the tables of docs/parallel.md; `--write` replaces them there. Nothing is trained. The bytes of a line of a
+record are those of a small run, which tests/test_scale.py measures again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quantexp.quant.precision import declared_maps
 from quantexp.schema import Experiment, ParallelConfig
 from quantexp.terminal.units import human_bytes
 
-PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
+PAGE = Path(__file__).parent.parent / "docs" / "parallel.md"
 #: The tables lie between these lines of the page.
 BEGIN, END = "<!-- tables: python benchmarks/scale.py --write -->\n", "<!-- end of tables -->\n"
 #: Bytes of a line of manifest.jsonl, statistics.jsonl and metrics.jsonl.

@@ -1,7 +1,6 @@
 """The site's part of `mkdocs build`: the README is its first page, and the map in the README its navigation.
 
-A group of the map is a bold line, an entry is `- [Title](page): ...`. An entry that leads to the README.md of a folder
-has the pages that this README.md links to below it, in the order of their first links.
+A group of the map is a bold line, an entry is `- [Title](page): ...`.
 """
 
 from __future__ import annotations
@@ -31,18 +30,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             nav.append({entry["group"]: []})
         else:
             (pages,) = nav[-1].values()
-            pages.append({entry["title"]: with_folder(entry["page"])})
+            pages.append({entry["title"]: entry["page"]})
     config.nav = nav
     return config
-
-
-def with_folder(page: str) -> str | list[str]:
-    """The page, or with the pages of its folder."""
-    folder, slash, name = page.rpartition("/")
-    if name != "README.md":
-        return page
-    others = re.findall(r"\]\((\w+\.md)", (ROOT / "docs" / page).read_text())
-    return [page, *dict.fromkeys(folder + slash + other for other in others)]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

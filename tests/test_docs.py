@@ -6,8 +6,8 @@
     yaml          `<!-- FILE -->` before it is the file that the page's commands read; without a name it is composed
 
 A comment before a block says why it is not executed: `<!-- not run: needs SLURM -->`. `.ci/run` executes the blocks of
-the README that have a name. A lone `...` in a command stands for anything else. All commands in backticks of
-migration.md are tested as if they stood in a block.
+the README that have a name. A lone `...` in a command stands for anything else. All commands in backticks of the
+section about the old scripts are tested as if they stood in a block.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ NOT_RUN = "not run: "
 #: Blocks of the README that `.ci/run` executes.
 CI_BLOCKS = ("main", "tests")
 INLINE = re.compile(r"`(?P<text>quantexp [^`]*)`")
+#: A section of commands.md.
+OLD_SCRIPTS = "From the old scripts"
 
 COMPOSED = ("train", "plan", "prepare")
 ABOUT_RUNS = (
@@ -95,9 +97,17 @@ class Command:
         return self.verb in ABOUT_RUNS or any("runs/" in word for word in self.words)
 
 
+def section(page: Path, title: str) -> str:
+    """A section of a page with all its subsections."""
+    return page.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 @cached
 def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
+    return blocks_of(page.read_text(), page)
+
+
+def blocks_of(text: str, page: Path) -> list[Block]:
     parsed = []
     for match in (*FENCE.finditer(text), *INDENTED.finditer(FENCE.sub("", text))):
         comment = COMMENT.search(match.string, 0, match.start())
@@ -116,15 +126,15 @@ def lines(block: Block) -> list[str]:
 
 def commands(page: Path) -> list[Command]:
     """Every command of a page that is run, in order."""
-    texts = [
-        line
-        for b in blocks(page)
-        if b.is_run and b.language in ("bash", "text")
-        for line in lines(b)
-    ]
-    if page.name == "migration.md":
-        texts += [inline["text"] for inline in INLINE.finditer(page.read_text())]
+    texts = command_lines(blocks(page))
+    texts += [inline["text"] for inline in INLINE.finditer(section(page, OLD_SCRIPTS))]
     return [command_of(text) for text in texts]
+
+
+def command_lines(some: list[Block]) -> list[str]:
+    """Every command line of blocks that are run, in order."""
+    run = [block for block in some if block.is_run and block.language in ("bash", "text")]
+    return [line for block in run for line in lines(block)]
 
 
 def command_of(text: str) -> Command:
@@ -249,7 +259,7 @@ def test_extras_are_named_as_pip_finds_them() -> None:
 
 def test_every_page_is_on_the_map() -> None:
     listed = re.findall(r"^- \[.+\]\((.+\.md)\): ", README.read_text(), re.MULTILINE)
-    pages = {name_of(page) for page in [*DOCS.glob("*.md"), *DOCS.glob("*/README.md")]}
+    pages = {name_of(page) for page in DOCS.rglob("*.md")}
     assert sorted(listed) == sorted(pages | {"CONTRIBUTING.md", "CHANGELOG.md"})
 
 
@@ -281,15 +291,19 @@ def test_commands_of_a_page_are_commands(
             check(command)
 
 
-def test_every_sweep_of_the_sweeps_page_states_its_number_of_points() -> None:
-    sweeps = [one for one in commands(DOCS / "sweeps.md") if one.verb == "train"]
+def test_every_sweep_of_the_section_of_sweeps_states_its_number_of_points() -> None:
+    page = DOCS / "launching.md"
+    found = command_lines(blocks_of(section(page, "Sweeps"), page))
+    sweeps = [one for one in map(command_of, found) if one.verb == "train"]
     assert len(sweeps) > 10
     assert all("-m" in command.words for command in sweeps)
     assert all(command.points for command in sweeps)
 
 
-def test_migration_names_every_command_file_and_flag_of_the_old_scripts() -> None:
-    text = (DOCS / "migration.md").read_text()
+def test_the_section_about_old_scripts_names_every_command_file_and_flag_of_the_old_scripts() -> (
+    None
+):
+    text = section(DOCS / "commands.md", OLD_SCRIPTS)
     old = """
         single batch quick collect visualize both
         run_single run_tensor_collection run_tensor_draw quick_visualize one_click

@@ -1,4 +1,4 @@
-"""The table of the shipped experiments: its rules, and that pages, files and table belong together."""
+"""The table of the shipped experiments: its rules, and that the page, its table and the files belong together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantexp.runs.evaluation import write_evaluation
 from quantexp.runs.paths import RunDir
 from tests.analysis.compare.runs import Runs
 
-FOLDER = Path(__file__).parent.parent / "docs" / "experiments"
+PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 
 
 def verdict(
@@ -101,26 +101,30 @@ def test_high_rates_are_those_of_the_file_and_the_page() -> None:
         assert pytest.approx((file.training.lr, full)) == experiments.HIGH_RATES
         assert (
             f"training.lr={experiments.HIGH_RATES[1]:.1e}".replace("e-03", "e-3")
-            in (FOLDER / f"{each.name}.md").read_text()
+            in sections()[each.name]
         )
     assert [each.name for each in high] == ["mx_instability"]
 
 
-def test_each_experiment_has_a_file_a_page_and_a_line_of_the_table() -> None:
+def sections() -> dict[str, str]:
+    """The sections of the page by their headings, those of experiments by their names."""
+    return dict(text.split("\n", 1) for text in PAGE.read_text().split("\n## ")[1:])
+
+
+def test_each_experiment_has_a_file_a_section_and_a_line_of_the_table() -> None:
     names = {each.name for each in experiments.EXPERIMENTS}
     assert names == {f.stem for f in (conf_dir() / "experiment").glob("*.yaml")} - {
         "matched",
         "ten_schemes",
     }
-    assert names == {page.stem for page in FOLDER.glob("*.md")} - {"README"}
-    text = (FOLDER / "README.md").read_text()
-    table = text.split(experiments.BEGIN)[1].split(experiments.END)[0]
-    assert all(f"({name}.md)" in table for name in names)
-    for page in FOLDER.glob("*_*.md"):
+    assert names == sections().keys() - {"Results at `small`"}
+    table = PAGE.read_text().split(experiments.BEGIN)[1].split(experiments.END)[0]
+    assert all(f"(#{name})" in table for name in names)
+    for name in names:
         parts = ("**Claim.**", "**Design.**", "**What decides.**", "**Result")
-        places = [page.read_text().find(part) for part in parts]
-        assert -1 not in places, page
-        assert places == sorted(places), page
+        places = [sections()[name].find(part) for part in parts]
+        assert -1 not in places, name
+        assert places == sorted(places), name
 
 
 def test_table_is_written_from_the_runs_and_says_which_are_missing(
@@ -154,7 +158,7 @@ def test_table_is_written_from_the_runs_and_says_which_are_missing(
         for scheme, gap in {"bf16": 0.0, "linear_mxfp8_floor": 2.0, **remedied}.items():
             losses = [loss + gap * (1 + 0.0001 * seed)] * 20
             high.add(scheme, losses, seed=seed, iterations=20, lr=1.6e-2)
-    page = tmp_path / "README.md"
+    page = tmp_path / "experiments.md"
     page.write_text(f"before\n{experiments.BEGIN}\nold\n{experiments.END}\nafter\n")
     monkeypatch.setattr(experiments, "PAGE", page)
     experiments.main([str(runs.root), str(high.root), "--write"])

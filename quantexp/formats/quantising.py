@@ -80,7 +80,7 @@ def quantise(
     effect for FP8, HiF8 and bf16.
 
     Quantising twice equals quantising once, except for NVFP4, stochastic rounding, `pre_scale`, and FP8 and HiF8 whose
-    scale follows amax (see docs/formats). For declared formats, see `quantexp.formats.declared`; blocks of several rows
+    scale follows amax (docs/formats.md). For declared formats, see `quantexp.formats.declared`; blocks of several rows
     take all axes besides `axis`, flattened in order, as rows.
 
     Args:

@@ -47,7 +47,7 @@ def quantise_both(
     """`quantise(x, fmt, axis=axes[0])` and the same along `axes[1]`, from one read of x if a kernel supports it.
 
     A kernel supports it if one of the axes is the last in memory: MX, rounding to nearest, blocks of at most 64 (see
-    docs/kernels.md). For a format without blocks, or if both axes are equal, the result is one tensor, returned twice
+    docs/backends.md). For a format without blocks, or if both axes are equal, the result is one tensor, returned twice
     and computed once.
 
     Args:

@@ -215,7 +215,7 @@ class QuantConfig:
 
     #: Derived from the sites unless given; a shipped name on another composition is an error.
     name: str | None = limited(None, FOLDER_NAME)
-    #: Number formats of one's own, by name: their definitions (docs/formats/your_own.md). Those of files in a `format`
+    #: Number formats of one's own, by name: their definitions (docs/own_format.md). Those of files in a `format`
     #: folder are filled in where a slot names them.
     formats: dict[str, Any] = field(default_factory=dict)
     linear: LinearSite = field(default_factory=LinearSite)

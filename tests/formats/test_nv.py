@@ -139,7 +139,7 @@ def test_the_noise_is_that_of_the_casts_of_another_library() -> None:
 def test_quantising_again_may_change_a_block_under_a_subnormal_scale() -> None:
     """In units of 2^-9, E4M3's smallest value: 9 / 6 = 1.5 is a tie and becomes b = 2, so 9 / 2 becomes 4, which is 8.
 
-    Then 8 / 6 becomes b = 1, under which 6 is the largest value. The example in docs/formats/nvfp4.md.
+    Then 8 / 6 becomes b = 1, under which 6 is the largest value. The example in docs/formats.md.
     """
     unit = 2.0**-9
     once = quantise(torch.tensor([9 * unit]), "nvfp4", scaling="none")

@@ -1,6 +1,6 @@
 """The HiFloat8 precision tiers that a tensor uses: its codes counted by exponent, after scaling.
 
-The dot code of a value says how many mantissa bits are left beside its exponent E (docs/formats/hifp8.md):
+The dot code of a value says how many mantissa bits are left beside its exponent E (docs/formats.md):
 
     |E| <= 3: 3 bits      4 .. 7: 2 bits      8 .. 15: 1 bit      -22 .. -16: none, powers of two alone
 """

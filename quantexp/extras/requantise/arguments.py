@@ -13,7 +13,7 @@ from quantexp.errors import ConfigError
 from quantexp.extra import Verb
 from quantexp.folders import user_path
 
-#: The SQNR of E5M2 for normally distributed values (25.4 to 25.6 dB, see docs/formats), the format of gradients in
+#: The SQNR of E5M2 for normally distributed values (25.4 to 25.6 dB, see docs/formats.md), the format of gradients in
 #: published FP8 training (arXiv 2209.05433): noise of 0.3 % of the signal's power.
 SQNR_DB = 25.0
 #: The number of sampled elements of each operand: 2048 blocks of 32.

@@ -191,7 +191,7 @@ def instance_of(name: str, digest: str | None) -> PythonFormat:
         raise FormatError(f"the format {name} cannot be made: {error}") from error
     if not callable(getattr(instance, "quantise", None)):
         raise FormatError(
-            f"the format {name} must have quantise(x, *, axis, generator), see docs/formats/your_own.md"
+            f"the format {name} must have quantise(x, *, axis, generator), see docs/own_format.md"
         )
     result: PythonFormat = instance
     return result

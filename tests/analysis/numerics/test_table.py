@@ -79,7 +79,7 @@ def test_an_infinite_number_is_a_text_in_the_json(capture: Capture) -> None:
 
 
 def test_the_documentation_defines_every_column_and_every_figure() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "numerics.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "draw.md").read_text()
     for name in (*Fidelity._fields, "zero_blocks", "nan_blocks", "kurtosis", "channel_amax_ratio"):
         assert name in COLUMNS
         assert f"`{name}`" in page, name

@@ -134,7 +134,7 @@ def test_what_is_excluded_of_torchaos_nvfp4_blocks_is_what_differs(t: float) -> 
 
 
 def test_torchaos_rceil_is_lower_by_the_rounding_of_a_logarithm() -> None:
-    """The steps of float32 above 448 2^k at which its scale is too low, as docs/formats/mxfp8.md has them."""
+    """The steps of float32 above 448 2^k at which its scale is too low, as docs/formats.md has them."""
     for exponents, most in [
         ((-3, 3), 0),
         ((-5, -8, 4, 7), 2),

@@ -1,4 +1,4 @@
-"""A format in Python, as a user would write one (docs/formats/your_own.md)."""
+"""A format in Python, as a user would write one (docs/own_format.md)."""
 
 from __future__ import annotations
 
