@@ -48,8 +48,6 @@ class Verb:
     words: tuple[str, ...] | None = None
     #: Whether a shell completes the names of runs too.
     takes_runs: bool = False
-    #: `module:function`, as `quantexp.launch.divided_work` describes it, if jobs of a cluster can do it in parts.
-    divided: str | None = None
 
 
 class Service(Enum):

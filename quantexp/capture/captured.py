@@ -1,15 +1,14 @@
 """One captured tensor: its metadata, and its values on request; of a divided tensor, from the parts that ranks stored.
 
 The metadata of a divided tensor is that of the whole one: its shape and statistics, the sum of the parts' bytes, and
-the first part's place and rank. `statistics` are combined (`quantexp.capture.statistics.combined`) or, where that is
-impossible, left out.
+the first part's place and rank. `statistics` are `combined` or, where that is impossible, left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from quantexp.capture.assembly import assembled, require_cover
 from quantexp.capture.lines import tensor_key
 from quantexp.capture.parts import Part
-from quantexp.capture.statistics.combined import combined
+from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.capture.store.manifest import ManifestLine
 from quantexp.capture.store.values import has_hash, load_values, name_of, path_of
 from quantexp.errors import CaptureError
@@ -28,6 +27,9 @@ from quantexp.model.decoder import OUTPUT
 
 #: Keys of a part's line that its whole tensor has not, or has otherwise.
 _OF_PART = frozenset({"shard", "hash", "statistics"})
+#: Statistics that add up, and those that follow from the parts' moments and extremes.
+_COUNTS = ("count", "zeros", "nonfinite", "nan", "inf")
+_MOMENTS = ("mean", "std", "min", "max", "abs_max", "skew", "kurtosis")
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,62 @@ def _statistics(parts: Sequence[CapturedTensor], whole: Part) -> dict[str, Any] 
     """The statistics of the whole tensor; None if a part's are not there, or if it is a sum."""
     try:
         sample = parts[0].metadata.get("sample")
-        count = prod(whole.whole if sample is None else sample["shape"])
+        count = math.prod(whole.whole if sample is None else sample["shape"])
         result = combined([part.metadata["statistics"] for part in parts])
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None  # statistics of a damaged line, or none
     return result if whole.summands == 1 and result["count"] == count else None
+
+
+def combined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The statistics of a tensor from those of its parts, each a record of `statistics`.
+
+    Counts, minimum, maximum, amax and the histogram over exponents are exact; mean, standard deviation, skewness and
+    kurtosis, from the parts' central moments, up to rounding. Quantiles and the fidelity of a format are None. Of a sum
+    of tensors nothing follows.
+    """
+    counts = {key: sum(record[key] for record in records) for key in _COUNTS}
+    finite = [record for record in records if record["count"] > record["nonfinite"]]
+    magnitudes = sum((from_json(record["log2_magnitude"]) for record in records), Counts())
+    outside = {
+        key: sum(record["log2_magnitude"][key] for record in records) for key in ("below", "above")
+    }
+    return {
+        **counts,
+        "zero_share": counts["zeros"] / counts["count"] if counts["count"] else None,
+        **(_combined_moments(finite) if finite else dict.fromkeys(_MOMENTS)),
+        "quantiles": None,
+        "log2_magnitude": {**outside, **magnitudes.json()},
+        **({"fidelity": None} if any("fidelity" in record for record in records) else {}),
+    }
+
+
+def _combined_moments(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Moments about the mean of all, from each part's moments about its own (Chan, Golub and LeVeque 1983)."""
+    sizes = [record["count"] - record["nonfinite"] for record in records]
+    total = sum(sizes)
+    mean = math.fsum(n * record["mean"] for n, record in zip(sizes, records, strict=True)) / total
+    m2, m3, m4 = (
+        math.fsum(n * _about(record, mean)[k] for n, record in zip(sizes, records, strict=True))
+        / total
+        for k in range(3)
+    )
+    low, high = min(r["min"] for r in records), max(r["max"] for r in records)
+    # A spread at the level of float64 rounding has no skewness or kurtosis.
+    has_spread = m2 > 1e-24 * max(low * low, high * high) and m2**2 > 0
+    return {
+        "mean": mean,
+        "std": math.sqrt(m2),
+        "min": low,
+        "max": high,
+        "abs_max": max(abs(low), abs(high)),
+        "skew": m3 / m2**1.5 if has_spread else None,
+        "kurtosis": m4 / m2**2 if has_spread else None,
+    }
+
+
+def _about(record: Mapping[str, Any], mean: float) -> tuple[float, float, float]:
+    """The second to fourth moments of a part about another mean."""
+    d, m2 = record["mean"] - mean, record["std"] ** 2
+    m3, m4 = (record["skew"] or 0.0) * m2**1.5, (record["kurtosis"] or 0.0) * m2**2
+    return m2 + d**2, m3 + 3 * d * m2 + d**3, m4 + 4 * d * m3 + 6 * d**2 * m2 + d**4

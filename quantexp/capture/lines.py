@@ -12,9 +12,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, TOKENS, ManifestLine, lines_of
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS, TOKENS, ManifestLine
 from quantexp.errors import UnreadableError
 from quantexp.reading import json_files
 from quantexp.reading.files import open_file
@@ -50,6 +50,15 @@ def torn_lines(folder: Path) -> Iterator[str]:
                 yield f"{file.name}:{line.number}"
 
 
+def parsed_lines(
+    file: Path, report: Callable[[UnreadableError], None]
+) -> Iterator[tuple[json_files.Line, dict[str, Any] | None]]:
+    """The lines of a list and their content, None with a report if it is wrong, without one if it is unfinished."""
+    for line in json_files.lines_of(file, report):
+        content = json_files.value_of(line, file, ManifestLine, report)
+        yield line, cast(dict[str, Any] | None, content)
+
+
 class _Place(NamedTuple):
     """Where a line is: its file, its first byte, and its number from 1."""
 
@@ -63,7 +72,9 @@ def readable_lines(
 ) -> Iterator[dict[str, Any]]:
     """The readable lines of a list, in order; reports the others, and warns once of them."""
     unreadable: list[UnreadableError] = []
-    yield from lines_of(file, unreadable.append)
+    for _, content in parsed_lines(file, unreadable.append):
+        if content is not None:
+            yield content
     warn_of_unreadable(file, unreadable)
     for error in unreadable:
         report(error)

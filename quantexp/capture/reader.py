@@ -16,12 +16,14 @@ from typing import Any
 from quantexp.capture.captured import CapturedTensor, whole_tensors
 from quantexp.capture.lines import LOG, lists_of, readable_lines, unlisted
 from quantexp.capture.names import metadata_of
-from quantexp.capture.place import place_of_captures
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import user_path
 from quantexp.formats.lookup import know_format
+from quantexp.reading.yaml_files import read_yaml
+from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import moved
 from quantexp.terminal.escaping import printable
 
 __all__ = [
@@ -127,6 +129,34 @@ def capture_folder(folder: str | Path) -> Path:
     if not folder.is_dir():
         raise CaptureError(f"there is no folder {folder}; give the tensors folder of a run")
     return folder
+
+
+def place_of_captures(folder: Path) -> Path:
+    """The folder with the captured tensors of a run or of a capture folder, which need not exist.
+
+    They are in it, in its `tensors/`, or where its run wrote them (`capture.dir`).
+    """
+    if (folder / MANIFEST).is_file():
+        return folder
+    elsewhere = _capture_dir(RunDir(folder.absolute()))
+    if elsewhere is not None:
+        return RunDir(folder.absolute()).captured(elsewhere)
+    return folder / "tensors" if (folder / "tensors").is_dir() else folder
+
+
+def _capture_dir(run: RunDir) -> str | None:
+    """`capture.dir` of a run; None if it is not set, or if this is not a run.
+
+    Read without the schema, which another version of quantexp may have written.
+    """
+    try:
+        config = read_yaml(run.config)
+        value, root = config["capture"]["dir"], config["paths"]["root"]
+    except (FileNotFoundError, UnreadableError, KeyError, TypeError):
+        return None
+    if not isinstance(value, str) or not isinstance(root, str):
+        return None
+    return moved(value, root, run.root.parent)
 
 
 def open_capture(folder: str | Path, *others: str | Path, statistics: bool = False) -> Capture:

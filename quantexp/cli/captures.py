@@ -17,7 +17,7 @@ from quantexp.runs.status import State, read_status
 from quantexp.terminal.console import output_console
 
 if TYPE_CHECKING:
-    from quantexp.capture.check.problem import Checked
+    from quantexp.capture.check.folder import Checked
     from quantexp.capture.reader import Capture
 
 

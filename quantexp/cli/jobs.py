@@ -1,10 +1,15 @@
-"""What the verbs share that jobs of a cluster may do in parts: `prepare`, `requantise`, `draw`."""
+"""What the verbs share that jobs of a cluster may do: `prepare`, in parts, and `requantise` and `draw`, as one job.
+
+python -m quantexp.cli.jobs RESULT.partial draw DIR ...     is that one job: it runs the command itself
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
+import shutil
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,14 +17,17 @@ from rich.console import Console
 from quantexp.cli.output import print_json
 from quantexp.errors import ConfigError
 from quantexp.folders import short_path
-from quantexp.launch.backend import DividedJobs, launcher_of
-from quantexp.launch.divided_work import DividedWork
+from quantexp.launch.backend import DividedJobs, DividedWork, launcher_of
 from quantexp.schema import Experiment
 from quantexp.terminal.console import error_console, output_console
 from quantexp.terminal.facts import Facts
 
 #: The words that choose a launcher.
 _LAUNCHER = re.compile(r"[+~]*launcher[=.@]")
+#: What a repeated command does if it continues.
+RESUMES = "it makes only what is missing"
+#: The exit code of a command that a signal ended; the cluster may start its job again.
+_INTERRUPTED = 130
 #: Jobs, and outputs of unfinished tasks, that are listed one by one.
 FEW = 12
 
@@ -68,7 +76,7 @@ def submit(work: DividedWork, experiment: Experiment, *, as_json: bool = False) 
     if as_json:
         print_json({"result": str(work.result), **record(jobs)})
     else:
-        show(jobs, work.verb, work.result, output_console())
+        show(jobs, output_console())
     return 0
 
 
@@ -83,15 +91,15 @@ def record(submission: DividedJobs) -> dict[str, Any]:
     }
 
 
-def show(submission: DividedJobs, verb: str, result: Path, console: Console) -> None:
+def show(submission: DividedJobs, console: Console) -> None:
     """Print the jobs, and how to follow and stop them."""
-    table = Facts(console)
+    table, work = Facts(console), submission.work
     for words in submission.submitted:
         table.add_line("submitted", words)
     if not submission.submitted:
-        table.add_line("not sent", f"these jobs {verb} it already")
+        table.add_line("not sent", f"these jobs {work.verb} it already")
         _add_few(table, [(f"job {one.id}", one.activity) for one in submission.jobs])
-    table.add_path("result", result)
+    table.add_path("result", work.result)
     table.add_path("logs", submission.folder)
     if submission.earlier is not None:
         table.add_line("", f"{short_path(submission.earlier)} (the jobs before)")
@@ -100,7 +108,7 @@ def show(submission: DividedJobs, verb: str, result: Path, console: Console) -> 
     for number, command in enumerate(submission.follow):
         table.add_line("" if number else "follow", command)
     table.add_line("stop", submission.stop)
-    table.add_line("resume", "the same command: it makes only what is missing")
+    table.add_line("resume", f"the same command: {work.again}")
     table.print()
 
 
@@ -109,3 +117,17 @@ def _add_few(table: Facts, lines: list[tuple[str, str]]) -> None:
         table.add_line(title, words)
     if len(lines) > FEW:
         table.add_line("", f"and {len(lines) - FEW} more")
+
+
+def _run_in_job(record: str, words: Sequence[str]) -> int:
+    """Run a command, and remove the record of its submission when it has ended; the exit code."""
+    from quantexp.cli.main import main
+
+    code = main(list(words))
+    if code != _INTERRUPTED:
+        shutil.rmtree(record, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_run_in_job(sys.argv[1], sys.argv[2:]))

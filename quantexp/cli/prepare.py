@@ -11,14 +11,14 @@ from quantexp.cli import jobs
 from quantexp.cli.arguments import require_overrides
 from quantexp.cli.output import print_json
 from quantexp.config.compose import compose
-from quantexp.data.prepare.divided import divided
+from quantexp.data.prepare.divided import content_of, groups_of
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.report import print_rejected, print_report, report_json
 from quantexp.data.prepare.run import Prepared, existing_result, prepare
 from quantexp.errors import ConfigError
-from quantexp.launch.backend import DividedJobs, launcher_of
-from quantexp.launch.submitted_work import refuse_while_jobs_work
+from quantexp.launch.backend import DividedJobs, DividedWork, launcher_of
+from quantexp.launch.divided_work import refuse_while_jobs_work
 from quantexp.schema import Experiment
 from quantexp.terminal.console import error_console, output_console
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif isinstance(result, Prepared):
         show(result, output_console())
     else:
-        jobs.show(result, "prepare", job.prefix, output_console())
+        jobs.show(result, output_console())
     return 0
 
 
@@ -67,7 +67,7 @@ def prepare_dataset(experiment: Experiment, job: Job, console: Console) -> Prepa
         existing = existing_result(job, force=experiment.force)
         if existing is not None:
             return existing
-        work = divided(job, experiment.dataset, force=experiment.force)
+        work = work_of(experiment, job)
         return launcher_of(experiment.launcher.kind).divide(work, experiment, console)
     refuse_while_jobs_work(partial_folder(job))
     try:
@@ -75,6 +75,21 @@ def prepare_dataset(experiment: Experiment, job: Job, console: Console) -> Prepa
     except KeyboardInterrupt:
         console.print("progress is saved: the same command resumes there")
         raise
+
+
+def work_of(experiment: Experiment, job: Job) -> DividedWork:
+    """The preparation as work for jobs."""
+    return DividedWork(
+        verb="prepare",
+        result=job.prefix,
+        folder=partial_folder(job),
+        command=["-m", "quantexp.data.prepare.divided"],
+        again=jobs.RESUMES,
+        content=content_of(job, experiment.dataset, force=experiment.force),
+        groups=groups_of(job),
+        parts="input files",
+        num_parts=len(job.inputs),
+    )
 
 
 def record(result: Prepared | DividedJobs, job: Job) -> dict[str, Any]:

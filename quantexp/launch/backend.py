@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -22,11 +22,9 @@ from quantexp.errors import ConfigError, RunError
 from quantexp.launch.pace import Pace
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, Status, end_of, read_status
+from quantexp.runs.work_folder import WorkFolder
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.schema.launcher import LOCAL, SLURM
-
-if TYPE_CHECKING:
-    from quantexp.launch.divided_work import DividedWork
 
 #: An experiment and its stage: runs of a stage start after all runs of the previous stage have completed.
 Point = tuple[Experiment, int]
@@ -92,9 +90,33 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True)
+class DividedWork:
+    """Work beside training: parts, which jobs make in parallel, and a last job that joins them; or one job for all."""
+
+    #: The verb of the command line; the names of submissions begin with it.
+    verb: str
+    #: The file or folder that the work makes, as messages name it.
+    result: Path
+    #: The record of submissions and their lock, with the hash of what decides the result.
+    folder: WorkFolder
+    #: The arguments of Python in the last job.
+    command: Sequence[str]
+    #: What a repeated command does: `it makes only what is missing`.
+    again: str
+    #: What is written to a file whose path follows `command`; None for no such argument.
+    content: Any = None
+    #: The parts without partial results, a group for each task; their numbers are the last arguments of its command.
+    groups: Sequence[Sequence[int]] = ()
+    #: What the parts are, `input files`, and the number of all.
+    parts: str = ""
+    num_parts: int = 0
+
+
+@dataclass(frozen=True)
 class DividedJobs:
     """The jobs that do divided work, and how to follow and stop them."""
 
+    work: DividedWork
     #: Live jobs if they were submitted before, else the new ones.
     jobs: list[Job]
     #: What was submitted, in words; empty if the jobs were submitted before.
@@ -171,10 +193,10 @@ class Launcher(ABC):
         return f"job {job.id} is {job.activity}" if standing.alive and job is not None else None
 
     def divide(self, work: DividedWork, experiment: Experiment, console: Console) -> DividedJobs:
-        """Submit work in parts as jobs (`prepare`, `requantise`, `draw`), unless its jobs are alive; here, refuse it.
+        """Submit work beside training as jobs, unless its jobs are alive; here, refuse it.
 
-        `quantexp.launch.divided_work` has what a task and the last job do, `quantexp.launch.submitted_work` the record.
-        Of the experiment only `launcher` and `paths.root` matter.
+        Two or more groups are a task each, and a last job after all of them succeeded; else there is only the last job.
+        `quantexp.launch.divided_work` keeps the record. Of the experiment only `launcher` and `paths.root` matter.
 
         Raises:
             QuantexpError: the jobs cannot be submitted.

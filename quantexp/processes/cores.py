@@ -5,6 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+#: The number of cores that a cluster gave a job, whose processes may be allowed to run on all cores of the node.
+CORES = "QUANTEXP_CORES"
+
+
+def num_cores() -> int:
+    """The number of processes that may work in parallel: one for each core of this process or, in a job, of the job."""
+    return int(os.environ.get(CORES) or len(allowed_cores()))
+
 
 def allowed_cores() -> list[int]:
     """The cores that this process may use, ascending."""

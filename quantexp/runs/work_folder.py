@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO
 
 from quantexp.errors import QuantexpError
 
@@ -31,16 +31,15 @@ _STEP_S = 0.2
 class WorkFolder:
     """The folder, the paths of its files, and the words of messages about it."""
 
-    #: What a process does there, as in `another process draws there`.
-    activity: ClassVar[str]
-    #: What names another place for the result: `dataset.path`, `--out`.
-    elsewhere: ClassVar[str]
-    #: The class of errors.
-    error: ClassVar[type[QuantexpError]]
-
     root: Path
     #: The hash of the work.
     job: str
+    #: What a process does there, as in `another process draws there`.
+    activity: str
+    #: What names another place for the result: `dataset.path`, `--out`.
+    elsewhere: str
+    #: The class of errors.
+    error: type[QuantexpError]
 
     @property
     def lock(self) -> Path:

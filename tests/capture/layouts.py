@@ -28,7 +28,7 @@ from quantexp.capture.store.files import Stored
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.manifest import MANIFEST, finish_capture
 from quantexp.capture.store.metadata import About
-from quantexp.capture.store.values import PLACE, values_and_metadata_in
+from quantexp.capture.store.values import PLACE, load_values
 from quantexp.model.layout import Layout, Place
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.schema import CaptureConfig, CaptureLevel, StoreKind
@@ -257,7 +257,7 @@ def divide(whole: Path, to: Path, layout: Layout, num_query_groups: int) -> None
                 first, about = stored[line["file"]]
                 store.refer(first, about.with_more(operation=line["operation"]))
                 continue
-            x, _ = values_and_metadata_in(whole / line["file"])
+            x = load_values(whole / line["file"], line)
             about, own = _divided({k: v for k, v in line.items() if k not in PLACE}, x, holder)
             counter = number * layout.num_processes + rank
             name = TensorName(*(line[field.name] for field in dataclasses.fields(TensorName)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.capture.place import place_of_captures
+from quantexp.capture.reader import place_of_captures
 
 
 def test_run_with_a_capture_dir_has_its_captures_there(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,18 @@ from quantexp.errors import CaptureError
 from quantexp.runs.work_folder import WorkFolder, whole
 
 
-@dataclass(frozen=True)
-class Folder(WorkFolder):
-    activity = "paints"
-    elsewhere = "canvas="
-    error = CaptureError
+def folder_at(root: Path, job: str = "0123") -> WorkFolder:
+    return WorkFolder(root, job, "paints", "canvas=", CaptureError)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "result.partial", "0123")
+def folder(tmp_path: Path) -> WorkFolder:
+    return folder_at(tmp_path / "result.partial")
 
 
-def test_begin_removes_all_but_the_partial_results_of_this_work(folder: Folder) -> None:
+def test_begin_removes_all_but_the_partial_results_of_this_work(folder: WorkFolder) -> None:
     with folder.alone():
-        for other in (Folder(folder.root, "4567"), folder):
+        for other in (folder_at(folder.root, "4567"), folder):
             other.outputs.mkdir()
             (other.outputs / "a").touch()
         (folder.root / "stray").touch()
@@ -38,7 +34,7 @@ def test_begin_removes_all_but_the_partial_results_of_this_work(folder: Folder) 
     assert (folder.outputs / "a").exists()
 
 
-def test_a_second_process_waits_or_is_refused(folder: Folder) -> None:
+def test_a_second_process_waits_or_is_refused(folder: WorkFolder) -> None:
     message = f"{folder.root}: another process paints there; wait for it, or give another canvas="
     with folder.alone(), pytest.raises(CaptureError) as error, folder.alone():
         pass
@@ -58,7 +54,7 @@ def test_a_second_process_waits_or_is_refused(folder: Folder) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    folder = Folder(tmp_path / "file" / "result.partial", "0123")
+    folder = folder_at(tmp_path / "file" / "result.partial")
     with pytest.raises(CaptureError) as error, folder.alone():
         pass
     assert str(error.value) == (

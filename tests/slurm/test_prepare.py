@@ -47,9 +47,7 @@ def started(name: str) -> psutil.Process:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words, environment = process.cmdline(), process.environ()
-            is_task = (
-                words[-2:-1] == ["make"] and name in words[-1] and "SLURM_PROCID" in environment
-            )
+            is_task = name in " ".join(words) and "SLURM_PROCID" in environment
             if is_task and "python" in words[0] and environment["SLURM_ARRAY_TASK_ID"] == "0":
                 return process
     raise AssertionError("the first task has ended")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -19,6 +18,7 @@ from quantexp.errors import RunError
 from quantexp.launch.backend import (
     OPEN,
     DividedJobs,
+    DividedWork,
     Job,
     Launcher,
     LaunchPlan,
@@ -39,9 +39,6 @@ from quantexp_launchers.slurm.check import check_request
 from quantexp_launchers.slurm.clients import ClientError
 from quantexp_launchers.slurm.ends import progress, run_end
 from quantexp_launchers.slurm.states import JobState, SlurmJob, describe, waits
-
-if TYPE_CHECKING:
-    from quantexp.launch.divided_work import DividedWork
 
 #: SLURM's reason of a job that waits for one that failed.
 _NEVER = "DependencyNeverSatisfied"
@@ -88,8 +85,8 @@ class SlurmLauncher(Launcher):
         return live_job(run, status)
 
     def divide(self, work: DividedWork, experiment: Experiment, console: Console) -> DividedJobs:
-        """Submit work in parts as an array and a job that joins its partial results."""
-        from quantexp_launchers.slurm.divided.submit import submit_divided
+        """Submit work beside training: in parts as an array and a job that joins their results, or as one job."""
+        from quantexp_launchers.slurm.divided import submit_divided
 
         return submit_divided(work, experiment, console)
 

@@ -106,6 +106,17 @@ def request_of(arguments: argparse.Namespace) -> Request:
     )
 
 
+def words_of(request: Request) -> list[str]:
+    """The words of the command line that are parsed to this request."""
+    words = [f"{name}={value}" for name, value in request.filters.items()]
+    words += [] if request.out is None else [f"out={request.out}"]
+    words += ["--formats", ",".join(request.formats)]
+    words += [] if request.only is None else ["--only", ",".join(request.only)]
+    words += ["--force"] if request.force else []
+    words += [] if request.jobs is None else ["--jobs", str(request.jobs)]
+    return [*request.folders, *words]
+
+
 def require_folders(folders: Sequence[str]) -> None:
     """Refuse a missing folder before any expensive work.
 

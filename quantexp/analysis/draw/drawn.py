@@ -98,7 +98,8 @@ class Drawn:
         Raises:
             OSError: the folder cannot be written.
         """
-        name, key = _whole_name(name), _key(inputs)
+        name = f"{name}/"  # no tensor has such a name
+        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         if (line := self.find(name, key)) is not None:
             return len(line.files)
         files = [str(path.relative_to(self.out)) for path in draw()]
@@ -106,24 +107,11 @@ class Drawn:
             self.add(name, key, files)
         return len(files)
 
-    def has(self, name: str, inputs: Any) -> bool:
-        """Whether a picture or chapter is drawn, with unchanged inputs."""
-        return self.find(_whole_name(name), _key(inputs)) is not None
-
     def _compact(self) -> None:
         """Remove replaced and torn lines."""
         self.out.mkdir(parents=True, exist_ok=True)
         write_whole(self._file, "".join(_text(n, line) for n, line in self._lines.items()))
         self._is_compact = True
-
-
-def _whole_name(name: str) -> str:
-    """The name of the line of a picture or chapter; no tensor has such a name."""
-    return f"{name}/"
-
-
-def _key(inputs: Any) -> str:
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def key_of(entry: CapturedTensor) -> list[Any]:

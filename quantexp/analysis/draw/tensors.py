@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
 from quantexp.analysis.chapter import Problems, Source, place_of, progress_bar
-from quantexp.analysis.draw.drawn import Line, key_of
+from quantexp.analysis.draw.drawn import Drawn, key_of
 from quantexp.analysis.draw.statistics_only import statistics_key, statistics_name
 from quantexp.analysis.draw.tables import Row
 from quantexp.analysis.draw.work import Done, Task, do
@@ -32,61 +31,36 @@ class Piece:
     key: list[Any]
     #: The folders of its figures.
     folders: tuple[str, ...] = FIGURES
-    #: Its number among all tensors of the sources, from 0.
-    index: int = 0
-
-
-class Finished(Protocol):
-    """What an earlier draw has finished: `Drawn`, or a part of it."""
-
-    #: The output folder.
-    out: Path
-
-    def find(self, name: str, key: Any, files: Iterable[str]) -> Line | None:
-        """The line of a tensor if its inputs are unchanged and these files exist."""
-
-    def add(self, name: str, key: Any, files: Iterable[str], done: Done) -> None:
-        """Record a finished tensor."""
-
-
-def tensors_of(sources: Sequence[Source]) -> list[tuple[Source, CapturedTensor]]:
-    """Of each source every stored tensor, then tensors with statistics only."""
-    return [
-        (source, entry)
-        for source in sources
-        for entry in (*source.entries, *source.capture.described())
-    ]
 
 
 def pieces_of(
-    sources: Sequence[Source],
-    problems: Problems,
-    *,
-    every_iteration: bool = False,
-    among: Container[int] | None = None,
+    sources: Sequence[Source], problems: Problems, *, every_iteration: bool = False
 ) -> Iterator[Piece]:
-    """`tensors_of`, or those `among` them; reports missing files.
+    """Of each source every stored tensor, then tensors with statistics only; reports missing files.
 
     Of statistics the last iteration has figures, or every one: a whole run is captured so, and a figure of each of its
     tensors would take hours.
     """
     lasts = {source.label: _last_iteration(source) for source in sources}
-    for index, (source, entry) in enumerate(tensors_of(sources)):
-        if among is not None and index not in among:
-            continue
+    tensors = (
+        (source, entry)
+        for source in sources
+        for entry in (*source.entries, *source.capture.described())
+    )
+    for source, entry in tensors:
         prefix = "" if len(sources) == 1 else f"{source.label}/"
         if not entry.metadata.get("file"):
             is_drawn = every_iteration or _iteration(entry) == lasts[source.label]
             folders = (DISTRIBUTIONS,) if is_drawn else ()
             name, key = statistics_name(entry.metadata), statistics_key(entry.metadata)
-            yield Piece(source.label, entry, prefix + name, key, folders, index)
+            yield Piece(source.label, entry, prefix + name, key, folders)
             continue
         try:
             name, key = entry.name, key_of(entry)
         except (CaptureError, FileNotFoundError):
             problems.add(place_of(entry), "is missing although it is listed; capture again")
             continue
-        yield Piece(source.label, entry, prefix + name, key, index=index)
+        yield Piece(source.label, entry, prefix + name, key)
 
 
 def _iteration(entry: CapturedTensor) -> int:
@@ -101,7 +75,7 @@ def draw_tensors(
     pieces: Sequence[Piece],
     figures: Sequence[str],
     formats: tuple[str, ...],
-    drawn: Finished,
+    drawn: Drawn,
     pool: Pool,
     problems: Problems,
     console: Console,

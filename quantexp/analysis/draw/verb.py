@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -29,19 +29,16 @@ from quantexp.analysis.draw.arguments import Request
 from quantexp.analysis.draw.drawn import VERSION, Drawn
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
 from quantexp.analysis.draw.tables import write_tables
-from quantexp.analysis.draw.tensors import Piece, draw_tensors, files_of, pieces_of
+from quantexp.analysis.draw.tensors import Piece, draw_tensors, pieces_of
 from quantexp.analysis.pool import Pool
 from quantexp.analysis.tree import CHAPTER_FOLDERS, FIGURES, FILTERED, PARTS, QUICK, STATISTICS
 from quantexp.capture.lines import lists_of
 from quantexp.capture.store import manifest
 from quantexp.errors import CaptureError, ConfigError
 from quantexp.folders import short_path, writing_into
-from quantexp.processes.cores import allowed_cores
+from quantexp.processes.cores import num_cores
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.console import error_console
-
-if TYPE_CHECKING:
-    from quantexp.analysis.draw.kept import Kept
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,8 @@ class Outcome:
         return 1 if problems else 0
 
 
-def draw(
-    request: Request, console: Console, complain: Callable[[str], None], kept: Kept | None = None
-) -> Outcome:
-    """Draw the request; reports each unusable file. `kept` is what jobs have done of it.
+def draw(request: Request, console: Console, complain: Callable[[str], None]) -> Outcome:
+    """Draw the request; reports each unusable file.
 
     Raises:
         CaptureError: nothing to draw, filters that leave nothing, or a folder that cannot be written.
@@ -98,10 +93,22 @@ def draw(
         for words in source.damage:
             problems.add(words, words)
         _say_what_is_missing(source, console)
-    jobs = request.jobs or len(allowed_cores())
-    pool = Pool(jobs) if kept is None else kept.pool(jobs)
+    pool = Pool(request.jobs or num_cores())
     with contextlib.closing(pool), writing_into(out, CaptureError, "out=FOLDER"):
-        return _drawn(request, wanted, sources, out, pool, problems, console, kept)
+        return _drawn(request, wanted, sources, out, pool, problems, console)
+
+
+def output_of(request: Request) -> Path:
+    """The output folder of a request that can be drawn.
+
+    Raises:
+        CaptureError: nothing to draw, or filters that leave nothing.
+        ConfigError: an unknown part, or a filter's value that no tensor has.
+        RunError: a run's configuration or a sweep's list that cannot be read.
+    """
+    wanted_parts(request)
+    sources = open_sources(request.folders, request.filters)
+    return request.out if request.out is not None else default_out(request.folders, sources)
 
 
 def draw_run(run: RunDir) -> Outcome:
@@ -127,33 +134,10 @@ def wanted_parts(request: Request) -> tuple[str, ...]:
     return request.only
 
 
-def figures_of(wanted: Sequence[str]) -> list[str]:
-    """The requested folders with a figure for each tensor."""
-    return [folder for folder in FIGURES if folder in wanted]
-
-
-def is_each_iteration(request: Request) -> bool:
-    """Whether statistics of every iteration have figures, rather than those of the last."""
-    return "iteration" in request.filters
-
-
-def quick_name(request: Request, source: Source, sources: Sequence[Source]) -> str:
+def _quick_name(request: Request, source: Source, sources: Sequence[Source]) -> str:
     """The name of a source's quick analysis in the output folder."""
     some = FILTERED if request.filters else ""
     return f"{QUICK}{some}" if len(sources) == 1 else f"{QUICK}/{source.label}{some}"
-
-
-def is_whole(request: Request, sources: Sequence[Source]) -> bool:
-    """Whether an earlier draw has finished all tensors and chapters; it may lack pictures of whole sources."""
-    assert request.out is not None
-    wanted, drawn = wanted_parts(request), Drawn(request.out, force=request.force)
-    problems = Problems(lambda words: None)
-    pieces = list(pieces_of(sources, problems, every_iteration=is_each_iteration(request)))
-    inputs, figures = _inputs(request, sources, pieces), figures_of(wanted)
-    tensors = [] if set(wanted).isdisjoint((*FIGURES, STATISTICS)) else pieces
-    return all(drawn.has(folder, inputs) for folder in CHAPTER_FOLDERS if folder in wanted) and all(
-        drawn.find(p.name, p.key, files_of(p, figures, request.formats)) for p in tensors
-    )
 
 
 def _inputs(request: Request, sources: Sequence[Source], pieces: Sequence[Piece]) -> list[Any]:
@@ -188,22 +172,21 @@ def _drawn(
     pool: Pool,
     problems: Problems,
     console: Console,
-    kept: Kept | None,
 ) -> Outcome:
-    each = is_each_iteration(request)
-    pieces = list(pieces_of(sources, problems, every_iteration=each))
+    pieces = list(pieces_of(sources, problems, every_iteration="iteration" in request.filters))
     about, chosen = _inputs(request, sources, pieces)
     drawn = Drawn(out, force=request.force)
     num_files = num_tensors = num_known = 0
     if QUICK in wanted:
         from quantexp.analysis.quick.picture import save_quick_analysis
 
-        keeps = [out / f"{quick_name(request, source, sources)}.json" for source in sources]
+        keeps = [out / f"{_quick_name(request, source, sources)}.json" for source in sources]
         for source, keep in zip(sources, keeps, strict=True):
             loss = None if source.run is None else _size_and_time(source.run.metrics)
             stem = keep.with_suffix("")
-            force = request.force and not (kept is not None and kept.quick(source.label))
-            make = partial(save_quick_analysis, source, stem, keep, request.formats, force=force)
+            make = partial(
+                save_quick_analysis, source, stem, keep, request.formats, force=request.force
+            )
             with working(str(stem.relative_to(out)), console):
                 num_files += drawn.once(str(stem.relative_to(out)), [about, chosen, loss], make)
         if len(sources) > 1:
@@ -212,9 +195,7 @@ def _drawn(
             make = partial(_save_overview, sources, keeps, out / quick, request.formats)
             num_files += drawn.once(quick, [about, chosen, losses], make)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
-        figures = figures_of(wanted)
-        if kept is not None:
-            kept.give(pieces, figures, request.formats, drawn)
+        figures = [folder for folder in FIGURES if folder in wanted]
         rows, num_known, num_drawn = draw_tensors(
             pieces, figures, request.formats, drawn, pool, problems, console
         )

@@ -8,21 +8,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from quantexp.capture.check.problem import Listed, Problem
-from quantexp.capture.lines import lists_of, tensor_key
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine
+from quantexp.capture.lines import lists_of, parsed_lines, tensor_key
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.capture.store.values import PLACE, identity
 from quantexp.errors import UnreadableError
-from quantexp.reading import json_files
 
 #: The beginning of a captured tensor's name: the run's start, and the counter.
 NAME = re.compile(r"(?:.*/)?(?P<timestamp>\d{8}_\d{6})_(?P<counter>\d+)_[^/]*")
 #: Absent ranks that are named.
 _MOST_ABSENT = 16
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One difference: where it is, and what is wrong."""
+
+    #: The file's path in the capture folder.
+    file: str
+    what: str
+    #: The number of the line in that file, from 1.
+    line: int | None = None
+
+    def __str__(self) -> str:
+        """`manifest.jsonl, line 4: it is empty`."""
+        place = "" if self.line is None else f", line {self.line}"
+        return f"{self.file}{place}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A readable line of a list."""
+
+    file: str
+    number: int
+    content: dict[str, Any]
+
+    def problem(self, what: str) -> Problem:
+        """A problem of this line."""
+        return Problem(self.file, what, self.number)
 
 
 def read_list(folder: Path, name: str, *, is_live: bool) -> tuple[list[Listed], list[Problem], int]:
@@ -35,14 +63,13 @@ def read_list(folder: Path, name: str, *, is_live: bool) -> tuple[list[Listed], 
     for file in lists_of(folder, name):
         errors: list[UnreadableError] = []
         number = 0
-        for line in json_files.lines_of(file, errors.append):
+        for line, content in parsed_lines(file, errors.append):
             problems += [
                 Problem(file.name, "it is empty", blank) for blank in range(number + 1, line.number)
             ]
             number = line.number
-            content = json_files.value_of(line, file, ManifestLine, errors.append)
             if content is not None:
-                lines.append(Listed(file.name, number, cast(dict[str, Any], content)))
+                lines.append(Listed(file.name, number, content))
             if not line.is_ended and not is_live:
                 problems.append(Problem(file.name, "it is cut off", number))
         num_lines += number

@@ -26,7 +26,7 @@ from quantexp.capture.check.lists import NAME, different_keys
 from quantexp.capture.names import TensorName
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.summary import statistics
-from quantexp.capture.store.values import PLACE, has_hash, values_and_metadata_in
+from quantexp.capture.store.values import PLACE, has_hash, metadata_in
 from quantexp.errors import CaptureError
 from quantexp.model.safetensors import DTYPES, dtype_name
 from quantexp.model.safetensors_header import Entry
@@ -70,7 +70,7 @@ def _read(
 ) -> tuple[Tensor, list[str]]:
     """The values, and what differs between the line and the metadata beside them."""
     if entry.metadata.get("key") is None:
-        values, own = values_and_metadata_in(entry.path)
+        own = metadata_in(entry.path)
         differences = [*_check_archive(entry.path), *check_metadata(entry.metadata, own)]
     else:
         file = str(entry.metadata.get("file"))
@@ -79,8 +79,7 @@ def _read(
                 f"its shard {file} cannot be read" if entry.path.exists() else f"{file} is missing"
             )
         differences = [*_check_entry(entry.metadata, headers[file])]
-        values = entry.torch()
-    return values, differences
+    return entry.torch(), differences
 
 
 def _check_archive(path: Path) -> Iterator[str]:

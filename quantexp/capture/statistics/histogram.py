@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from quantexp.capture.statistics import gpu
+from quantexp.formats.kernels import gpu
 from quantexp.formats.layout import in_memory_order, memory_order
 
 NUM_BINS = 1 << 16
@@ -27,6 +27,12 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
 NUM_EXPONENTS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 3
 #: The number of elements whose widened indices fit in the cache, and on other devices in little memory: 0.2 GB.
 _CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
+#: Elements of a program of Triton's kernel, and its warps.
+_SIZE, _NUM_WARPS = 2048, 4
+#: Copies of the counts: one for so many elements, and at most so many.
+_ELEMENTS_OF_A_COPY, _MOST_COPIES = 1 << 16, 32
+#: So many elements can be counted in int32.
+_MOST_ELEMENTS = 1 << 31
 
 # V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
 
@@ -72,7 +78,38 @@ def pattern_counts(x: Tensor) -> Tensor:
     x_N = in_memory_order(x.detach(), memory_order(x)).view(-1)
     if x.device.type == "cpu":
         return _counts_on_cpu(x_N)
-    return gpu.counts(x_N, NUM_BINS) if gpu.counts_here(x_N) else _counts(x_N)
+    return counts_on_gpu(x_N) if is_counted_by_triton(x_N) else _counts(x_N)
+
+
+def counts_on_gpu(x_N: Tensor) -> Tensor:
+    """The count of each 16-bit pattern, int64; for float32, of the upper halves.
+
+    x is contiguous and `is_counted_by_triton`. Nothing synchronises with the device.
+    """
+    from quantexp.capture.statistics.triton_counts import count_patterns
+
+    N, is_wide = x_N.numel(), x_N.dtype == torch.float32
+    copies = min(_MOST_COPIES, N // _ELEMENTS_OF_A_COPY + 1)
+    counts_CV = torch.zeros(copies, NUM_BINS, dtype=torch.int32, device=x_N.device)
+    if N:
+        words = x_N.view(torch.int32 if is_wide else torch.int16)
+        with gpu.on(x_N):
+            count_patterns[(-(-N // _SIZE),)](
+                words,
+                counts_CV,
+                N,
+                copies,
+                NUM_BINS=NUM_BINS,
+                SIZE=_SIZE,
+                SHIFT=16 if is_wide else 0,
+                num_warps=_NUM_WARPS,
+            )
+    return counts_CV.sum(0)
+
+
+def is_counted_by_triton(x: Tensor) -> bool:
+    """Whether `counts_on_gpu` takes such a tensor."""
+    return x.is_cuda and x.numel() < _MOST_ELEMENTS and gpu.obstacle(x.device) is None
 
 
 def of_patterns(counts: Tensor, dtype: torch.dtype) -> Histogram:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict, cast
 
@@ -209,16 +209,18 @@ def _refuse(error: UnreadableError) -> None:
     raise error
 
 
+def index_of(manifest: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The shards' index of the lines of a manifest."""
+    lines = {str(line["key"]): line for line in manifest if line.get("key") is not None}
+    total = sum(line.get("bytes") or 0 for line in lines.values())
+    weight_map = {key: line.get("file") for key, line in lines.items()}
+    return {"metadata": {"total_size": total}, "weight_map": weight_map}
+
+
 def _write_index(folder: Path) -> None:
-    lines = {
-        str(line["key"]): line
-        for line in lines_of(folder / MANIFEST)
-        if line.get("key") is not None
-    }
-    if lines:
-        total = sum(line.get("bytes") or 0 for line in lines.values())
-        weight_map = {key: line.get("file") for key, line in lines.items()}
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    index = index_of(lines_of(folder / MANIFEST))
+    if index["weight_map"]:
+        write_json(folder / INDEX, index)
 
 
 def _write_hashes(folder: Path) -> None:

@@ -105,20 +105,12 @@ def metadata_in(path: Path) -> dict[str, Any]:
     """The metadata in a tensor's own file; empty if the file has none.
 
     Raises:
-        CaptureError: the file is not a file of captured values.
-    """
-    return _metadata(_content(path))
-
-
-def values_and_metadata_in(path: Path) -> tuple[Tensor, dict[str, Any]]:
-    """The values and the metadata in a tensor's own file, as `load_values` and `metadata_in` return them.
-
-    Raises:
-        CaptureError: the file is not a file of captured values.
+        CaptureError: the file is missing, or is not a file of captured values.
     """
     _require_file(path)
     content = _content(path)
-    return _values(path, content), _metadata(content)
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _content(path: Path) -> Any:
@@ -130,11 +122,6 @@ def _content(path: Path) -> Any:
             f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
             "data"
         ) from error
-
-
-def _metadata(content: Any) -> dict[str, Any]:
-    metadata = content.get("metadata") if isinstance(content, dict) else None
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def _values(path: Path, content: Any) -> Tensor:

@@ -1,27 +1,35 @@
-"""A preparation divided among jobs: its parts are the input files. See `quantexp.launch.divided_work`.
+"""A preparation divided among jobs: its parts are the input files, and each job runs this module.
 
-The tasks neither compose a configuration nor search for inputs, so files that appear meanwhile change nothing.
+    python -m quantexp.data.prepare.divided CONTENT 0 2     makes the outputs of two inputs, counted from 0
+    python -m quantexp.data.prepare.divided CONTENT         makes what is missing, joins all and prints the report
+
+The jobs neither compose a configuration nor search for inputs, so files that appear meanwhile change nothing. Both
+continue from the outputs that exist, so a killed, preempted or requeued task loses only those in progress.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
-
-from rich.console import Console
+from typing import Any
 
 from quantexp.data.prepare.inputs import Input
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.listing import unfinished
-from quantexp.data.prepare.partial import PartialFolder, partial_folder
+from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.report import print_rejected, print_report
 from quantexp.data.prepare.run import make_part, prepare
-from quantexp.processes.groups import balanced
+from quantexp.errors import DataError, QuantexpError
 from quantexp.reading.json_files import require_json
 from quantexp.schema.dataset import DatasetConfig
-from quantexp.terminal.console import output_console
+from quantexp.terminal.console import error_console, output_console
+from quantexp.terminal.messages import complain
 
+#: The largest number of tasks: below the usual limit of a SLURM array (1,001), and few enough to look through.
+MAX_TASKS = 256
 #: Seconds to wait for the submitter, or the processes of an earlier task, to leave the folder.
 PATIENCE_S = 60.0
 
@@ -34,70 +42,75 @@ class Content:
     #: Whether another dataset at the prefix is replaced.
     force: bool
     inputs: list[Input]
+    #: The hash of the job at submission.
+    hash: str
 
 
-@dataclass(frozen=True)
-class DividedPreparation:
-    """A preparation and its division."""
-
-    job: Job
-    content: Content
-    verb: str = "prepare"
-    parts: str = "input files"
-
-    @property
-    def num_parts(self) -> int:
-        """The number of inputs."""
-        return len(self.job.inputs)
-
-    @property
-    def folder(self) -> PartialFolder:
-        """`PREFIX.partial`."""
-        return partial_folder(self.job)
-
-    @property
-    def result(self) -> Path:
-        """The prefix of the dataset."""
-        return self.job.prefix
-
-    def groups(self) -> list[list[int]]:
-        """The inputs whose outputs do not all exist, in groups of about the same number of bytes."""
-        if self.folder.is_complete():
-            return []
-        sizes = [item.num_bytes for item in self.job.inputs]
-        return balanced(sizes, unfinished(self.folder, range(self.num_parts)))
-
-    def begin(self) -> None:
-        """Remove the outputs of another preparation, but not a complete result."""
-        if not self.folder.is_complete():
-            self.folder.begin()
-
-    def make(self, group: Sequence[int], console: Console) -> None:
-        """Make the outputs of the inputs of one task."""
-        make_part(self.job, group, console, PATIENCE_S)
-
-    def join(self, console: Console) -> int:
-        """Run the ordinary preparation, which finds the outputs, and print its report."""
-        prepared = prepare(self.job, console, force=self.content.force, patience_s=PATIENCE_S)
-        console = output_console()
-        print_report(prepared.prefix, prepared.card, console)
-        print_rejected(prepared.prefix, prepared.card, console)
-        return 0
+def content_of(job: Job, dataset: DatasetConfig, *, force: bool) -> dict[str, Any]:
+    """`Content` as JSON has it."""
+    content = Content(dataset, force, job.inputs, job.hash)
+    return asdict(content, dict_factory=_with_values)
 
 
-def divided(job: Job, dataset: DatasetConfig, *, force: bool) -> DividedPreparation:
-    """A preparation as work for jobs."""
-    return DividedPreparation(job, Content(dataset, force, job.inputs))
+def _with_values(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.value if isinstance(value, Enum) else value for key, value in items}
 
 
-def work_of(file: Path, num_cores: int) -> DividedPreparation:
-    """The preparation that was submitted, with a process for each core unless the configuration has their number.
+def groups_of(job: Job) -> list[list[int]]:
+    """The inputs whose outputs do not all exist, in groups of about the same number of bytes."""
+    folder = partial_folder(job)
+    if folder.is_complete():
+        return []
+    sizes = [item.num_bytes for item in job.inputs]
+    return balanced(sizes, unfinished(folder, range(len(sizes))))
 
-    Raises:
-        UnreadableError: the file is damaged.
-        DataError: the tokenizer cannot be read.
+
+def balanced(sizes: Sequence[int], among: Sequence[int], most: int = MAX_TASKS) -> list[list[int]]:
+    """The pieces `among` in at most `most` groups of about the same size, none of them empty.
+
+    The largest piece goes first, each to the group with the smallest size so far. A piece is never divided.
+
+    Args:
+        sizes: of all pieces, for instance in bytes; 0 where it is not known.
+        among: the pieces to divide, as indices of `sizes`.
+        most: the largest number of groups.
     """
-    content = require_json(file, Content)
-    job = make_job(content.dataset, content.inputs)
-    workers = content.dataset.prepare.num_workers or num_cores
-    return DividedPreparation(replace(job, num_workers=workers), content)
+    groups = [list[int]() for _ in range(min(max(1, most), len(among)))]
+    loads = [(0, 0) for _ in groups]  # size, and pieces for those of unknown size
+    for index in sorted(among, key=lambda index: -sizes[index]):
+        lightest = loads.index(min(loads))
+        size, number = loads[lightest]
+        loads[lightest] = (size + sizes[index], number + 1)
+        groups[lightest].append(index)
+    return sorted(sorted(group) for group in groups)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make the outputs of some inputs, or finish the preparation; returns the exit code."""
+    try:
+        content = require_json(Path(argv[0]), Content)
+        job = make_job(content.dataset, content.inputs)
+        if job.hash != content.hash:
+            raise DataError(
+                f"the input of {job.prefix} has changed since the submission: run the same quantexp prepare again"
+            )
+        if len(argv) > 1:
+            make_part(job, [int(index) for index in argv[1:]], error_console(), PATIENCE_S)
+        else:
+            _finish(job, force=content.force)
+    except QuantexpError as error:
+        complain(error.message, error.listed)
+        return 1
+    return 0
+
+
+def _finish(job: Job, *, force: bool) -> None:
+    """Run the ordinary preparation, which finds the outputs, and print its report."""
+    prepared = prepare(job, error_console(), force=force, patience_s=PATIENCE_S)
+    console = output_console()
+    print_report(prepared.prefix, prepared.card, console)
+    print_rejected(prepared.prefix, prepared.card, console)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,7 @@ from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import require_text, user_path
-from quantexp.processes.cores import allowed_cores
+from quantexp.processes.cores import num_cores
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 #: Incremented whenever the same input and configuration give other bytes.
@@ -126,4 +126,4 @@ def _num_workers(configured: int | None, inputs: list[Input]) -> int:
     size = sum(item.num_bytes for item in inputs)
     if size and size < SHARD_BYTES:
         return 1
-    return len(allowed_cores())
+    return num_cores()

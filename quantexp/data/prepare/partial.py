@@ -24,10 +24,6 @@ from quantexp.runs.work_folder import WorkFolder
 class PartialFolder(WorkFolder):
     """The folder `PREFIX.partial` and the paths of its files."""
 
-    activity = "prepares"
-    elsewhere = "dataset.path"
-    error = DataError
-
     def output(self, index: int, shard: Shard) -> Path:
         """The output of a shard of an input, counted from 0."""
         return self.outputs / f"{index:05}-{shard.start:013}-{shard.end:013}.npz"
@@ -51,6 +47,15 @@ class PartialFolder(WorkFolder):
         card = read_card(self.result)
         return card is not None and card.job == self.job
 
+    def begin(self) -> None:
+        """Removes everything but the outputs of this preparation, or nothing if the result is complete.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if not self.is_complete():
+            super().begin()
+
     @contextmanager
     def shared(self, patience_s: float = 0.0) -> Iterator[None]:
         """Creates the folder and its outputs' and locks it together with other tasks of the job; the folder remains.
@@ -66,4 +71,5 @@ class PartialFolder(WorkFolder):
 
 def partial_folder(job: Job) -> PartialFolder:
     """Returns the folder of a job."""
-    return PartialFolder(partial_path(job.prefix), job.hash)
+    root = partial_path(job.prefix)
+    return PartialFolder(root, job.hash, "prepares", "dataset.path", DataError)

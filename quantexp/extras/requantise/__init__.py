@@ -7,8 +7,6 @@ passing      all files, several at a time; what cannot be read is named and the 
 tally        the worst tensor of every module, slot and candidate
 recommend    the cheapest candidate of each slot that reaches an SQNR
 scheme_file  that recommendation as a scheme that runs
-kept         the scores of each tensor in a file of its own, for several jobs
-divided      the command as work that jobs of a cluster share
 """
 
 from quantexp.extra import Extra

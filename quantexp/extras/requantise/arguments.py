@@ -64,6 +64,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+def words_of(request: Request) -> list[str]:
+    """The words of the command line that are parsed to this request; its definitions need `--config-dir` too."""
+    values = {
+        "--elements": request.num_elements,
+        "--formats": request.formats,
+        "--jobs": request.jobs,
+        "--out": request.out,
+    }
+    options = [
+        word for name, value in values.items() if value is not None for word in (name, str(value))
+    ]
+    return [request.folder, *request.words, "--sqnr", repr(request.sqnr_db), *options]
+
+
 def request_of(arguments: argparse.Namespace, definitions: dict[str, str] | None = None) -> Request:
     """The request of the parsed arguments, with the definitions of the user's own formats.
 
@@ -100,5 +114,4 @@ REQUANTISE = Verb(
     add_arguments=add_arguments,
     words=(*FILTERS, "paths.root="),
     takes_runs=True,
-    divided="quantexp.extras.requantise.divided:work_of",
 )

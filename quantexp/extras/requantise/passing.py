@@ -7,7 +7,7 @@ out in another way than its operand is named; the rest goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import lcm
@@ -82,10 +82,6 @@ class FileScores:
     notes: list[str] = field(default_factory=list)
 
 
-#: Scores one file; see `score_file`.
-Score = Callable[[CapturedTensor, Work], FileScores]
-
-
 def operands_of(capture: Capture) -> Capture:
     """The tensors with values that are operands of a product, without repeated files."""
     chosen = [entry for entry in capture.with_values() if slots_of(entry.metadata)]
@@ -108,9 +104,7 @@ def score_file(entry: CapturedTensor, work: Work) -> FileScores:
     return file_scores
 
 
-def passed(
-    files: Capture, work: Work, jobs: int, score: Score = score_file
-) -> Generator[FileScores]:
+def passed(files: Capture, work: Work, jobs: int) -> Generator[FileScores]:
     """The scores of every file in order, `jobs` files in parallel, each on one core.
 
     torch's own threads would wait for each other at every one of many short operations. Closed early, it waits for what
@@ -119,7 +113,7 @@ def passed(
     num_threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        yield from pool.map(lambda entry: score(entry, work), files)
+        yield from pool.map(lambda entry: score_file(entry, work), files)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(num_threads)

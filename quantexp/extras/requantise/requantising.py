@@ -32,16 +32,16 @@ from quantexp.extras.requantise.files import (
     study_text,
     write_text,
 )
-from quantexp.extras.requantise.passing import Score, Work, operands_of, passed, score_file
+from quantexp.extras.requantise.passing import Work, operands_of, passed
 from quantexp.extras.requantise.recommend import Choice, recommend
 from quantexp.extras.requantise.scheme_file import NAME, scheme_text
 from quantexp.extras.requantise.source import trajectory_note
 from quantexp.extras.requantise.table import print_table
 from quantexp.extras.requantise.tally import Tally
-from quantexp.folders import for_shell, writing_into
+from quantexp.folders import for_shell, user_path, writing_into
 from quantexp.formats import Family, Format
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.processes.cores import allowed_cores
+from quantexp.processes.cores import num_cores
 from quantexp.terminal.facts import Facts
 
 #: Maximum printed notes.
@@ -91,12 +91,7 @@ class Outcome:
         return 1 if problems else 0
 
 
-def requantise(
-    request: Request,
-    progress: Console,
-    complain: Callable[[str], None],
-    score: Score = score_file,
-) -> Outcome:
+def requantise(request: Request, progress: Console, complain: Callable[[str], None]) -> Outcome:
     """Score, recommend and write; reports each unusable file.
 
     Raises:
@@ -113,7 +108,7 @@ def requantise(
     tally = Tally(work_on(request))
     with writing_into(folder, CaptureError, "--out"):
         folder.mkdir(parents=True, exist_ok=True)
-        _score(files, tally, folder, request.jobs or len(allowed_cores()), progress, score)
+        _score(files, tally, folder, request.jobs or num_cores(), progress)
     tally.problems += foreign_files(request.folder, capture.folder)
     tally.notes[:0] = trajectory_note(capture)
     for file, why in tally.problems:
@@ -128,13 +123,16 @@ def requantise(
     return Outcome(tally, choices, formats, folder, request.sqnr_db, content)
 
 
-def files_of(request: Request) -> Capture:
-    """The tensors that a request scores.
+def output_of(request: Request) -> Path:
+    """The output folder of a request whose tensors can be scored.
 
     Raises:
         CaptureError: nothing captured, selected, with values, or an operand.
+        ConfigError: an unknown format.
     """
-    return _operands(selected(request.folder, request.words), request)
+    work_on(request)
+    _operands(selected(request.folder, request.words), request)
+    return user_path(request.output).absolute()
 
 
 def work_on(request: Request) -> Work:
@@ -176,13 +174,11 @@ def _operands(capture: Capture, request: Request) -> Capture:
     return files
 
 
-def _score(
-    files: Capture, tally: Tally, folder: Path, jobs: int, progress: Console, score: Score
-) -> None:
+def _score(files: Capture, tally: Tally, folder: Path, jobs: int, progress: Console) -> None:
     with (
         ScoresFile(folder / "requantise.csv", tally.work.candidates) as rows,
         progress_bar("requantising", len(files), progress, "files") as advance,
-        contextlib.closing(passed(files, tally.work, jobs, score)) as every,
+        contextlib.closing(passed(files, tally.work, jobs)) as every,
     ):
         for scores in every:
             tally.add(scores)

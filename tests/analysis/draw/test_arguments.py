@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.analysis.draw.arguments import Request, numbers, request_of
+from quantexp.analysis.draw.arguments import Request, numbers, request_of, words_of
 from quantexp.cli.arguments import parser_of
 from quantexp.errors import ConfigError
 
@@ -21,6 +21,19 @@ def test_flags_and_words_are_equivalent() -> None:
     assert flags == words
     assert flags.filters == {"layer": "0-3", "tensor": "grad_*"}
     assert flags.out == Path("draw")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a"],
+        ["a", "b", "--layer", "0-3", "tensor=grad_*", "--out", "draw", "--force", "--jobs", "3"],
+        ["a", "--only", "heatmaps,statistics", "--formats", "SVG,png"],
+    ],
+)
+def test_the_words_of_a_request_are_that_request(words: list[str]) -> None:
+    request = parsed(*words)
+    assert parsed(*words_of(request)) == request
 
 
 def test_several_folders_with_options_are_one_request() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.capture.statistics.combined import combined
+from quantexp.capture.captured import combined
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
 

@@ -51,7 +51,7 @@ def assert_close(record: dict[str, Any], expected: dict[str, Any]) -> None:
 def call(
     triton_interpreter: Callable[[str], AbstractContextManager[Call]],
 ) -> Iterator[Call]:
-    with triton_interpreter("quantexp.capture.statistics.gpu") as request:
+    with triton_interpreter("quantexp.capture.statistics.histogram") as request:
         yield request
 
 
@@ -59,7 +59,7 @@ def call(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernel_counts_every_pattern(call: Call, dtype: torch.dtype) -> None:
     for x in (*tensors(dtype), torch.empty(0).to(dtype)):
-        counts = call("counts", x, NUM_BINS)
+        counts = call("counts_on_gpu", x)
         assert counts.dtype == torch.int64
         np.testing.assert_array_equal(counts.numpy(), patterns(x))
 

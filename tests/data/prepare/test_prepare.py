@@ -18,7 +18,7 @@ from quantexp.data.binary import pair_paths
 from quantexp.data.prepare import job, make, shards
 from quantexp.data.prepare.inputs import Kind
 from quantexp.data.prepare.outputs import make_output
-from quantexp.data.prepare.partial import PartialFolder
+from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.work import PARTS, Filters, left_out
 from quantexp.data.prepared import read_card
 from quantexp.data.sources import Document
@@ -409,7 +409,7 @@ def test_another_job_does_not_continue_an_unfinished_one(
 def test_two_at_once_in_one_place_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
     with (
-        PartialFolder(tmp_path / "own.partial", "job").alone(),
+        partial_folder(job.make_job(config(tmp_path / "a.jsonl", tmp_path / "own"))).alone(),
         pytest.raises(
             DataError, match=r"own\.partial: another process prepares there; wait for it"
         ),

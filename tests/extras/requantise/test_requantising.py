@@ -15,8 +15,9 @@ from rich.console import Console
 
 from quantexp.capture import open_capture
 from quantexp.capture.statistics.errors import quantisation_error
+from quantexp.cli.arguments import parser_of
 from quantexp.cli.main import main
-from quantexp.extras.requantise.arguments import Request
+from quantexp.extras.requantise.arguments import Request, request_of, words_of
 from quantexp.extras.requantise.candidates import candidates, formats_of
 from quantexp.extras.requantise.files import COLUMNS
 from quantexp.extras.requantise.recommend import Choice
@@ -243,6 +244,20 @@ def test_old_collections_are_scored_by_their_names(tmp_path: Path, capsys: Captu
     assert f"\nquantexp --config-dir {out} quant=recommended ...\n" in f"\n{text}".replace(
         "train with   ", ""
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a"],
+        ["a", "layer=0", "--formats", "mxfp4", "--sqnr", "20.5", "--elements", "0", "--jobs", "2"],
+        ["a", "--out", "b"],
+    ],
+)
+def test_the_words_of_a_request_are_that_request(words: list[str]) -> None:
+    parser = parser_of("requantise")
+    request = request_of(parser.parse_intermixed_args(words))
+    assert request_of(parser.parse_intermixed_args(words_of(request))) == request
 
 
 def test_words_select_by_metadata(write: Write) -> None:

@@ -1,22 +1,19 @@
-"""A preparation of three files, a capture of six tensors, and a stand-in for sbatch that keeps what is sent."""
+"""A preparation of three files, and a stand-in for sbatch that keeps what is sent."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from quantexp_launchers.slurm.divided import job as on_node
 
-from quantexp.capture.statistics import native
 from quantexp.cli.main import main
-from quantexp.formats.kernels import cpu
 from tests.data.prepare.made import lines, rows, texts
 from tests.launchers.slurm.conftest import FakeSlurm
 
@@ -41,7 +38,7 @@ class Cluster:
     """SLURM's clients as stand-ins, and the command line."""
 
     slurm: FakeSlurm
-    #: The words of the command that is divided.
+    #: The words of the command that is submitted.
     words: list[str]
 
     def sent(self) -> list[str]:
@@ -71,27 +68,8 @@ class Cluster:
         return content
 
 
-@pytest.fixture(autouse=True)
-def _own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A job changes its umask, a signal and its working directory."""
-    mask, handler, here = os.umask(0o022), signal.getsignal(signal.SIGUSR2), Path.cwd()
-    os.umask(mask)
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    yield
-    os.umask(mask)
-    signal.signal(signal.SIGUSR2, handler)
-    os.chdir(here)
-
-
-@pytest.fixture(scope="session")
-def _compiled() -> None:
-    """Load the kernels before a stand-in hides the compiler: without them, last digits of statistics differ."""
-    cpu.functions()
-    native.kernels()
-
-
 @pytest.fixture
-def clients(in_tmp: Path, _compiled: None, slurm: FakeSlurm) -> FakeSlurm:
+def clients(in_tmp: Path, slurm: FakeSlurm) -> FakeSlurm:
     """Stand-ins for the clients that a submission needs."""
     for name in ("srun", "sinfo"):
         slurm.answer(name)
@@ -126,18 +104,25 @@ def submit(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Callable[...
     return run
 
 
-@pytest.fixture
-def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs `make TASK` or `join` of the newest submission, somewhere else; returns the exit code."""
+Ended = subprocess.CompletedProcess[str]
 
-    def run(step: str, task: int | None = None) -> int:
+
+@pytest.fixture
+def job(cluster: Cluster) -> Callable[..., Ended]:
+    """Runs a task of the newest submission, or its last job, from another folder, as SLURM does."""
+
+    def run(task: int | None = None, **variables: str) -> Ended:
         folder = (Path("runs/submissions") / cluster.names()[-1]).absolute()
-        if task is not None:
-            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
-        monkeypatch.chdir("/")
-        try:
-            return on_node.main([step, str(folder)])
-        finally:
-            os.chdir(folder.parents[2])
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+        own = {} if task is None else {"SLURM_ARRAY_TASK_ID": str(task)}
+        module = "quantexp_launchers.slurm.divided_job"
+        return subprocess.run(
+            [sys.executable, "-m", module, str(folder)],
+            cwd="/",
+            env={**inherited, "SLURM_CPUS_ON_NODE": "1", **own, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     return run

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.slurm.divided import job as on_node
 
 from quantexp.cli.main import main
 from quantexp.data.prepared import read_card
 from tests.launchers.slurm.conftest import options, queue_line
 
-from .conftest import Cluster
+from .conftest import Cluster, Ended
 
 Submit = Callable[..., list[str]]
+RunJob = Callable[..., Ended]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -66,8 +66,8 @@ def test_an_array_makes_the_outputs_and_a_job_after_it_joins_them(
         "output": f"{folder}/%j_0_log.out",
         "error": f"{folder}/%j_0_log.err",
     }
-    assert f"-m quantexp_launchers.slurm.divided.job make {folder}\n" in array
-    assert f"-m quantexp_launchers.slurm.divided.job join {folder}\n" in join
+    for script in (array, join):
+        assert f"-m quantexp_launchers.slurm.divided_job {folder}\n" in script
     assert (folder / "submission.sh").read_text() == array
     assert (folder / "join.sh").read_text() == join
 
@@ -109,7 +109,7 @@ def test_one_file_is_one_job(cluster: Cluster, submit: Submit) -> None:
     (script,) = cluster.sent()
     assert "array" not in options(script)
     assert "dependency" not in options(script)
-    assert "slurm.divided.job join" in script
+    assert cluster.plan()["groups"] == []
 
 
 def test_a_container_starts_both_scripts(cluster: Cluster, submit: Submit) -> None:
@@ -240,12 +240,13 @@ def test_jobs_that_cannot_be_queried_are_not_taken_for_ended(
 
 
 def test_after_a_failed_task_only_its_inputs_are_submitted(
-    cluster: Cluster, submit: Submit, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, submit: Submit, job: RunJob
 ) -> None:
     submit()
     (name,) = cluster.names()
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    assert on_node.main(["make", f"runs/submissions/{name}"]) == 0
+    for task in range(3):
+        (Path("runs/submissions") / name / f"7_{task}_0_log.err").touch()
+    assert job(1).returncode == 0
     queue = queue_line("7_0", "FAILED", name=name)
     queue += queue_line("8", "PENDING", reason="DependencyNeverSatisfied", name=name)
     cluster.slurm.answer("squeue", queue)
@@ -256,18 +257,26 @@ def test_after_a_failed_task_only_its_inputs_are_submitted(
         "result data/dolma",
         f"logs runs/submissions/{cluster.names()[1]}",
     ]
-    assert output[4] == f"runs/submissions/{name} (the jobs before)"
+    assert output[4:7] == [
+        f"runs/submissions/{name} (the jobs before)",
+        f"runs/submissions/{name}/7_0_0_log.err (did not finish)",
+        f"runs/submissions/{name}/7_2_0_log.err (did not finish)",
+    ]
     assert cluster.plan()["groups"] == [[0], [2]]
 
 
 def test_when_all_outputs_exist_one_job_joins_them(
-    cluster: Cluster, submit: Submit, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, submit: Submit, job: RunJob
 ) -> None:
     submit()
+    (name,) = cluster.names()
     for task in range(3):
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
-        assert on_node.main(["make", f"runs/submissions/{cluster.names()[0]}"]) == 0
-    assert submit()[0] == "submitted job 9"
+        assert job(task).returncode == 0
+    for log in ("7_1_0_log.err", "8_0_log.err"):
+        (Path("runs/submissions") / name / log).touch()
+    output = submit()
+    assert output[0] == "submitted job 9"
+    assert output[4] == f"runs/submissions/{name}/8_0_log.err (did not finish)"
 
 
 def test_a_dataset_that_exists_is_shown_and_not_submitted(cluster: Cluster, submit: Submit) -> None:

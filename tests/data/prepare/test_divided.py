@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from quantexp.processes.groups import MAX_GROUPS, balanced
+from quantexp.data.prepare.divided import MAX_TASKS, balanced
 
 
 def test_few_pieces_have_a_group_each() -> None:
@@ -19,7 +19,7 @@ def test_every_piece_is_in_one_group_and_none_is_empty() -> None:
     chance = random.Random(0)
     sizes = [chance.choice([0, 1, 1000, chance.randrange(10**9)]) for _ in range(3000)]
     groups = balanced(sizes, range(len(sizes)))
-    assert len(groups) == MAX_GROUPS
+    assert len(groups) == MAX_TASKS
     assert all(groups)
     assert sorted(index for group in groups for index in group) == list(range(len(sizes)))
     assert all(group == sorted(group) for group in groups)
