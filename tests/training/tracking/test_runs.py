@@ -124,6 +124,7 @@ def processes_here() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_run_that_was_killed_and_goes_on_is_one_run_with_each_iteration_once(run: Run) -> None:
     words = ["tracking.wandb.mode=offline", "training.iterations=6"]
     words += ["checkpoint.every=2", "checkpoint.optimizer=true"]
