@@ -224,6 +224,7 @@ def status_of(
         launcher=experiment.launcher.kind,
         goes_on_from=point.iteration,
         restarts=[*before.restarts, *([restart] if before.started is not None else [])],
+        tracking=before.tracking,
     )
 
 

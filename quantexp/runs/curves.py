@@ -24,11 +24,11 @@ class CurvesLine(TypedDict, total=False):
 
 
 class CurveLines:
-    """The lines of a run's curves.jsonl, by iteration; the file may grow. Without a file there are none."""
+    """The lines of a run's curves.jsonl, by iteration; the file may be missing, and may grow."""
 
     def __init__(self, run: RunDir) -> None:
         self._file = run.curves
-        self._stream: BinaryIO | None = self._file.open("rb") if self._file.exists() else None
+        self._stream: BinaryIO | None = None
         self._end = 0
         #: Iteration -> the position of its last line.
         self._places: dict[int, int] = {}
@@ -36,7 +36,9 @@ class CurveLines:
     def at(self, iteration: int) -> CurvesLine | None:
         """The line of an iteration; None if there is none, or not yet. Wrong lines are left out."""
         if self._stream is None:
-            return None
+            if not self._file.exists():
+                return None
+            self._stream = self._file.open("rb")
         self._stream.seek(self._end)
         for line in lines_from(self._stream, self._file, _ignore):
             if not line.is_ended:

@@ -204,7 +204,7 @@ class RunDir:
 
     @property
     def logs(self) -> Path:
-        """The logs of ranks, libraries, trackers and torchrun."""
+        """The logs of ranks, libraries and torchrun."""
         return self.root / "logs"
 
     def rank_log(self, rank: int) -> Path:
@@ -212,20 +212,12 @@ class RunDir:
         return self.logs / f"rank{rank}.log"
 
     def library_log(self, rank: int) -> Path:
-        """Warnings of Megatron, torch and Transformer Engine in one rank."""
+        """Warnings of Megatron, torch, Transformer Engine and MLflow in one rank."""
         return self.logs / f"libraries{rank}.log"
 
     def rank_record(self, rank: int) -> Path:
         """State and reason of one rank's end, in a run of several ranks."""
         return self.logs / f"rank{rank}.json"
-
-    def tracker_log(self, tracker: str) -> Path:
-        """The output of the process that reports to a tracker."""
-        return self.logs / f"{tracker}.log"
-
-    def delivery(self, tracker: str) -> Path:
-        """The metrics delivered to a tracker so far."""
-        return self.logs / f"{tracker}.json"
 
     @property
     def torchrun_log(self) -> Path:

@@ -52,7 +52,7 @@ class RunContext:
         goes_on_from = self.status.goes_on_from
         #: The run's own checkpoint that this start goes on from; None if it begins at its first iteration.
         self.start = None if goes_on_from is None else StartPoint(run, goes_on_from)
-        self.tracking = Tracking(run, experiment) if self.rank.leads else None
+        self.tracking = Tracking(run, experiment, self.status.tracking) if self.rank.leads else None
         #: Whether a signal requested the end; the interrupted code may replace or drop the signal's exception.
         self.interrupted = False
         self.requests = Requests(experiment.checkpoint)

@@ -4,9 +4,9 @@ quantexp's own lines go to standard error, with the time in UTC and the name of 
 
     2026-01-02 03:04:05 INFO rank 0: iteration 1 of 8, loss 10.3742
 
-Warnings and log lines of Megatron, torch and Transformer Engine go to a separate file: they concern the libraries'
-options and help developers, not users. Errors that a library logs go to the file and to standard error. Secrets appear
-in none of them (`quantexp.runs.redaction`).
+Warnings and log lines of Megatron, torch, Transformer Engine and MLflow's client go to a separate file: they
+concern the libraries' options and help developers, not users. Errors that a library logs go to the file and to
+standard error. Secrets appear in none of them (`quantexp.runs.redaction`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quantexp.runs.redaction import RedactingFormatter
 
 #: The logger of everything that a run prints.
 LOG = logging.getLogger("quantexp")
-LIBRARIES = ("megatron", "torch", "transformer_engine")
+LIBRARIES = ("megatron", "torch", "transformer_engine", "mlflow", "urllib3")
 
 
 @contextlib.contextmanager

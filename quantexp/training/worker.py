@@ -238,7 +238,7 @@ class Worker:
         self._record(end_record(state, by, lost_peer=lost_peer))
         self.context.write_status()
         if self.context.tracking is not None:
-            self.context.tracking.end(state, reason)
+            self.context.tracking.end(self.context.status.state, self.context.status.reason)
             with contextlib.suppress(OSError):  # the final state is already written
                 self.context.write_status()
         reports = self.context.experiment.analysis.drawing is not AutoDraw.nothing

@@ -27,12 +27,11 @@ from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import Source
 from quantexp.runs.redaction import redacted, refuse_secrets, secrets
-from quantexp.runs.status import State, Status, write_status
+from quantexp.runs.status import State
 from quantexp.runs.token_shapes import is_secret_name
 from quantexp.schema import Experiment
-from quantexp.training.tracking.events import TrackedRun
-from quantexp.training.tracking.trackers import BACKENDS
-from quantexp.training.tracking.upload import Upload, error_line
+from quantexp.training.tracking.clients import Tracking
+from quantexp.training.tracking.upload import error_line
 from quantexp.training.worker import Worker
 
 Tiny = Callable[..., Experiment]
@@ -201,22 +200,21 @@ def test_no_request_to_a_tracker_holds_a_secret(
         shape = SHAPES[random.choice(list(SHAPES))](random)
         reason = f"401 for {of_variable}, {shape} at https://me:{NAMED['wandb'](random)}@host"
         library = MagicMock()
-        library.init.return_value.configure_mock(dir=str(tmp_path / "w" / "files"), url="http://w")
-        status = Status(created="2026-01-02T03:04:05+00:00", state=State.FAILED, reason=reason)
-        write_status(run.status, status)
+        library.init.return_value.configure_mock(offline=False, url="http://w")
         with monkeypatch.context() as patch:
             patch.setenv(variable, of_variable)
             for name in ("", ".tracking", ".entities", ".exceptions"):
                 patch.setitem(sys.modules, f"{tracker}{name}", library)
-            tracked = TrackedRun(run, experiment, run.attempt, status.created)
-            assert Upload(BACKENDS[tracker], tracked).follow(lambda: False)
+            tracking = Tracking(run, experiment)
+            tracking.start("2026-01-02T03:04:05+00:00")
+            tracking.end(State.FAILED, reason)
+            assert tracking.report()[tracker]["ended"]
         requests = str(library.mock_calls)
         assert "401 for <" in requests
         for value in (of_variable, shape, reason.split("me:")[1].split("@")[0]):
             assert not any(
                 line in requests for line in value.splitlines() if not line.startswith("-----")
             )
-        run.delivery(tracker).unlink()
 
 
 def contents(root: Path) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.reading.json_files import json_of
@@ -30,8 +30,8 @@ _PERFORMANCE = ("step_time_s", "tokens_per_s", "tflops", "mfu", "memory_gb")
 #: Tokens of all iterations up to this one, an alternative x axis.
 TOKENS_SEEN = "train/tokens_seen"
 LOSS = "train/loss"
-#: The largest number of lines of metrics.jsonl that are read at once.
-MAX_LINES = 500
+#: The largest number of points that are read at once.
+MAX_POINTS = 500
 
 Value = str | int | float | bool
 
@@ -100,25 +100,33 @@ def point(line: Mapping[str, Any], curves: CurvesLine | None = None) -> Point:
     return Point(iteration, datetime.fromisoformat(line["time"]).timestamp(), scalars, histograms)
 
 
-def read_points(
-    metrics: BinaryIO, offset: int, curves: CurveLines | None = None
-) -> tuple[list[Point], int]:
-    """The next points of metrics.jsonl, with those of curves.jsonl, at most MAX_LINES, and the offset behind them.
+class PointReader:
+    """The points of metrics.jsonl, with those of curves.jsonl; both files may be missing, and may grow."""
 
-    An incomplete last line is left for later. Lines of another version are skipped.
-    """
-    metrics.seek(offset)
-    points: list[Point] = []
-    for _ in range(MAX_LINES):
-        line = metrics.readline()
-        if not line.endswith(b"\n"):
-            break
-        offset += len(line)
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            values = json_of(line)
-            known = None if curves is None else curves.at(int(values["iteration"]))
-            points.append(point(values, known))
-    return points, offset
+    def __init__(self, run: RunDir) -> None:
+        self._file, self._curves, self._offset = run.metrics, CurveLines(run), 0
+
+    def read(self) -> list[Point]:
+        """The next points, at most MAX_POINTS; an empty list if there are none yet.
+
+        An incomplete last line is left for later. Lines of another version are skipped.
+        """
+        points: list[Point] = []
+        if not self._file.exists():
+            return points
+        with self._file.open("rb") as metrics:
+            offset = metrics.seek(self._offset)
+            while len(points) < MAX_POINTS and (line := metrics.readline()).endswith(b"\n"):
+                offset += len(line)
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    values = json_of(line)
+                    points.append(point(values, self._curves.at(int(values["iteration"]))))
+        self._offset = offset  # an error before repeats the lines
+        return points
+
+    def close(self) -> None:
+        """Close curves.jsonl."""
+        self._curves.close()
 
 
 def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

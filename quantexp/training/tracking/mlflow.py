@@ -1,4 +1,4 @@
-"""MLflow: a run in an experiment of a tracking server or database, from the process of its upload.
+"""MLflow: a run in an experiment of a tracking server or database, from the thread of its upload.
 
 Without an address the database is a SQLite file beside the run folders. MLflow itself reads user, password and token
 from MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. The server assigns the id of a run;
@@ -26,8 +26,13 @@ REMOTE = True
 MAX_METRICS, MAX_PARAMS, LONGEST_PARAM = 1000, 100, 6000
 #: MLflow's names of a run's ends.
 _ENDS = {State.COMPLETED: "FINISHED", State.FAILED: "FAILED"}
-#: MLflow's own patience is minutes; the upload repeats failed requests itself.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+#: MLflow's own patience is minutes; the upload repeats failed requests itself. Its messages go where the rank's other
+#: libraries write theirs.
+_VARIABLES = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_CONFIGURE_LOGGING": "false",
+}
 
 _T = TypeVar("_T")
 
@@ -52,7 +57,7 @@ class MlflowTracker:
     """
 
     def __init__(self, run: TrackedRun, earlier: str | None = None) -> None:
-        for variable, value in _PATIENCE.items():
+        for variable, value in _VARIABLES.items():
             os.environ.setdefault(variable, value)
         from mlflow.tracking import MlflowClient
 

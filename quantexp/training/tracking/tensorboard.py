@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run folder's tensorboard/, written by the worker itself after every iteration.
+"""TensorBoard: event files in the run folder's tensorboard/, written by rank 0 itself after every iteration.
 
 The step of a curve is the iteration; `train/loss_by_tokens` is the loss with the tokens as its step. The resolved
 configuration and the run's end are on the Text page, the hyperparameters on the HParams page. A run that goes on from a
@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from quantexp.runs.curves import CurveLines
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import TrackingConfig
@@ -19,9 +18,9 @@ from quantexp.training.tracking.events import (
     LOSS,
     TOKENS_SEEN,
     Point,
+    PointReader,
     TrackedRun,
     hyperparameters,
-    read_points,
 )
 
 NAME = "tensorboard"
@@ -55,15 +54,9 @@ class TensorboardTracker:
         now = time.time()
         self._file.text(now, "config", f"```yaml\n{config}```")
         self._file.session_start(now, hyperparameters(run.experiment))
-        if run.folder.metrics.exists():
-            with (
-                closing(CurveLines(run.folder)) as curves,
-                run.folder.metrics.open("rb") as metrics,
-            ):
-                points, end = read_points(metrics, 0, curves)
-                while points:
-                    self.log(points)
-                    points, end = read_points(metrics, end, curves)
+        with closing(PointReader(run.folder)) as reader:
+            while points := reader.read():
+                self.log(points)
 
     def log(self, points: Sequence[Point]) -> None:
         """Write an event for each point, and one for its loss by tokens."""

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run in a project, from the process of its upload.
+"""Weights & Biases: a run in a project, from the thread of its upload.
 
 W&B's own files are in the run folder's wandb/; `wandb sync` sends an offline run from there. W&B receives the
 hyperparameters and curves, but no console output, source, git state or list of packages. It reads its API key itself,
@@ -43,6 +43,16 @@ class WandbTracker:
         import wandb
 
         config = run.experiment.tracking.wandb
+        settings = wandb.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            init_timeout=INIT_S,
+            silent=True,
+            stop_fn=_nothing,  # instead of an interrupt of the training
+            x_save_requirements=False,
+        )
+        wandb.setup(settings)  # silent from here on, and not only once the run has begun
         try:
             self._run = wandb.init(
                 id=run.id,
@@ -55,21 +65,14 @@ class WandbTracker:
                 resume="allow",
                 dir=str(run.folder.wandb.parent),  # W&B creates the folder itself
                 config=dict(hyperparameters(run.experiment)),
-                settings=wandb.Settings(
-                    console="off",
-                    disable_code=True,
-                    disable_git=True,
-                    init_timeout=INIT_S,
-                    silent=True,
-                    x_save_requirements=False,
-                ),
+                settings=settings,
             )
         except Exception:
             wandb.teardown()  # W&B's service would refuse the id of a failed start in this process
             raise
         self.id = run.id
-        local = Path(self._run.dir).parent
-        self.where = self._run.url or str(local.relative_to(run.folder.root))
+        url = None if self._run.offline else self._run.url
+        self.where = url or str(Path(self._run.dir).parent.relative_to(run.folder.root))
 
     def log(self, points: Sequence[Point]) -> None:
         """Log each point as a step of W&B's history, with the time of its measurement."""
@@ -90,6 +93,10 @@ class WandbTracker:
 
 
 start = WandbTracker
+
+
+def _nothing() -> None:
+    """The effect on the training of W&B's button that stops a run."""
 
 
 def _edges(counts: Counts) -> list[int]:

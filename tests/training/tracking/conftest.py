@@ -31,7 +31,8 @@ SECRETS = {
     "MLFLOW_TRACKING_PASSWORD": "aSecretOfTheServer",
     "MY_SERVICE_API_KEY": "aSecretOfAService",
 }
-ITERATIONS = 3
+#: Of the real run: as long as the clients take to start, however busy the machine is.
+ITERATIONS = 40
 
 
 @pytest.fixture(autouse=True)

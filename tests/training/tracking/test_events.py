@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable
@@ -14,15 +13,15 @@ from typing import cast
 import pytest
 
 from quantexp.capture.statistics.counts import Counts
-from quantexp.runs.curves import CurveLines, CurvesLine
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 from quantexp.training.tracking.events import (
-    MAX_LINES,
+    MAX_POINTS,
+    PointReader,
     TrackedRun,
     hyperparameters,
     point,
-    read_points,
 )
 
 from .conftest import curves_line, line
@@ -120,43 +119,48 @@ def test_statistics_of_the_same_iteration_join_a_point() -> None:
     assert point(line(2)).histograms == {}
 
 
+def metrics(*iterations: int) -> str:
+    return "".join(json.dumps(line(i)) + "\n" for i in iterations)
+
+
+def read(reader: PointReader) -> list[int]:
+    return [each.iteration for each in reader.read()]
+
+
 def test_points_that_are_read_have_their_statistics(tmp_path: Path) -> None:
+    """The file of the statistics is created by the first captured iteration."""
     run = RunDir(tmp_path)
-    run.curves.write_text("".join(json.dumps(curves_line(i)) + "\n" for i in (2, 4)))
-    with closing(CurveLines(run)) as curves:
-        points, _ = read_points(io.BytesIO(metrics(1, 2, 3, 4)), 0, curves)
+    with closing(PointReader(run)) as reader:
+        run.metrics.write_text(metrics(1))
+        points = reader.read()
+        run.curves.write_text("".join(json.dumps(curves_line(i)) + "\n" for i in (2, 4)))
+        run.metrics.write_text(metrics(1, 2, 3, 4))
+        points += reader.read()
     assert [each.scalars.get("amax/L0-fc1/input") for each in points] == [None, 2.5, None, 4.5]
 
 
-def metrics(*iterations: int) -> bytes:
-    return "".join(json.dumps(line(i)) + "\n" for i in iterations).encode()
+def test_points_are_read_while_the_file_grows(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    reader = PointReader(run)
+    assert read(reader) == []
+    run.metrics.write_text(metrics(1, 2))
+    assert (read(reader), read(reader)) == ([1, 2], [])
+    run.metrics.write_text(metrics(1, 2, 3)[:-20])
+    assert read(reader) == [], "an incomplete line"
+    run.metrics.write_text(metrics(1, 2, 3))
+    assert read(reader) == [3]
 
 
-def read(content: bytes, offset: int = 0) -> tuple[list[int], int]:
-    points, end = read_points(io.BytesIO(content), offset)
-    return [each.iteration for each in points], end
+def test_lines_of_another_version_are_skipped_however_many_they_are(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    other = '{"iteration": 1}\n{torn\n[]\n' * MAX_POINTS
+    run.metrics.write_text(other + metrics(4))
+    assert read(PointReader(run)) == [4]
 
 
-def test_points_are_read_from_an_offset_on() -> None:
-    first, both = metrics(1, 2), metrics(1, 2, 3)
-    assert read(first) == ([1, 2], len(first))
-    assert read(first, len(first)) == ([], len(first))
-    assert read(both, len(first)) == ([3], len(both))
-
-
-def test_incomplete_line_is_read_later() -> None:
-    whole = metrics(1)
-    assert read(whole[:20]) == ([], 0)
-    assert read(whole) == ([1], len(whole))
-
-
-def test_line_of_another_version_is_skipped() -> None:
-    content = b'{"iteration": 1}\n{torn\n[]\n' + metrics(4)
-    assert read(content) == ([4], len(content))
-
-
-def test_long_content_is_read_in_parts() -> None:
-    content = metrics(*([1] * MAX_LINES), 2)
-    first, offset = read(content)
-    assert len(first) == MAX_LINES
-    assert read(content, offset) == ([2], len(content))
+def test_long_file_is_read_in_parts(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text(metrics(*([1] * MAX_POINTS), 2))
+    reader = PointReader(run)
+    assert len(reader.read()) == MAX_POINTS
+    assert read(reader) == [2]

@@ -23,7 +23,7 @@ def test_secret_is_in_no_file(real: RunDir, variable: str) -> None:
     folder = real.root.parent.parent
     looked_at = files(folder)
     names = {path.name for path in looked_at}
-    assert {"provenance.json", "config.yaml", "rank0.log", "wandb.log", "mlflow.db"} <= names
+    assert {"provenance.json", "config.yaml", "rank0.log", "libraries0.log", "mlflow.db"} <= names
     assert {path.suffix for path in looked_at} >= {".wandb", ".log", ".json", ".jsonl"}
     value = SECRETS[variable].encode()
     for path in looked_at:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -87,6 +88,12 @@ sys.exit(upload.main(["mlflow", sys.argv[1]]))
 """
 
 
+def record(run: TrackedRun) -> dict[str, Any]:
+    status = read_status(run.folder.status)
+    assert status is not None
+    return status.tracking["mlflow"]
+
+
 def send(run: TrackedRun) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT, str(run.folder.root)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -121,11 +128,10 @@ def test_restarted_run_continues_its_mlflow_run(tracked: Make) -> None:
     assert rows(database, "select status from runs") == [("KILLED",)]
     with run.folder.metrics.open("a") as stream:
         stream.write(json.dumps(line(2)) + "\n")
-    delivery = json.loads(run.folder.delivery("mlflow").read_text())
-    # An upload that was killed after it sent iteration 1, and before it recorded so.
-    not_recorded = {**delivery, "ended": False, "iteration": 0}
-    run.folder.delivery("mlflow").write_text(json.dumps(not_recorded))
-    run = tracked(*words, status=Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00"))
+    # A rank that was killed after it sent iteration 1, and before it recorded so.
+    not_recorded = {**record(run), "ended": False, "iteration": 0}
+    completed = replace(preempted, state=State.COMPLETED, tracking={"mlflow": not_recorded})
+    run = tracked(*words, status=completed)
     assert send(run).returncode == 0
     assert rows(database, "select status from runs") == [("FINISHED",)]
     assert rows(database, "select step from metrics where key = 'train/loss'") == [(1,), (2,)]
@@ -188,16 +194,15 @@ def test_absent_server_is_recorded_as_trouble(
             uri = f"tracking.mlflow.tracking_uri={address}"
             run = tracked("tracking.mlflow.enabled=true", uri, status=ended)
             assert send(run).returncode == 1
-            delivery = json.loads(run.folder.delivery("mlflow").read_text())
-            assert delivery["trouble"].startswith("MlflowException: API request to ")
-            assert (delivery["id"], delivery["ended"]) == (None, False)
+            assert record(run)["trouble"].startswith("MlflowException: API request to ")
+            assert (record(run)["id"], record(run)["ended"]) == (None, False)
 
 
 @pytest.mark.slow
 def test_mlflow_is_less_patient_than_by_default() -> None:
     code = (
         "import os; from quantexp.training.tracking import mlflow;"
-        "os.environ.update({k: v for k, v in mlflow._PATIENCE.items() if k not in os.environ});"
+        "os.environ.update({k: v for k, v in mlflow._VARIABLES.items() if k not in os.environ});"
         "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT as t;"
         "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as r; print(t.get(), r.get())"
     )

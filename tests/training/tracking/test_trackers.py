@@ -119,7 +119,7 @@ def test_destinations_name_the_place_of_each_trackers_data() -> None:
 
 def test_choosing_trackers_imports_none_of_their_packages() -> None:
     code = (
-        "import sys, quantexp.training.tracking.clients, quantexp.training.tracking.upload;"
+        "import sys, quantexp.training.context, quantexp.training.tracking.upload;"
         "print([name for name in ('tensorboard', 'wandb', 'mlflow', 'torch') if name in sys.modules])"
     )
     process = subprocess.run(
