@@ -85,7 +85,7 @@ def cannot_write(run: RunDir, error: OSError) -> RunError:
 
 def may_write(run: RunDir) -> bool:
     """Whether this user may start a run in an existing folder; each part that a start moves or opens is asked."""
-    parts = (run.root, run.lock, run.claims, run.logs)
+    parts = (run.root, run.lock, run.logs)
     return all(os.access(part, os.W_OK) for part in parts if os.path.lexists(part))
 
 

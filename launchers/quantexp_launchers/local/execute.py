@@ -15,9 +15,8 @@ from quantexp.launch.attempt import Opened, open_run
 from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.launch.progress import live_line
 from quantexp.launch.summary import print_how_to_go_on, print_outcome
-from quantexp.runs.claim import LEASE_S
 from quantexp.runs.device import device_class
-from quantexp.runs.fencing import CLAIM
+from quantexp.runs.fencing import START, is_newest
 from quantexp.runs.outcome import (
     UnresponsiveError,
     record_exit,
@@ -101,22 +100,21 @@ def carry_out(
         on_stop: called after an interrupt with the grace period of the workers, in seconds.
     """
     launcher = experiment.launcher
-    with_claim = {} if folder.claim is None else {CLAIM: folder.claim.token}
+    start = {} if folder.claim is None else {START: folder.claim}
     try:
-        code = _start(launcher, folder, on_poll, lock, {**with_claim, **(variables or {})}, on_stop)
+        code = _start(launcher, folder, on_poll, lock, {**start, **(variables or {})}, on_stop)
         record: Callable[[], None] = partial(record_exit, folder.run, launcher.num_processes, code)
     except KeyboardInterrupt:
         record = partial(record_interruption, folder.run, launcher.num_processes)
     except UnresponsiveError as error:
         record = partial(record_unresponsive, folder.run, launcher.num_processes, error)
-    if folder.claim is not None and not folder.claim.is_valid():
-        if not folder.run.claims.is_dir():
+    if folder.claim is not None and not is_newest(folder.run, folder.claim):
+        if not folder.run.start.exists():
             raise RunError(
                 f"{folder.run.root} was deleted or moved while its run executed; start the run again"
             )
         raise RunInUseError(
-            f"{folder.run.root} was taken over by another machine, because this one was stopped or cut off for "
-            f"longer than {LEASE_S / 60:.0f} minutes"
+            f"{folder.run.root} was taken over by another process, because the claim of this one was deleted"
         )
     finish_capture(folder.run.captured(experiment.capture.dir))
     record()

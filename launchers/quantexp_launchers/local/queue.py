@@ -19,7 +19,7 @@ from rich.markup import escape
 from quantexp.errors import QuantexpError, RunError, RunInUseError
 from quantexp.launch.attempt import open_run
 from quantexp.launch.outcome import Outcome, outcome
-from quantexp.runs.claim import is_claimed
+from quantexp.runs.claim import claimant
 from quantexp.runs.device import device_class
 from quantexp.runs.lock import is_locked
 from quantexp.runs.outcome import record_cancellation
@@ -177,4 +177,4 @@ class Queue:
 
 
 def _is_in_use(item: Item) -> bool:
-    return item.run is not None and (is_locked(item.run) or is_claimed(item.run))
+    return item.run is not None and (is_locked(item.run) or claimant(item.run) is not None)

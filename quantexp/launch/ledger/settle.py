@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from quantexp.errors import RunError
 from quantexp.launch.backend import Standing
+from quantexp.runs.claim import drop_dead_claim
 from quantexp.runs.lock import take_lock
 from quantexp.runs.status import State, finish, read_status, write_status
 
@@ -49,6 +50,7 @@ def _record(standing: Standing, state: State) -> Standing:
         if standing.job is not None:
             status.job_id = standing.job.id
         run.reserve.unlink(missing_ok=True)
+        drop_dead_claim(run)
         write_status(run.status, status)
     finally:
         os.close(lock)
