@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -23,12 +22,12 @@ from quantexp.runs.outcome import (
     record_interruption,
     record_unresponsive,
 )
-from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import command_line
 from quantexp.runs.snapshot import environment
-from quantexp.runs.status import State, read_status
-from quantexp.schema import Experiment, LauncherConfig
+from quantexp.runs.status import State
+from quantexp.schema import Experiment
 from quantexp.terminal.messages import complain
+from quantexp_launchers.local import processes
 from quantexp_launchers.local.slots import make_slots
 
 
@@ -102,7 +101,14 @@ def carry_out(
     launcher = experiment.launcher
     start = {} if folder.claim is None else {START: folder.claim}
     try:
-        code = _start(launcher, folder, on_poll, lock, {**start, **(variables or {})}, on_stop)
+        code = processes.run_workers(
+            folder.run,
+            launcher,
+            on_poll,
+            {**environment(folder.snapshot), **start, **(variables or {})},
+            keep_open=(lock,),
+            on_stop=on_stop,
+        )
         record: Callable[[], None] = partial(record_exit, folder.run, launcher.num_processes, code)
     except KeyboardInterrupt:
         record = partial(record_interruption, folder.run, launcher.num_processes)
@@ -118,63 +124,3 @@ def carry_out(
         )
     finish_capture(folder.run.captured(experiment.capture.dir))
     record()
-
-
-def _start(
-    launcher: LauncherConfig,
-    folder: Opened,
-    update: Callable[[], None],
-    lock: int,
-    more: Mapping[str, str],
-    on_stop: Callable[[float], None],
-) -> int:
-    """Start the workers, wait for their end, and return the exit code."""
-    from quantexp_launchers.local import processes
-
-    run, variables = folder.run, {**environment(folder.snapshot), **more}
-    if launcher.num_processes == 1:
-        return processes.run_worker(
-            run.root,
-            run.rank_log(0),
-            update,
-            variables,
-            keep_open=(lock,),
-            on_stop=on_stop,
-            timeout_min=launcher.timeout_min,
-        )
-    overdue = Overdue(run, launcher.timeout_min)
-
-    def keep_running() -> bool:
-        update()
-        return not overdue.look()
-
-    return processes.run_ranks(
-        run.root,
-        launcher.num_processes,
-        launcher.num_threads,
-        run.torchrun_log,
-        keep_running,
-        variables,
-        keep_open=(lock,),
-        on_stop=on_stop,
-        timeout_min=launcher.timeout_min,
-    )
-
-
-class Overdue:
-    """Whether rank 0 recorded its end so long ago that another rank must be hanging."""
-
-    def __init__(
-        self, run: RunDir, timeout_min: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._run, self._timeout_s, self._clock = run, timeout_min * 60, clock
-        self._ended_at: float | None = None
-
-    def look(self) -> bool:
-        """Call several times a second."""
-        if self._ended_at is None:
-            status = read_status(self._run.status)
-            if status is None or status.finished is None:
-                return False
-            self._ended_at = self._clock()
-        return self._clock() - self._ended_at > self._timeout_s
