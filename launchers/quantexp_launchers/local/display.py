@@ -24,7 +24,7 @@ from quantexp.runs.status import State
 from quantexp.terminal.escaping import printable
 from quantexp.terminal.units import clock
 from quantexp_launchers.local.processes import GRACE_S
-from quantexp_launchers.local.sheet import Item, Place
+from quantexp_launchers.local.sweep import Item, Place
 
 
 class Display:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from quantexp_launchers.local.display import Display, ended_line, summary
-from quantexp_launchers.local.prepare import prepare_sheet
-from quantexp_launchers.local.sheet import Item, Place
+from quantexp_launchers.local.sweep import Item, Place, prepare
 from rich.console import Console
 
 from quantexp.launch.outcome import Outcome
@@ -25,7 +24,7 @@ METRICS = '{"iteration": 2, "loss": 5.5, "tokens_per_s": 1234.5}\n'
 def items(make: Callable[..., Experiment], workers: Workers) -> list[Item]:
     schemes = ["FA_linear_mxfp8", "FA_linear_hifp8"]
     points = [(make(seed, scheme=scheme), 0) for seed in (1, 2) for scheme in schemes]
-    return prepare_sheet(points, Console(quiet=True)).items
+    return prepare(points, Console(quiet=True)).items
 
 
 def run_of(item: Item) -> RunDir:
