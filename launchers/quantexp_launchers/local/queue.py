@@ -42,7 +42,7 @@ class Queue:
         self.sweep, self.stop, self.display = sweep, stop, display
         self.free = list(slots)
         self.running: dict[Future[Outcome | None], tuple[Item, Slot]] = {}
-        self._checked_at = 0.0
+        self._looked_at = 0.0
 
     def work(self) -> None:
         """Execute until every run is done, or until a stop was requested and no run is running."""
@@ -50,7 +50,6 @@ class Queue:
             try:
                 while self._has_work():
                     if not self.stop.requested:
-                        self._release_unlocked()
                         self._fill_slots(pool)
                     self._wait()
                     self.display.update(self.stop.count)
@@ -66,22 +65,16 @@ class Queue:
         all_done = all(item.place is Place.DONE for item in self.sweep.items)
         return not self.stop.requested and not all_done
 
-    def _release_unlocked(self) -> None:
-        """Make runs pending again whose lock another process has released."""
-        if time.monotonic() - self._checked_at < LOOK_S:
-            return
-        self._checked_at = time.monotonic()
-        for item in self.sweep.items:
-            if item.place is Place.IN_USE and not _is_in_use(item):
-                item.place = Place.WAITING
-
     def _fill_slots(self, pool: ThreadPoolExecutor) -> None:
-        """Start a run in every free slot."""
-        stage = self._stage()
+        """Start a run in every free slot; sometimes also look at those that other processes execute."""
+        stage, places = self._stage(), {Place.WAITING}
+        if self.free and time.monotonic() - self._looked_at >= LOOK_S:
+            self._looked_at = time.monotonic()
+            places.add(Place.IN_USE)
         for item in self.sweep.items:
             if not self.free:
                 return
-            if item.place is not Place.WAITING or item.stage != stage:
+            if item.place not in places or item.stage != stage:
                 continue
             if _is_in_use(item):
                 item.place = Place.IN_USE

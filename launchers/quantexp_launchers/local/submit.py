@@ -101,7 +101,8 @@ def work_through(sweep: Sweep, slots: Sequence[Slot], console: Console) -> int:
         RunError: the list cannot be written.
         KeyboardInterrupt: a stop was requested; no run is running.
     """
-    with count_stop_requests() as stop, sweep.locked(), Display(sweep.items, console) as display:
+    display = Display(sweep.items, console)
+    with count_stop_requests() as stop, sweep.locked(), display.shown():
         Queue(sweep, slots, stop, display).work()
     outcomes = [item.outcome for item in sweep.items if item.outcome is not None]
     failures = [(i.experiment, i.reason) for i in sweep.items if i.outcome is None]

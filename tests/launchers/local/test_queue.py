@@ -41,7 +41,7 @@ def work(workers: Workers, console: Console, monkeypatch: pytest.MonkeyPatch) ->
     ) -> Sweep:
         sweep = prepare(points, console)
         meanwhile(sweep)
-        with sweep.locked(), Display(sweep.items, console) as display:
+        with sweep.locked(), Display(sweep.items, console).shown() as display:
             Queue(sweep, make_slots(num_slots, 1), stop or Stop(), display).work()
         return sweep
 
