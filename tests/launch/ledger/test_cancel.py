@@ -220,7 +220,7 @@ def test_run_of_another_machine_is_named_and_left_alone(make_run: MakeRun) -> No
     assert not outcome.done
     assert outcome.words == (
         "far, process 7: it is not a process of yours here; on far, as the user who started it: quantexp cancel "
-        f"{run.root}"
+        f"{run.root}; if that machine is off, delete {run.claim}"
     )
     assert state_and_reason(run)[0] is State.RUNNING
 

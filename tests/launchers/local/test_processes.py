@@ -390,6 +390,7 @@ def test_killed_quantexp_leaves_nothing(
         f"its quantexp command, process {run.process.pid}, ended without ending it (killed?)"
     )
     os.close(take_lock(run.run, patience_s=10))
+    assert not run.run.claim.exists(), "other machines may go on with it"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from quantexp_launchers.local.display import Display
 from quantexp_launchers.local.queue import Queue
 from quantexp_launchers.local.slots import make_slots
 from quantexp_launchers.local.stop import Stop
-from quantexp_launchers.local.sweep import Place, Sweep, prepare
+from quantexp_launchers.local.sweep import Sweep, prepare
 from rich.console import Console
 
 from quantexp.launch import attempt
@@ -379,8 +379,3 @@ def test_run_whose_folder_vanished_is_created_again(
     sweep = work([(make(1), 0)], meanwhile=vanish)
     assert states(sweep) == ["completed"]
     assert run_of(sweep).config.is_file()
-
-
-def test_every_item_is_over_in_the_end(work: Work, make: Callable[..., Experiment]) -> None:
-    sweep = work([(make(seed), 0) for seed in (1, 2)])
-    assert {item.place for item in sweep.items} == {Place.DONE}
