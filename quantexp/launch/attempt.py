@@ -34,7 +34,7 @@ from quantexp.launch.recorded import recorded, require_own_captures, root_of
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import require_room
 from quantexp.quant.slots import python_sources
-from quantexp.runs.claim import Claim, take_claim
+from quantexp.runs.claim import claimed
 from quantexp.runs.lock import PROBE_S, cannot_write, may_write, take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import (
@@ -65,8 +65,8 @@ class Opened:
     notice: str | None = None
     #: The job in which the run is pending or running ("job 12 is waiting"); None if a new attempt is ready.
     elsewhere: str | None = None
-    #: This process's claim on the folder, if a new attempt is ready.
-    claim: Claim | None = None
+    #: The name of this process's claim on the folder, and of the start that may write there; if an attempt is ready.
+    claim: str | None = None
     #: Another process of the same sweep has ended the run for good; no new attempt is ready.
     settled: bool = False
 
@@ -139,11 +139,7 @@ def open_run(
         if not folder.ready:
             yield folder, lock
             return
-        try:
-            claim = take_claim(run)
-        except OSError as error:
-            raise cannot_write(run, error) from error
-        with claim.touching():
+        with claimed(run) as claim:
             # Another machine may have ended the run meanwhile.
             folder = replace(look(), claim=claim)
             if folder.ready:
@@ -299,7 +295,7 @@ def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ())
         folder: [
             p
             for p in folder.root.iterdir()
-            if p not in (folder.attempts, folder.lock, folder.claims)
+            if p not in (folder.attempts, folder.lock, folder.claim, folder.start)
         ]
         for folder in folders
         if folder.root.is_dir()

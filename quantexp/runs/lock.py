@@ -6,10 +6,12 @@ process that has the file open ends. Child processes inherit the lock, so a work
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from quantexp.errors import RunError, RunInUseError
@@ -39,6 +41,16 @@ def take_lock(run: RunDir, patience_s: float = PROBE_S) -> int:
         os.close(lock)
         raise
     return lock
+
+
+@contextlib.contextmanager
+def locked(run: RunDir, patience_s: float = PROBE_S) -> Iterator[int]:
+    """Hold the folder's lock in this context; yields its file descriptor, and raises as `take_lock`."""
+    lock = take_lock(run, patience_s)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def is_locked(run: RunDir) -> bool:
@@ -85,7 +97,7 @@ def cannot_write(run: RunDir, error: OSError) -> RunError:
 
 def may_write(run: RunDir) -> bool:
     """Whether this user may start a run in an existing folder; each part that a start moves or opens is asked."""
-    parts = (run.root, run.lock, run.claims, run.logs)
+    parts = (run.root, run.lock, run.logs)
     return all(os.access(part, os.W_OK) for part in parts if os.path.lexists(part))
 
 

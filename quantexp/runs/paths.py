@@ -259,13 +259,13 @@ class RunDir:
         return self.root / ".lock"
 
     @property
-    def claims(self) -> Path:
-        """The claims on the folder, for machines that do not see each other's locks."""
-        return self.root / ".claims"
+    def claim(self) -> Path:
+        """Who starts or executes the run, for machines that do not see each other's locks."""
+        return self.root / ".claim"
 
     @property
     def start(self) -> Path:
-        """The fencing token of a submitted run: the start of the job that may write here."""
+        """The fencing token: the name of the start that may write here."""
         return self.root / ".start"
 
     def captured(self, capture_dir: str | None) -> Path:

@@ -24,7 +24,8 @@ from quantexp.extra import Service, required
 from quantexp.processes.unresponsive import leave_if_stuck
 from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
 from quantexp.runs.disk import explanation
-from quantexp.runs.fencing import TakenOverError
+from quantexp.runs.claim import drop_claim
+from quantexp.runs.fencing import TakenOverError, own_start
 from quantexp.runs.lock import take_lock
 from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir
@@ -196,7 +197,9 @@ class Worker:
             return self._end(State.PREEMPTED, ENDED_FROM_OUTSIDE, 130)
         if self._signal != "SIGINT" and (command := ended_command(os.environ)) is not None:
             why = f"its quantexp command, process {command}, ended without ending it (killed?)"
-            return self._end(State.PREEMPTED, why, 130)
+            code = self._end(State.PREEMPTED, why, 130)
+            drop_claim(self.context.run, own_start())
+            return code
         return self._end(State.CANCELLED, INTERRUPTED, 130)
 
     def _run(self) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from quantexp.cli.captures import check
-from quantexp.runs.status import State, Status, now, write_status
+from quantexp.runs.claim import Claim
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, now, write_json, write_status
 from quantexp.schema import StoreKind
 from tests.hostile.captured import write_capture
 
@@ -16,6 +18,9 @@ def test_run_on_another_machine_whose_lock_is_invisible_still_writes(tmp_path: P
     (folder / "mxfp8" / "half.pt.part").write_bytes(b"half")
     status = Status(State.RUNNING, host="far", pid=1, started=now())
     write_status(tmp_path / "status.json", status)
+    write_json(
+        RunDir(tmp_path).claim, vars(Claim("0123", "far", 7, "", "another boot", "another machine"))
+    )
     checked = check(str(tmp_path), {})
     assert "still being written" in checked.notes
     assert not checked.problems

@@ -15,6 +15,7 @@ import pytest
 
 from quantexp.cli import ledger
 from quantexp.cli.main import main
+from quantexp.runs.claim import Claim
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, read_status, write_json, write_status
@@ -176,7 +177,8 @@ def test_cancel_lists_cancelled_runs_and_failures(
         "stopping 1 run; what has not ended after 25 s is killed",
         "cancelled  m_d_bf16-1: job 7_4 waiting (Resources)",
     ]
-    make_run("m_d_FA-2", State.RUNNING, host="far", pid=7)
+    far = make_run("m_d_FA-2", State.RUNNING, host="far", pid=7)
+    write_json(far.claim, vars(Claim("0123", "far", 7, "", "another boot", "another machine")))
     assert main(["cancel"]) == 1
     captured = capsys.readouterr()
     assert "\nnot cancelled  m_d_FA-2: far, process 7: it is not a process of" in captured.out

@@ -1,6 +1,7 @@
 """The command of a run with fake workers: `python driver.py RUN MOMENT NUM_PROCESSES TIMEOUT_S`.
 
-It does what `quantexp` does once the folder is prepared: holds the lock, starts the workers, waits, records their end.
+It does what `quantexp` does once the folder is prepared: takes lock and claim, starts the workers, waits, records the
+end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from quantexp_launchers.local import execute, processes
 
 from quantexp.config.load import read
 from quantexp.launch.attempt import Opened
+from quantexp.runs.claim import claimed
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir
 
@@ -35,7 +37,8 @@ def main(root: str, moment: str, num_processes: int, timeout_s: float) -> None:
     experiment.launcher.num_processes = num_processes
     experiment.launcher.timeout_min = timeout_s / 60
     lock = take_lock(run)
-    execute.carry_out(experiment, Opened(run, run.root), lock, lambda: None)
+    with claimed(run) as claim:
+        execute.carry_out(experiment, Opened(run, run.root, claim=claim), lock, lambda: None)
 
 
 if __name__ == "__main__":

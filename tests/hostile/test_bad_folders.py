@@ -139,8 +139,8 @@ def test_the_other_runs_are_shown_as_ever_and_the_damaged_file_is_named(
 def test_damage_to_a_run_that_has_not_ended_harms_no_other(
     root: Root, cases: Iterator[random.Random], state: str
 ) -> None:
-    """Such a run is read further: its lock, its claims, its capture and the time it has left."""
-    files = [*READERS, ".lock", ".claims/00000001"]
+    """Such a run is read further: its lock, its claim, its capture and the time it has left."""
+    files = [*READERS, ".lock", ".claim"]
     for rng in islice(cases, 20):
         folder = root.folder / BAD
         shutil.rmtree(folder, ignore_errors=True)
@@ -155,8 +155,7 @@ def test_damage_to_a_run_that_has_not_ended_harms_no_other(
         }
         content |= {"capture": {"tensors": 3}, "tracking": {}}
         (folder / "status.json").write_text(json.dumps(content))
-        (folder / ".claims").mkdir(exist_ok=True)
-        (folder / ".claims" / "00000001").write_text("{}")
+        (folder / ".claim").write_text("{}")
         (folder / ".lock").touch()
         file = folder / rng.choice(files)
         kind = rng.choice(sorted(damages_of(file)))

@@ -126,12 +126,8 @@ def test_new_attempt_moves_the_earlier_one_aside_untouched(experiment: Experimen
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files of an attempt; the lock and the claims belong to the folder."""
-    files = (
-        p
-        for p in folder.rglob("*")
-        if p.is_file() and p.name != ".lock" and p.parent.name != ".claims"
-    )
+    """The files of an attempt; the lock and the fencing token belong to the folder."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name not in (".lock", ".start"))
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 

@@ -1,29 +1,42 @@
-"""Claims between machines that do not see each other's locks, on a real disk."""
+"""Claims between machines that do not see each other's locks."""
 
 from __future__ import annotations
 
-import errno
+import json
 import os
-import time
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from quantexp.errors import RunInUseError, UnreadableError
-from quantexp.runs import claim as module
+from quantexp.errors import RunError, RunInUseError
 from quantexp.runs.claim import (
-    LEASE_S,
-    Disk,
-    Machine,
-    inherited_claim,
-    is_claimed,
-    take_claim,
-    this_machine,
+    Claim,
+    claimant,
+    claimed,
+    drop_claim,
+    drop_dead_claim,
+    own_claim,
+    read_claim,
 )
-from quantexp.runs.fencing import CLAIM, is_ours
+from quantexp.runs.fencing import START, is_ours
 from quantexp.runs.paths import RunDir
 
-FAR = Machine("another boot", "another installation", "far")
+FAR = Claim("0123", "far", 7, "12", "another boot", "another installation")
+#: Claims a folder as its machine's process, and waits.
+HOLDS = """
+import sys
+from pathlib import Path
+from quantexp.runs.claim import claimed
+from quantexp.runs.paths import RunDir
+with claimed(RunDir(Path(sys.argv[1]))):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -31,101 +44,122 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def test_claim_of_another_machine_counts_until_it_is_over(run: RunDir) -> None:
-    claim = take_claim(run, FAR)
-    assert is_claimed(run)
-    with pytest.raises(
-        RunInUseError,
-        match=rf"is in use by process {os.getpid()} on far; wait for it, or stop it there\. If that machine is off, "
-        "wait 3 minutes",
+def put(run: RunDir, claim: Claim) -> None:
+    run.claim.write_text(json.dumps(asdict(claim)))
+
+
+@pytest.mark.parametrize(("job", "words"), [("12", r" \(SLURM job 12\)"), ("", "")])
+def test_claim_of_another_machine_is_refused_with_host_process_and_job(
+    run: RunDir, job: str, words: str
+) -> None:
+    put(run, replace(FAR, job=job))
+    message = (
+        rf"{re.escape(str(run.root))} is in use by process 7 on far{words}; wait for it, or stop it there\. "
+        rf"If that process is gone, delete {re.escape(str(run.claim))}$"
+    )
+    with pytest.raises(RunInUseError, match=message), claimed(run):
+        pass
+    assert read_claim(run) == replace(FAR, job=job), "it is still the other's"
+    assert claimant(run) == replace(FAR, job=job)
+
+
+def test_claim_ends_with_its_context(run: RunDir) -> None:
+    with claimed(run) as name:
+        claim = read_claim(run)
+        assert claim is not None
+        assert (claim.name, claim.pid, claim.host) == (name, os.getpid(), os.uname().nodename)
+    assert not run.claim.exists()
+    with pytest.raises(ZeroDivisionError), claimed(run):
+        raise ZeroDivisionError
+    assert not run.claim.exists()
+
+
+def test_claim_names_its_job(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    with claimed(run):
+        assert str(read_claim(run)).endswith("(SLURM job 4711)")
+
+
+def test_claim_of_a_killed_process_of_this_machine_delays_no_other(run: RunDir) -> None:
+    words = [sys.executable, "-c", HOLDS, str(run.root)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"claimed\n"
+        process.send_signal(signal.SIGKILL)
+    assert run.claim.exists()
+    assert claimant(run) is None
+    with claimed(run) as name:
+        claim = read_claim(run)
+        assert claim is not None
+        assert (claim.name, claim.pid) == (name, os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("boot", "machine", "host", "same"),
+    [
+        ("another boot", "here", "host", True),
+        ("this boot", "", "container", True),
+        ("another boot", "", "host", False),
+        ("another boot", "here", "clone", False),
+    ],
+)
+def test_machine_is_the_same_after_a_boot_and_another_if_only_the_name_is_equal(
+    boot: str, machine: str, host: str, same: bool
+) -> None:
+    here = Claim("1", "host", 1, "", "this boot", "here")
+    assert Claim("2", host, 2, "", boot, machine).is_of(here) is same
+
+
+def test_claimant_alone_may_write(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    with claimed(run) as name:
+        monkeypatch.setenv(START, name)
+        assert is_ours(run)
+        run.claim.unlink()  # its user believes it dead
+        with claimed(run) as other:
+            assert not is_ours(run)
+            monkeypatch.setenv(START, other)
+            assert is_ours(run)
+    assert not run.claim.exists()
+
+
+def test_end_of_a_claimant_leaves_the_claim_of_the_next(run: RunDir) -> None:
+    with claimed(run):
+        put(run, FAR)
+    assert read_claim(run) == FAR
+    drop_dead_claim(run)
+    assert read_claim(run) == FAR
+    put(run, replace(own_claim(), name="dead"))
+    drop_dead_claim(run)
+    assert not run.claim.exists()
+
+
+def test_claim_that_cannot_be_read_is_another_machine_s(run: RunDir) -> None:
+    run.claim.write_text("{")
+    with (
+        pytest.raises(RunInUseError, match="is in use by a process on another machine; wait for"),
+        claimed(run),
     ):
-        take_claim(run)
-    claim.end()
-    assert not is_claimed(run)
-    assert take_claim(run).is_valid()
-    assert not claim.is_valid()
+        pass
+    drop_claim(run, "")
+    drop_dead_claim(run)
+    assert run.claim.read_text() == "{"
 
 
-def test_claim_that_nobody_touches_ends_with_its_lease(run: RunDir) -> None:
-    claim = take_claim(run, FAR)
-    long_ago = time.time() - LEASE_S - 5
-    os.utime(claim.disk.file(1), (long_ago, long_ago))
-    assert not is_claimed(run)
-    take_claim(run)
-
-
-def test_dead_claim_of_this_machine_delays_no_process(run: RunDir) -> None:
-    """Its lock was free, or the caller would not have come this far."""
-    take_claim(run)
-    here = this_machine()
-    take_claim(run, Machine("the boot before", here.id, here.host))
-    assert not is_claimed(run)
-    assert take_claim(run).is_valid()
-
-
-def test_one_of_two_claimants_of_a_number_gets_it(run: RunDir) -> None:
-    take_claim(run, FAR).end()
-
-    class OldList(Disk):
-        def numbers(self) -> list[int]:
-            return []
-
-    with pytest.raises(RunInUseError, match="was just taken by another process; wait for it"):
-        take_claim(run, disk=OldList(run))
-
-
-def test_process_continues_its_parent_s_claim_even_after_a_gap(
+def test_folder_that_cannot_be_written_keeps_no_claim(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = take_claim(run)
-    monkeypatch.setenv(CLAIM, claim.token)
-    assert is_ours(run)
-    worker = inherited_claim(run, claim.token)
-    monkeypatch.setattr(module, "SAFE_S", -1.0)
-    assert worker.is_valid()
-    assert claim.is_valid(), "the next number is the same claimant's"
-    assert claim.disk.numbers() == [1, 2, 3, 4], "a worker does not know when its parent checked"
-    monkeypatch.setattr(module, "SAFE_S", 90.0)
-    claim.end()
-    take_claim(run, FAR)
-    assert not worker.is_valid()
-    assert not is_ours(run)
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("quantexp.runs.claim.take_over", full)
+    with pytest.raises(RunError, match="cannot be written: No space left on device"), claimed(run):
+        pass
+    assert not run.claim.exists()
 
 
-def test_claim_is_over_when_its_context_ends(run: RunDir) -> None:
-    claim = take_claim(run, FAR)
-    with claim.touching():
-        assert is_claimed(run)
-    assert not is_claimed(run)
-
-
-def test_claim_stays_valid_while_the_disk_fails_for_a_moment(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = take_claim(run)
-
-    def fail(file: Path, most: int) -> str:
-        error = OSError(errno.EIO, "Input/output error")
-        raise UnreadableError(f"{file} cannot be read") from error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "read_text", fail)
-        assert claim.is_valid()
-        patch.setattr(module, "SAFE_S", -1.0)
-        with pytest.raises(OSError, match="Input/output error"):
-            claim.is_valid()
-    assert claim.is_valid()
-
-
-def test_claim_that_cannot_be_read_is_another_machine_s(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_claim(run)
-
-    def fail(file: Path, most: int) -> str:
-        error = PermissionError(errno.EACCES, "Permission denied")
-        raise UnreadableError(f"{file} cannot be read") from error
-
-    monkeypatch.setattr(module, "read_text", fail)
-    with pytest.raises(RunInUseError, match="in use by a process on another machine"):
-        take_claim(run)
+def test_deleted_folder_does_not_come_back(run: RunDir, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.root.mkdir()
+    with claimed(run):
+        run.root.rename(tmp_path / "elsewhere")
+    assert not run.root.exists()

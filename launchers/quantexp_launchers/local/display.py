@@ -11,29 +11,28 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from quantexp.launch.outcome import Outcome, stopping_words
+from quantexp.launch.outcome import stopping_words
 from quantexp.launch.progress import PlainLines, RunLine, captured_size, lines_table
 from quantexp.runs.status import State
 from quantexp.terminal.escaping import printable
 from quantexp.terminal.units import clock
 from quantexp_launchers.local.processes import GRACE_S
-from quantexp_launchers.local.sheet import Item, Place
+from quantexp_launchers.local.sweep import Item, Place
 
 
 class Display:
-    """Shows the runs of a sweep, as a context manager; other threads may only call `say`."""
+    """Shows the runs of a sweep; other threads may only call `say`."""
 
     def __init__(self, items: Sequence[Item], console: Console) -> None:
         self.items, self.console = items, console
         self.lines: dict[int, RunLine] = {}
-        self.plain = PlainLines(self._say_plain)
+        self.plain = PlainLines(lambda words: self.say(escape(words)))
         self.summary = Text(no_wrap=True, overflow="ellipsis")
         self.live = Live(
             get_renderable=self._render, console=console, transient=True, refresh_per_second=4
@@ -41,19 +40,15 @@ class Display:
         self._began = time.monotonic()
         self._stopping = False
 
-    def __enter__(self) -> Display:
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[Display]:
+        """Show the runs until the end of this context."""
         self.update(0)
         if self.console.is_terminal:
             self.live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.console.is_terminal:
+        try:
+            yield self
+        finally:
             with self._ignore_closed_output():
                 self.live.stop()
 
@@ -89,12 +84,6 @@ class Display:
         elif not self.console.is_terminal:
             self.say(f"postponed  {escape(item.label)}: another process holds its lock")
 
-    def _say_stopping(self) -> None:
-        """Print the message of the first Ctrl-C, once and immediately."""
-        if not self._stopping:
-            self._stopping = True
-            self.say(stopping_words(GRACE_S))
-
     def update(self, num_interrupts: int) -> None:
         """Read the run folders and refresh the display."""
         for line in self.lines.values():
@@ -102,8 +91,10 @@ class Display:
             if not self.console.is_terminal:
                 self.plain.update(line, f"{line.name}: ")
         words = summary(self.items)
+        if num_interrupts and not self._stopping:
+            self._stopping = True
+            self.say(stopping_words(GRACE_S))
         if num_interrupts:
-            self._say_stopping()
             words = f"stopping (Ctrl-C again stops at once): {words}"
         self.summary.plain = f"{words}  {clock(time.monotonic() - self._began)}"
 
@@ -111,9 +102,6 @@ class Display:
         """The counts, and a line for each running run."""
         lines = list(self.lines.values())
         return Group(self.summary, *([lines_table(lines, self.console.width)] if lines else []))
-
-    def _say_plain(self, words: str) -> None:
-        self.say(escape(words))
 
 
 def summary(items: Sequence[Item]) -> str:
@@ -142,10 +130,7 @@ def ended_line(item: Item) -> str:
         return f"[red]failed[/]     {label}: {escape(item.reason)}"
     if item.outcome.state is not State.COMPLETED:
         return f"[red]{item.outcome.state.value:10}[/] {label}: {escape(item.outcome.reason)}"
-    return _completed(label, item.outcome)
-
-
-def _completed(label: str, outcome: Outcome) -> str:
+    outcome = item.outcome
     word = "skipped" if outcome.skipped else "completed"
     words = [f"loss {outcome.metrics['loss']:.4f}"] if outcome.metrics else []
     if not outcome.experiment.evaluate.only:

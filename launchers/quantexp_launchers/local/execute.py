@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -15,21 +14,20 @@ from quantexp.launch.attempt import Opened, open_run
 from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.launch.progress import live_line
 from quantexp.launch.summary import print_how_to_go_on, print_outcome
-from quantexp.runs.claim import LEASE_S
 from quantexp.runs.device import device_class
-from quantexp.runs.fencing import CLAIM
+from quantexp.runs.fencing import START, is_newest
 from quantexp.runs.outcome import (
     UnresponsiveError,
     record_exit,
     record_interruption,
     record_unresponsive,
 )
-from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import command_line
 from quantexp.runs.snapshot import environment
-from quantexp.runs.status import State, read_status
-from quantexp.schema import Experiment, LauncherConfig
+from quantexp.runs.status import State
+from quantexp.schema import Experiment
 from quantexp.terminal.messages import complain
+from quantexp_launchers.local import processes
 from quantexp_launchers.local.slots import make_slots
 
 
@@ -101,82 +99,28 @@ def carry_out(
         on_stop: called after an interrupt with the grace period of the workers, in seconds.
     """
     launcher = experiment.launcher
-    with_claim = {} if folder.claim is None else {CLAIM: folder.claim.token}
+    start = {} if folder.claim is None else {START: folder.claim}
     try:
-        code = _start(launcher, folder, on_poll, lock, {**with_claim, **(variables or {})}, on_stop)
+        code = processes.run_workers(
+            folder.run,
+            launcher,
+            on_poll,
+            {**environment(folder.snapshot), **start, **(variables or {})},
+            keep_open=(lock,),
+            on_stop=on_stop,
+        )
         record: Callable[[], None] = partial(record_exit, folder.run, launcher.num_processes, code)
     except KeyboardInterrupt:
         record = partial(record_interruption, folder.run, launcher.num_processes)
     except UnresponsiveError as error:
         record = partial(record_unresponsive, folder.run, launcher.num_processes, error)
-    if folder.claim is not None and not folder.claim.is_valid():
-        if not folder.run.claims.is_dir():
+    if folder.claim is not None and not is_newest(folder.run, folder.claim):
+        if not folder.run.start.exists():
             raise RunError(
                 f"{folder.run.root} was deleted or moved while its run executed; start the run again"
             )
         raise RunInUseError(
-            f"{folder.run.root} was taken over by another machine, because this one was stopped or cut off for "
-            f"longer than {LEASE_S / 60:.0f} minutes"
+            f"{folder.run.root} was taken over by another process, because the claim of this one was deleted"
         )
     finish_capture(folder.run.captured(experiment.capture.dir))
     record()
-
-
-def _start(
-    launcher: LauncherConfig,
-    folder: Opened,
-    update: Callable[[], None],
-    lock: int,
-    more: Mapping[str, str],
-    on_stop: Callable[[float], None],
-) -> int:
-    """Start the workers, wait for their end, and return the exit code."""
-    from quantexp_launchers.local import processes
-
-    run, variables = folder.run, {**environment(folder.snapshot), **more}
-    if launcher.num_processes == 1:
-        return processes.run_worker(
-            run.root,
-            run.rank_log(0),
-            update,
-            variables,
-            keep_open=(lock,),
-            on_stop=on_stop,
-            timeout_min=launcher.timeout_min,
-        )
-    overdue = Overdue(run, launcher.timeout_min)
-
-    def keep_running() -> bool:
-        update()
-        return not overdue.look()
-
-    return processes.run_ranks(
-        run.root,
-        launcher.num_processes,
-        launcher.num_threads,
-        run.torchrun_log,
-        keep_running,
-        variables,
-        keep_open=(lock,),
-        on_stop=on_stop,
-        timeout_min=launcher.timeout_min,
-    )
-
-
-class Overdue:
-    """Whether rank 0 recorded its end so long ago that another rank must be hanging."""
-
-    def __init__(
-        self, run: RunDir, timeout_min: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._run, self._timeout_s, self._clock = run, timeout_min * 60, clock
-        self._ended_at: float | None = None
-
-    def look(self) -> bool:
-        """Call several times a second."""
-        if self._ended_at is None:
-            status = read_status(self._run.status)
-            if status is None or status.finished is None:
-                return False
-            self._ended_at = self._clock()
-        return self._clock() - self._ended_at > self._timeout_s

@@ -8,7 +8,6 @@ kernel ends the worker, or torchrun, which ends its ranks.
 """
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -20,11 +19,11 @@ from pathlib import Path
 import psutil
 
 from quantexp.processes import with_parent
-from quantexp.processes.silence import Watch
 from quantexp.runs.outcome import UnresponsiveError
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import RENDEZVOUS
-from quantexp_launchers.local.watch import RankWatch, require_progress
+from quantexp.schema import LauncherConfig
+from quantexp_launchers.local.watch import RunWatch
 
 #: Makes a worker end when its parent process ends for any reason.
 WITH_PARENT = "--with-parent"
@@ -54,145 +53,91 @@ def command(run_dir: Path, num_processes: int = 1) -> list[str]:
     ]
 
 
-def run_worker(
-    run_dir: Path,
-    log: Path,
+def run_workers(
+    run: RunDir,
+    launcher: LauncherConfig,
     on_poll: Callable[[], None],
     variables: Mapping[str, str],
     keep_open: tuple[int, ...] = (),
     on_stop: Callable[[float], None] = _nothing,
-    timeout_min: float = math.inf,
 ) -> int:
-    """Run one worker to its end and return its exit code.
+    """Run the workers of a prepared run to their end; no process that torchrun started outlives this call.
 
     Args:
-        run_dir: a prepared run folder.
-        log: the file for its standard output and error.
-        on_poll: called several times a second; an exception in it ends the worker, a second one kills it.
-        variables: environment variables of the worker, added to this process's environment.
-        keep_open: file descriptors the worker inherits, so that it keeps the folder's lock if this process dies.
-        on_stop: called with the grace period in seconds when an exception of `on_poll` ends the worker.
-        timeout_min: minutes without progress after which the worker is ended.
-
-    Raises:
-        UnresponsiveError: the worker made no progress, and was ended.
-    """
-    with log.open("ab") as stream:
-        process = subprocess.Popen(
-            [*command(run_dir), WITH_PARENT],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            pass_fds=keep_open,
-            env={**os.environ, **variables, **_own_ids()},
-        )
-        run, watch = RunDir(run_dir), Watch(process.pid, timeout_min * 60)
-        try:
-            while process.poll() is None:
-                on_poll()
-                require_progress(run, 0, watch, timeout_min)
-                time.sleep(POLL_S)
-        except UnresponsiveError:
-            _stop(process, on_poll, _nothing)
-            raise
-        except BaseException:
-            _stop(process, on_poll, on_stop)
-            raise
-        on_poll()
-    return process.returncode
-
-
-def run_ranks(
-    run_dir: Path,
-    num_processes: int,
-    num_threads: int | None,
-    log: Path,
-    on_poll: Callable[[], bool],
-    variables: Mapping[str, str],
-    keep_open: tuple[int, ...] = (),
-    on_stop: Callable[[float], None] = _nothing,
-    timeout_min: float = math.inf,
-) -> int:
-    """Run several workers to their end and return torchrun's exit code; no worker outlives this call.
-
-    Args:
-        run_dir: a prepared run folder.
-        num_processes: the number of ranks.
-        num_threads: CPU threads of each rank; None divides the machine's cores among them.
-        log: the file for torchrun's output; each rank has its own log.
-        on_poll: called several times a second; False ends the workers, which should have ended by themselves. An
-            exception in it ends them too, a second one kills them.
+        run: the run folder.
+        launcher: the number of processes, their threads, and the minutes without progress after which all are ended.
+        on_poll: called several times a second; an exception in it ends the workers, a second one kills them.
         variables: environment variables of the workers, added to this process's environment.
-        keep_open: file descriptors torchrun inherits, so that it keeps the folder's lock if this process dies.
+        keep_open: file descriptors the workers inherit, so that they keep the folder's lock if this process dies.
         on_stop: called with the grace period in seconds when an exception of `on_poll` ends the workers.
-        timeout_min: minutes without progress of one of the processes after which all are ended.
+
+    Returns:
+        The exit code of the worker or of torchrun; 1 if ranks had to be ended that should have ended by themselves.
 
     Raises:
         UnresponsiveError: a process made no progress, and all were ended.
     """
-    say_so: Callable[[float], None] = _nothing
-    ranks: set[psutil.Process] = set()
-    rendezvous = RunDir(run_dir).rendezvous
-    rendezvous.unlink(missing_ok=True)  # of a start that was killed
-    with log.open("ab") as stream:
+    alone = launcher.num_processes == 1
+    run.rendezvous.unlink(missing_ok=True)  # of a start that was killed
+    with (run.rank_log(0) if alone else run.torchrun_log).open("ab") as stream:
         process = subprocess.Popen(
-            _ending_with_parent([*command(run_dir, num_processes), WITH_PARENT]),
+            _words(run, launcher),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             pass_fds=keep_open,
-            start_new_session=True,
-            env={
-                **_environment(num_processes, num_threads),
-                **variables,
-                **_own_ids(),
-                RENDEZVOUS: str(rendezvous),
-            },
+            start_new_session=not alone,
+            env=_environment(run, launcher, variables),
         )
-        watch = RankWatch(RunDir(run_dir), process.pid, num_processes, timeout_min)
+    watch = RunWatch(run, launcher, process.pid)
+    say_so: Callable[[float], None] = _nothing
+    try:
+        while process.poll() is None and watch.look():
+            on_poll()
+            time.sleep(POLL_S)
+    except UnresponsiveError:
+        raise
+    except BaseException:
+        say_so = on_stop
+        raise
+    finally:
+        if not alone:
+            watch.find_below()
         try:
-            while process.poll() is None and on_poll():
-                ranks |= _below(process.pid)
-                watch.look()
-                time.sleep(POLL_S)
-        except UnresponsiveError:
-            raise
-        except BaseException:
-            say_so = on_stop
-            raise
+            if is_stopped_here := process.poll() is None:
+                _stop(process, on_poll, say_so, watch.below)
         finally:
-            ranks |= _below(process.pid)
-            try:
-                if is_stopped_here := process.poll() is None:
-                    _stop(process, on_poll, say_so, ranks)
-            finally:
-                _kill(ranks)
-                watch.record_ends()
-                rendezvous.unlink(missing_ok=True)
+            _kill(watch.below)
+            watch.record_ends()
+            run.rendezvous.unlink(missing_ok=True)
     on_poll()
     return 1 if is_stopped_here else process.returncode  # a signal of `_stop` is not a cause
 
 
-def _own_ids() -> dict[str, str]:
-    """The variables by which a worker, or torchrun, knows this process."""
-    return dict.fromkeys((with_parent.PARENT, with_parent.COMMAND), str(os.getpid()))
+def _words(run: RunDir, launcher: LauncherConfig) -> list[str]:
+    """The command of the worker, or of torchrun, which ends when this process ends for any reason."""
+    words = [*command(run.root, launcher.num_processes), WITH_PARENT]
+    if launcher.num_processes == 1:
+        return words
+    starter = [sys.executable, "-I", "-S", str(with_parent.__file__), str(os.getpid())]
+    return [*starter, *words]
 
 
-def _environment(num_processes: int, num_threads: int | None) -> dict[str, str]:
-    """This process's environment, with each rank's share of the cores, and gloo on the loopback interface only."""
-    threads = num_threads or max(1, len(os.sched_getaffinity(0)) // num_processes)
+def _environment(
+    run: RunDir, launcher: LauncherConfig, variables: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of the workers; several share the cores, and have gloo on the loopback interface only."""
+    own = dict.fromkeys((with_parent.PARENT, with_parent.COMMAND), str(os.getpid()))
+    if (number := launcher.num_processes) == 1:
+        return {**os.environ, **variables, **own}
+    threads = launcher.num_threads or max(1, len(os.sched_getaffinity(0)) // number)
     overrides = {
         "GLOO_SOCKET_IFNAME": "lo",
         # Without this, torchrun and its ranks share a store that listens on every address.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        RENDEZVOUS: str(run.rendezvous),
     }
-    return {"OMP_NUM_THREADS": str(threads), **os.environ, **overrides}
-
-
-def _below(pid: int) -> set[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return set(psutil.Process(pid).children(recursive=True))
-    return set()
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **overrides, **variables, **own}
 
 
 def _kill(processes: set[psutil.Process]) -> None:
@@ -201,12 +146,6 @@ def _kill(processes: set[psutil.Process]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, GRACE_S)
-
-
-def _ending_with_parent(words: list[str]) -> list[str]:
-    """The command for a process that ends when this one ends for any reason."""
-    starter = [sys.executable, "-I", "-S", str(with_parent.__file__), str(os.getpid())]
-    return [*starter, *words]
 
 
 def _stop(

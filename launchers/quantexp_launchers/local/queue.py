@@ -1,4 +1,4 @@
-"""Executes a sheet: starts pending runs in free slots, and collects their outcomes.
+"""Executes a sweep: starts pending runs in free slots, and collects their outcomes.
 
 A pool has a thread for each slot, which opens the run's folder, starts the worker and waits for it (a worker ends with
 the thread that started it). The main thread decides what starts. Several processes may execute the same runs: the lock
@@ -10,26 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from rich.markup import escape
 
-from quantexp.errors import QuantexpError, RunError, RunInUseError
-from quantexp.launch.attempt import open_run
+from quantexp.errors import RunError
 from quantexp.launch.outcome import Outcome, outcome
-from quantexp.runs.claim import is_claimed
-from quantexp.runs.device import device_class
+from quantexp.runs.claim import claimant
 from quantexp.runs.lock import is_locked
 from quantexp.runs.outcome import record_cancellation
 from quantexp.runs.status import State
-from quantexp.schema import LauncherConfig
 from quantexp_launchers.local.display import Display
 from quantexp_launchers.local.execute import carry_out
-from quantexp_launchers.local.sheet import Item, Place, Sheet
 from quantexp_launchers.local.slots import Slot
 from quantexp_launchers.local.stop import Stop
+from quantexp_launchers.local.sweep import Item, Place, Sweep
 
 #: Seconds between two updates of the main loop.
 TICK_S = 0.2
@@ -40,14 +36,13 @@ SIGNAL_S = 0.5
 
 
 class Queue:
-    """Executes the runs of a sheet in slots."""
+    """Executes the runs of a sweep in slots."""
 
-    def __init__(self, sheet: Sheet, slots: Sequence[Slot], stop: Stop, display: Display) -> None:
-        self.sheet, self.stop, self.display = sheet, stop, display
+    def __init__(self, sweep: Sweep, slots: Sequence[Slot], stop: Stop, display: Display) -> None:
+        self.sweep, self.stop, self.display = sweep, stop, display
         self.free = list(slots)
-        self.device = device_class(LauncherConfig())
         self.running: dict[Future[Outcome | None], tuple[Item, Slot]] = {}
-        self._checked_at = 0.0
+        self._looked_at = 0.0
 
     def work(self) -> None:
         """Execute until every run is done, or until a stop was requested and no run is running."""
@@ -55,7 +50,6 @@ class Queue:
             try:
                 while self._has_work():
                     if not self.stop.requested:
-                        self._release_unlocked()
                         self._fill_slots(pool)
                     self._wait()
                     self.display.update(self.stop.count)
@@ -68,25 +62,19 @@ class Queue:
     def _has_work(self) -> bool:
         if self.running:
             return True
-        all_done = all(item.place is Place.DONE for item in self.sheet.items)
+        all_done = all(item.place is Place.DONE for item in self.sweep.items)
         return not self.stop.requested and not all_done
 
-    def _release_unlocked(self) -> None:
-        """Make runs pending again whose lock another process has released."""
-        if time.monotonic() - self._checked_at < LOOK_S:
-            return
-        self._checked_at = time.monotonic()
-        for item in self.sheet.items:
-            if item.place is Place.IN_USE and not _is_in_use(item):
-                item.place = Place.WAITING
-
     def _fill_slots(self, pool: ThreadPoolExecutor) -> None:
-        """Start a run in every free slot."""
-        stage = self._stage()
-        for item in self.sheet.items:
+        """Start a run in every free slot; sometimes also look at those that other processes execute."""
+        stage, places = self._stage(), {Place.WAITING}
+        if self.free and time.monotonic() - self._looked_at >= LOOK_S:
+            self._looked_at = time.monotonic()
+            places.add(Place.IN_USE)
+        for item in self.sweep.items:
             if not self.free:
                 return
-            if item.place is not Place.WAITING or item.stage != stage:
+            if item.place not in places or item.stage != stage:
                 continue
             if _is_in_use(item):
                 item.place = Place.IN_USE
@@ -97,16 +85,16 @@ class Queue:
 
     def _stage(self) -> int:
         """The first unfinished stage; drops the stages after a run that did not complete."""
-        for item in self.sheet.items:
+        for item in self.sweep.items:
             if item.place is Place.DONE and not item.completed:
                 reason = f"not started, because {item.label} has to complete first and is {item.state.value}"
                 self._drop_pending(reason, after=item.stage)
-        unfinished = [item.stage for item in self.sheet.items if item.place is not Place.DONE]
+        unfinished = [item.stage for item in self.sweep.items if item.place is not Place.DONE]
         return min(unfinished, default=0)
 
     def _drop_pending(self, reason: str, after: int = -1) -> None:
         """Mark pending runs, all or those of later stages, as not started for this reason."""
-        for item in self.sheet.items:
+        for item in self.sweep.items:
             if item.stage > after and item.place in (Place.WAITING, Place.IN_USE):
                 item.place, item.reason = Place.DONE, reason
                 item.hold_back(reason)
@@ -117,13 +105,8 @@ class Queue:
     def _run(self, item: Item, slot: Slot) -> Outcome | None:
         """Execute a run in a thread of the pool; None if a stop was requested before it started."""
         slot.enter()
-        experiment, sheet = item.experiment, self.sheet
-        with open_run(
-            experiment, self.device, sheet.command, source=sheet.source, since=sheet.started
-        ) as (folder, lock):
-            item.run = folder.run
-            if folder.notice is not None:
-                self.display.say(f"{escape(item.label)}: {escape(folder.notice)}")
+        experiment = item.experiment
+        with self.sweep.opened(item, self.display.say) as (folder, lock):
             if folder.ready:
                 watch = self.stop.watch()
                 if self.stop.requested:
@@ -151,30 +134,20 @@ class Queue:
         for future in wait(self.running, TICK_S, FIRST_COMPLETED).done:
             item, slot = self.running.pop(future)
             self.free.append(slot)
-            self._handle_end(item, future)
-
-    def _handle_end(self, item: Item, future: Future[Outcome | None]) -> None:
-        try:
-            item.outcome = future.result()
-            item.place = Place.WAITING if item.outcome is None else Place.DONE
-        except RunInUseError:
-            item.place = Place.IN_USE
-        except QuantexpError as error:
-            item.place, item.reason = Place.DONE, str(error)
-        except BaseException as error:  # noqa: BLE001  (a bug in one run must not stop the others)
-            item.place, item.reason = Place.DONE, f"{type(error).__name__}: {error}"
-            self.display.bug(traceback.format_exc())
-        if item.place is Place.DONE:
-            self._write()
-        self.display.ended(item)
+            with item.settled(self.display.bug):
+                item.outcome = future.result()
+                item.place = Place.WAITING if item.outcome is None else Place.DONE
+            if item.place is Place.DONE:
+                self._write()
+            self.display.ended(item)
 
     def _write(self) -> None:
-        """Write the sheet; an error only prints a message, because the sheet is written again at the end."""
+        """Write the list; an error only prints a message, because the list is written again at the end."""
         try:
-            self.sheet.write()
+            self.sweep.write()
         except RunError as error:
             self.display.say(f"[red]{escape(str(error))}[/]")
 
 
 def _is_in_use(item: Item) -> bool:
-    return item.run is not None and (is_locked(item.run) or is_claimed(item.run))
+    return item.run is not None and (is_locked(item.run) or claimant(item.run) is not None)

@@ -1,16 +1,17 @@
-"""The standing of runs on this machine: a run is alive while its lock is held.
+"""The standing of runs on this machine: a run is alive while its lock is held, or while another machine has its claim.
 
-On disks without visible locks it is alive while its process exists. A pending run waits if a live sweep lists it.
+A pending run waits if a live sweep lists it. The process to end in order to end a run is its worker, or the torchrun
+that starts its workers: of those with the run's folder on their command line, the one that is no child of the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -18,16 +19,15 @@ import psutil
 from quantexp.errors import UnreadableError
 from quantexp.launch.backend import Standing, reread
 from quantexp.launch.ledger.settle import mark_cancelled
-from quantexp.runs.claim import is_claimed
+from quantexp.runs.claim import claimant, own_claim, read_claim
 from quantexp.runs.lock import is_held, is_locked
 from quantexp.runs.outcome import announce_kill
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
-from quantexp.runs.status import State, Status, end_of, instant
+from quantexp.runs.status import State, Status, end_of
 from quantexp.runs.sweep_list import read_sweep
-from quantexp_launchers.local.owner import is_worker, taker, workers
 
-#: How old the status of a live run on another machine, whose locks may be invisible here, may be.
-SILENCE = timedelta(minutes=15)
+#: Part of the command line of a worker, and of the torchrun that starts workers.
+WORKER = "quantexp.training.worker"
 _UNFINISHED = (State.PENDING, State.RUNNING)
 #: The reason of a pending run that is in no live sweep.
 NOT_SCHEDULED = "prepared, but no process starts it; quantexp resume does"
@@ -52,7 +52,7 @@ def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
 
 def _standing(run: RunDir, status: Status) -> Standing:
     while status.state in (State.PENDING, State.RUNNING):
-        if is_locked(run) or is_claimed(run) or _may_live(status):
+        if is_locked(run) or claimant(run) is not None:
             return Standing(run, status.state, True, status.reason, _process(status), status=status)
         current = reread(run, status)  # the run may have started, ended or been prepared again
         if current == status:
@@ -68,67 +68,71 @@ def _standing(run: RunDir, status: Status) -> Standing:
     return Standing(run, state, False, reason, status=status)
 
 
-def _may_live(status: Status) -> bool:
-    """Whether a run without a visible lock may still run: not every disk shows locks of other machines."""
-    if status.state is not State.RUNNING:
-        return False
-    if status.host == platform.node():
-        return status.pid is not None and is_worker(status.pid)
-    if status.updated is None:
-        return False
-    return datetime.now(UTC) - instant(status.updated) < SILENCE
-
-
 def _process(status: Status) -> str:
     where = "here" if status.host == platform.node() else str(status.host)
     return f"{where}, process {status.pid}" if status.pid else f"{where}, starting"
 
 
+def workers(runs: Sequence[RunDir]) -> dict[Path, psutil.Process]:
+    """Run folder -> the process to end, for each run whose lock is held; one that this user cannot see is absent."""
+    folders = {os.path.realpath(run.root): run.root for run in runs if is_locked(run)}
+    processes: dict[Path, dict[int, psutil.Process]] = {}
+    for process in psutil.process_iter(["cmdline", "ppid"]) if folders else ():
+        words = process.info["cmdline"] or []
+        for folder in folders.keys() & set(map(os.path.realpath, words if WORKER in words else ())):
+            processes.setdefault(folders[folder], {})[process.pid] = process
+    return {
+        root: next(process for process in each.values() if process.info["ppid"] not in each)
+        for root, each in processes.items()
+    }
+
+
+def _end(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process; SIGCONT lets it, and what it started, take it even if they were stopped.
+
+    Raises:
+        psutil.AccessDenied: it is another user's.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tree = [process, *process.children(recursive=True)]
+        for each in tree if number is signal.SIGKILL else tree[:1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+        for each in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGCONT)
+
+
 def cancel(standings: Sequence[Standing]) -> dict[Path, str | None]:
     """Mark pending runs as cancelled, so that their sweep skips them; send SIGTERM to the workers of running ones.
 
-    A process receives the signal only if it holds the run's lock. SIGCONT follows, because a stopped process handles no
-    other signal. A run whose process is not visible is left out.
+    A run whose process is not visible, or is another user's, is left out.
     """
     answers: dict[Path, str | None] = {}
     for standing in standings:
         if standing.state is State.PENDING and not is_locked(standing.run):
             mark_cancelled(standing)
-    processes = workers([standing.run.lock for standing in standings])
-    for standing in standings:
-        if standing.run.lock in processes:
-            try:
-                worker = processes[standing.run.lock]
-                worker.terminate()
-                for process in (worker, *worker.children(recursive=True)):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.send_signal(signal.SIGCONT)
-            except psutil.NoSuchProcess:
-                pass
-            except psutil.AccessDenied:
-                continue
-            answers[standing.run.root] = None
+    for root, worker in workers([standing.run for standing in standings]).items():
+        with contextlib.suppress(psutil.AccessDenied):
+            _end(worker, signal.SIGTERM)
+            answers[root] = None
     return answers
 
 
 def kill(standings: Sequence[Standing], reason: str) -> None:
     """Kill the workers of runs, with everything that they started; the reason becomes that of the runs.
 
-    The process that waits for a worker holds the lock too, and records the end. It continues if it was stopped.
+    The process that waits for a worker has the lock too, and records the end. It continues if it was stopped.
     """
-    processes = workers([standing.run.lock for standing in standings])
-    for standing in standings:
-        worker = processes.get(standing.run.lock)
-        if worker is not None:
-            announce_kill(standing.run, reason)
+    runs = [standing.run for standing in standings]
+    for root, worker in workers(runs).items():
+        announce_kill(RunDir(root), reason)
+        with contextlib.suppress(psutil.AccessDenied):
+            _end(worker, signal.SIGKILL)
+    for claim in map(read_claim, runs):
+        if claim is not None and claim.is_of(own_claim()):
             with contextlib.suppress(psutil.Error):
-                tree = [worker, *worker.children(recursive=True)]
-                for process in tree:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
-        if (holder := taker(standing.run.lock)) is not None:
-            with contextlib.suppress(psutil.Error):
-                holder.send_signal(signal.SIGCONT)
+                psutil.Process(claim.pid).send_signal(signal.SIGCONT)
 
 
 def waiting_in(root: Path) -> dict[str, str]:

@@ -12,12 +12,11 @@ A run is recorded as cancelled only if the scheduler reports that, because a can
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from quantexp.config.load import read
 from quantexp.errors import QuantexpError, RunError, RunInUseError
 from quantexp.model.checkpoints import next_iteration
 from quantexp.runs.fencing import is_ours, take_over
-from quantexp.runs.lock import take_lock
+from quantexp.runs.lock import locked
 from quantexp.runs.outcome import (
     ENDED_FROM_OUTSIDE,
     SAVED_BEFORE_LIMIT,
@@ -150,7 +149,7 @@ def begin(task: Task) -> int:
     if _has_earlier_start(task, read_status(task.run.status)):
         take_over(task.run)  # ends the processes of an earlier start on a lost node
     try:
-        with _locked(task.run):
+        with locked(task.run, PATIENCE_S):
             return _begin(task)
     except RunInUseError as error:
         launcher = read(task.run.config).launcher
@@ -251,7 +250,7 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
         code: srun's exit code; also 0 if srun itself was ended, for instance together with its node.
         job: the scheduler's record of the job; empty if it did not answer.
     """
-    with _locked(task.run):
+    with locked(task.run, PATIENCE_S):
         status = read_status(task.run.status)
         if status is None or not _is_task_s(status, task) or not is_ours(task.run):
             LOG.info(f"another start of the job has taken over {task.run.root}")
@@ -327,15 +326,6 @@ def _all_completed(run: RunDir, launcher: LauncherConfig) -> bool:
 def _is_task_s(status: Status | None, task: Task) -> bool:
     own = (task.submission.root.name, task.index)
     return status is not None and (status.submission, status.task) == own
-
-
-@contextlib.contextmanager
-def _locked(run: RunDir) -> Iterator[None]:
-    lock = take_lock(run, PATIENCE_S)
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 if __name__ == "__main__":

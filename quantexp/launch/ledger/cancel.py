@@ -17,6 +17,7 @@ from quantexp.errors import QuantexpError
 from quantexp.launch.backend import Standing, has_recorded_end, kind_of, launcher_of
 from quantexp.launch.ledger.settle import CANCELLED, mark_cancelled
 from quantexp.launch.ledger.standing import standings
+from quantexp.runs.claim import claimant
 from quantexp.runs.lock import is_locked
 from quantexp.runs.status import State
 
@@ -121,6 +122,8 @@ class _Cancellation:
                     f"it is not a process of yours here; on {host}, as the user who started it: "
                     f"quantexp cancel {shlex.quote(str(root))}"
                 )
+                if claimant(after.run) is not None:
+                    why += f"; if that machine is off, delete {after.run.claim}"
             return Cancelled(name, f"{before.where}: {why}", False)
         if not has_recorded_end(after.status):
             # so that no other process takes it over

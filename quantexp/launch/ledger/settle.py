@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 
 from quantexp.errors import RunError
 from quantexp.launch.backend import Standing
-from quantexp.runs.lock import take_lock
+from quantexp.runs.claim import drop_dead_claim
+from quantexp.runs.lock import locked
 from quantexp.runs.status import State, finish, read_status, write_status
 
 #: The reason in a cancelled run's status.
@@ -36,8 +36,7 @@ def settle(standing: Standing) -> Standing:
 
 def _record(standing: Standing, state: State) -> Standing:
     run = standing.run
-    lock = take_lock(run, patience_s=0)
-    try:
+    with locked(run, patience_s=0):
         status = read_status(run.status)
         if status != standing.status:
             return standing
@@ -49,7 +48,6 @@ def _record(standing: Standing, state: State) -> Standing:
         if standing.job is not None:
             status.job_id = standing.job.id
         run.reserve.unlink(missing_ok=True)
+        drop_dead_claim(run)
         write_status(run.status, status)
-    finally:
-        os.close(lock)
     return replace(standing, status=status)

@@ -15,6 +15,7 @@ from quantexp.launch.ledger import cancel as module
 from quantexp.launch.ledger.cancel import Cancelled, cancel
 from quantexp.launch.ledger.settle import CANCELLED
 from quantexp.launch.ledger.standing import standings
+from quantexp.runs.claim import Claim
 from quantexp.runs.lock import hold
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
 from quantexp.runs.status import State, read_status, write_json
@@ -214,11 +215,12 @@ def test_runs_that_have_not_started_are_marked(make_run: MakeRun) -> None:
 
 def test_run_of_another_machine_is_named_and_left_alone(make_run: MakeRun) -> None:
     run = make_run(host="far", pid=7)
+    write_json(run.claim, vars(Claim("0123", "far", 7, "", "another boot", "another machine")))
     (outcome,) = cancel(standings([run]))
     assert not outcome.done
     assert outcome.words == (
         "far, process 7: it is not a process of yours here; on far, as the user who started it: quantexp cancel "
-        f"{run.root}"
+        f"{run.root}; if that machine is off, delete {run.claim}"
     )
     assert state_and_reason(run)[0] is State.RUNNING
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.local import prepare, queue, slots
+from quantexp_launchers.local import queue, slots, sweep
 from rich.console import Console
 
 from quantexp.config.compose import compose
@@ -42,8 +42,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     """Stand-ins for real workers, on a machine with four cores and no GPU."""
     workers = Workers()
     monkeypatch.setattr(queue, "carry_out", workers)
-    for module in (queue, prepare):
-        monkeypatch.setattr(module, "device_class", lambda _: "cpu")
+    monkeypatch.setattr(sweep, "device_class", lambda _: "cpu")
     monkeypatch.setattr(slots, "visible_gpus", list)
     monkeypatch.setattr(slots, "allowed_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(slots.Slot, "enter", lambda _: None)

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from quantexp_launchers.local import prepare, queue
+from quantexp_launchers.local import sweep
 from quantexp_launchers.local.submit import run_points
 from rich.console import Console
 
@@ -46,8 +46,7 @@ def main(root: Path, num_submitters: int, num_runs: int, killed: int | None) -> 
     processes.command = lambda run_dir, _=1: [  # type: ignore[assignment]
         *(sys.executable, "-S", str(Path(__file__).with_name("worker.py")), str(run_dir))
     ]
-    for module in (prepare, queue):
-        module.device_class = lambda _: "cpu"  # type: ignore[attr-defined]
+    setattr(sweep, "device_class", lambda _: "cpu")  # noqa: B010
     experiments = [copy.deepcopy(one) for _ in range(num_runs)]
     for seed, experiment in enumerate(experiments):
         experiment.training.seed = seed

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from quantexp_launchers.local.display import Display, ended_line, summary
-from quantexp_launchers.local.prepare import prepare_sheet
-from quantexp_launchers.local.sheet import Item, Place
+from quantexp_launchers.local.sweep import Item, Place, prepare
 from rich.console import Console
 
 from quantexp.launch.outcome import Outcome
@@ -25,7 +24,7 @@ METRICS = '{"iteration": 2, "loss": 5.5, "tokens_per_s": 1234.5}\n'
 def items(make: Callable[..., Experiment], workers: Workers) -> list[Item]:
     schemes = ["FA_linear_mxfp8", "FA_linear_hifp8"]
     points = [(make(seed, scheme=scheme), 0) for seed in (1, 2) for scheme in schemes]
-    return prepare_sheet(points, Console(quiet=True)).items
+    return prepare(points, Console(quiet=True)).items
 
 
 def run_of(item: Item) -> RunDir:
@@ -39,7 +38,7 @@ def over(item: Item, state: State, reason: str = "", **values: object) -> None:
 
 
 def test_without_a_terminal_the_display_is_plain_lines(items: list[Item], console: Console) -> None:
-    with Display(items, console) as display:
+    with Display(items, console).shown() as display:
         display.started(items[0])
         display.update(0)
         over(items[0], State.COMPLETED, metrics={"loss": 5.5}, tensors=3, num_bytes=1000)
@@ -82,7 +81,7 @@ def test_every_line_fits_the_terminal_and_has_the_whole_name(items: list[Item], 
     ]
     out = io.StringIO()
     console = Console(file=out, width=width, height=40, force_terminal=True, color_system=None)
-    with Display(items, console) as display:
+    with Display(items, console).shown() as display:
         for item, status in zip(items, statuses, strict=True):
             item.place = Place.RUNNING
             write_status(run_of(item).status, status)
@@ -105,7 +104,7 @@ def test_every_line_fits_the_terminal_and_has_the_whole_name(items: list[Item], 
 
 
 def test_requested_stop_is_shown(items: list[Item], console: Console) -> None:
-    with Display(items, console) as display:
+    with Display(items, console).shown() as display:
         display.update(1)
         assert display.summary.plain.startswith(
             "stopping (Ctrl-C again stops at once): 0 of 4 completed"
@@ -119,7 +118,7 @@ def test_closed_output_ends_no_run(items: list[Item], is_terminal: bool) -> None
             raise OSError(5, "Input/output error")
 
     console = Console(quiet=False, width=80, force_terminal=is_terminal)
-    with Display(items, console) as display:
+    with Display(items, console).shown() as display:
         console.file = Gone()
         display.started(items[0])
         over(items[0], State.COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 from quantexp_launchers.local import processes, slots
-from quantexp_launchers.local.execute import Overdue, execute
+from quantexp_launchers.local.execute import execute
+from quantexp_launchers.local.watch import RunWatch
 from rich.console import Console
 
-from quantexp.errors import RunError
+from quantexp.errors import RunError, RunInUseError
 from quantexp.launch.outcome import outcome
+from quantexp.runs.fencing import take_over
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_status, write_json, write_status
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, LauncherConfig
 
 Worker = Callable[..., int]
 QUIET = Console(quiet=True)
@@ -28,13 +31,12 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], None]:
     """Replaces the worker process by a function."""
 
     def put(stand_in: Worker) -> None:
-        monkeypatch.setattr(processes, "run_worker", stand_in)
+        monkeypatch.setattr(processes, "run_workers", stand_in)
 
     return put
 
 
-def completes(run_dir: Path, log: Path, on_poll: Callable[[], None], *_: Any, **__: Any) -> int:
-    run = RunDir(run_dir)
+def completes(run: RunDir, _: object, on_poll: Callable[[], None], *__: Any, **___: Any) -> int:
     status = read_status(run.status)
     assert status is not None
     status.state, status.iteration = State.COMPLETED, status.iterations
@@ -79,8 +81,8 @@ def test_completed_run_starts_no_worker(
 def test_worker_that_dies_without_a_message_is_a_failure_in_one_line(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
-    def dies(run_dir: Path, log: Path, on_poll: Callable[[], None], *_: Any, **__: Any) -> int:
-        log.write_text("".join(f"line {i}\n" for i in range(30)))
+    def dies(run: RunDir, *_: Any, **__: Any) -> int:
+        run.rank_log(0).write_text("".join(f"line {i}\n" for i in range(30)))
         return -9
 
     worker(dies)
@@ -138,8 +140,8 @@ def test_interrupt_prints_at_once_what_it_waits_for_and_how_long(
 def test_failure_recorded_by_the_worker_is_kept(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
-    def fails(run_dir: Path, *_: Any, **__: Any) -> int:
-        write_status(RunDir(run_dir).status, Status(State.FAILED, "loss nan"))
+    def fails(run: RunDir, *_: Any, **__: Any) -> int:
+        write_status(run.status, Status(State.FAILED, "loss nan"))
         return 1
 
     worker(fails)
@@ -167,29 +169,33 @@ def test_more_processes_than_gpus_are_refused(
         execute(two, QUIET)
 
 
-def test_interrupted_worker_that_records_nothing_is_cancelled(
-    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+def test_run_whose_folder_was_deleted_or_taken_over_is_an_error(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None], tmp_path: Path
 ) -> None:
-    folders: list[Path] = []
+    def is_moved(run: RunDir, *_: Any, **__: Any) -> int:
+        run.root.rename(tmp_path / "elsewhere")
+        return 0
 
-    def interrupted(run_dir: Path, *_: Any, **__: Any) -> int:
-        folders.append(run_dir)
-        raise KeyboardInterrupt
+    def is_taken_over(run: RunDir, *_: Any, **__: Any) -> int:
+        take_over(run, "another start")
+        return 0
 
-    worker(interrupted)
-    assert execute(tiny(), QUIET).state is State.CANCELLED
-    status = read_status(RunDir(folders[0]).status)
-    assert status is not None
-    assert (status.state, status.reason) == (State.CANCELLED, "interrupted")
+    worker(is_moved)
+    with pytest.raises(RunError, match="was deleted or moved while its run executed; start the"):
+        execute(tiny(), QUIET)
+    worker(is_taken_over)
+    with pytest.raises(RunInUseError, match="was taken over by another process, because the claim"):
+        execute(tiny(), QUIET)
 
 
 def test_ranks_that_stay_long_after_rank_0_has_ended_are_overdue(tmp_path: Path) -> None:
     run, seconds = RunDir(tmp_path), [1000.0]
-    overdue = Overdue(run, 1.0, lambda: seconds[0])
-    assert not overdue.look()
+    launcher = LauncherConfig(num_processes=2, timeout_min=1.0)
+    watch = RunWatch(run, launcher, os.getpid(), lambda: seconds[0])
+    assert watch.look()
     write_status(run.status, Status(State.COMPLETED, finished="2020-01-01T00:00:00+00:00"))
-    assert not overdue.look(), "the time that counts is what this process saw pass"
+    assert watch.look(), "the time that counts is what this process saw pass"
     seconds[0] += 59
-    assert not overdue.look()
+    assert watch.look()
     seconds[0] += 2
-    assert overdue.look()
+    assert not watch.look()

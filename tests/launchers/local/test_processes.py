@@ -15,12 +15,22 @@ from pathlib import Path
 import psutil
 import pytest
 from quantexp_launchers.local import processes
-from quantexp_launchers.local.processes import command, run_ranks, run_worker
+from quantexp_launchers.local.processes import command, run_workers
 
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import read_record
-from quantexp.runs.status import State, Status, read_status
+from quantexp.runs.status import State, Status, now, read_status, write_status
+from quantexp.schema import LauncherConfig
+
+ALONE = LauncherConfig()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    return run
 
 
 @pytest.fixture
@@ -33,34 +43,32 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "worker.py"
 
 
-def test_worker_gets_the_folder_alone_and_its_output_is_logged(
-    worker: Path, tmp_path: Path
-) -> None:
+def test_worker_gets_the_folder_alone_and_its_output_is_logged(worker: Path, run: RunDir) -> None:
     worker.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
     polls: list[int] = []
-    code = run_worker(tmp_path, tmp_path / "log", lambda: polls.append(1), {})
+    code = run_workers(run, ALONE, lambda: polls.append(1), {})
     assert code == 7
-    expected = ["-m", "quantexp.training.worker", str(tmp_path), "--with-parent"]
-    assert (tmp_path / "log").read_text() == f"{expected}\n"
+    expected = ["-m", "quantexp.training.worker", str(run.root), "--with-parent"]
+    assert run.rank_log(0).read_text() == f"{expected}\n"
     assert polls, "the display is brought up to date at least once at the end"
 
 
-def test_log_is_continued(worker: Path, tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("before\n")
+def test_log_is_continued(worker: Path, run: RunDir) -> None:
+    run.rank_log(0).write_text("before\n")
     worker.write_text("import sys\nprint('after', file=sys.stderr)\n")
-    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}) == 0
-    assert (tmp_path / "log").read_text() == "before\nafter\n"
+    assert run_workers(run, ALONE, lambda: None, {}) == 0
+    assert run.rank_log(0).read_text() == "before\nafter\n"
 
 
-def test_killed_worker_has_its_signals_code(worker: Path, tmp_path: Path) -> None:
+def test_killed_worker_has_its_signals_code(worker: Path, run: RunDir) -> None:
     worker.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}) == -signal.SIGKILL
+    assert run_workers(run, ALONE, lambda: None, {}) == -signal.SIGKILL
 
 
-def test_requested_file_descriptors_stay_open(worker: Path, tmp_path: Path) -> None:
+def test_requested_file_descriptors_stay_open(worker: Path, run: RunDir) -> None:
     read_end, write_end = os.pipe()
     worker.write_text(f"import os\nos.write({write_end}, b'x')\n")
-    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}, keep_open=(write_end,)) == 0
+    assert run_workers(run, ALONE, lambda: None, {}, keep_open=(write_end,)) == 0
     assert os.read(read_end, 1) == b"x"
     os.close(read_end)
     os.close(write_end)
@@ -87,70 +95,63 @@ def interrupting_once(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_interrupted_worker_may_end_itself(worker: Path, tmp_path: Path) -> None:
+def test_interrupted_worker_may_end_itself(worker: Path, run: RunDir) -> None:
     handler = "lambda *_: (time.sleep(0.5), (here / 'ended').touch(), sys.exit(130))"
     worker.write_text(WAITING.format(handler=handler))
     with pytest.raises(KeyboardInterrupt):
-        run_worker(tmp_path, tmp_path / "log", lambda: interrupting_once(tmp_path), {})
-    assert (tmp_path / "ended").exists()
+        run_workers(run, ALONE, lambda: interrupting_once(run.root), {})
+    assert (run.root / "ended").exists()
 
 
-def test_interrupt_is_reported_once_with_the_seconds_of_grace(worker: Path, tmp_path: Path) -> None:
+def test_interrupt_is_reported_once_with_the_seconds_of_grace(worker: Path, run: RunDir) -> None:
     worker.write_text(WAITING.format(handler="lambda *_: sys.exit(130)"))
     grace_s: list[float] = []
     with pytest.raises(KeyboardInterrupt):
-        run_worker(
-            tmp_path,
-            tmp_path / "log",
-            lambda: interrupting_once(tmp_path),
-            {},
-            on_stop=grace_s.append,
-        )
+        run_workers(run, ALONE, lambda: interrupting_once(run.root), {}, on_stop=grace_s.append)
     assert grace_s == [processes.GRACE_S]
 
 
 @pytest.mark.parametrize("interrupts", [True, False])
 def test_end_of_the_ranks_is_reported_only_after_an_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, interrupts: bool
 ) -> None:
     monkeypatch.setattr(
         processes, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
     )
     grace_s: list[float] = []
-    polls: list[int] = []
+    write_status(run.status, Status(State.COMPLETED, finished=now()))
 
-    def on_poll() -> bool:
-        polls.append(1)
-        if interrupts and len(polls) == 1:
+    def on_poll() -> None:
+        if interrupts and not grace_s:
             raise KeyboardInterrupt
-        return False
 
+    overdue = LauncherConfig(num_processes=2, timeout_min=10.0 if interrupts else 0.001)
     with contextlib.suppress(KeyboardInterrupt):
-        run_ranks(tmp_path, 2, None, tmp_path / "log", on_poll, {}, on_stop=grace_s.append)
+        assert run_workers(run, overdue, on_poll, {}, on_stop=grace_s.append) == 1
     assert grace_s == ([processes.GRACE_S] if interrupts else [])
 
 
 def test_second_interrupt_gives_a_worker_no_more_time(
-    worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 200.0)
     worker.write_text(WAITING.format(handler="signal.SIG_IGN"))
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_worker(tmp_path, tmp_path / "log", lambda: interrupting(tmp_path), {})
+        run_workers(run, ALONE, lambda: interrupting(run.root), {})
     assert time.monotonic() - start < processes.GRACE_S
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert not psutil.pid_exists(int((run.root / "pid").read_text()))
 
 
 def test_worker_that_does_not_end_is_killed(
-    worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 0.2)
     worker.write_text(WAITING.format(handler="signal.SIG_IGN"))
     with pytest.raises(KeyboardInterrupt):
-        run_worker(tmp_path, tmp_path / "log", lambda: interrupting_once(tmp_path), {})
+        run_workers(run, ALONE, lambda: interrupting_once(run.root), {})
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+        os.kill(int((run.root / "pid").read_text()), 0)
 
 
 def test_several_processes_are_started_by_torchrun_and_meet_through_a_file(tmp_path: Path) -> None:
@@ -172,35 +173,34 @@ sys.exit(5)
 
 @pytest.mark.parametrize("seconds", [1, 600])
 def test_no_rank_outlives_torchrun_whether_it_fails_or_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    pid = tmp_path / "pid"
+    pid = run.root / "pid"
     script = LEAVES_A_CHILD.format(pid=str(pid), seconds=seconds)
     monkeypatch.setattr(processes, "command", lambda *_: [sys.executable, "-c", script])
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    start = time.monotonic()
-    code = run_ranks(
-        tmp_path,
-        2,
-        None,
-        tmp_path / "log",
-        lambda: (
-            (time.monotonic() - start < 240 and seconds == 1) or not (tmp_path / "log").read_text()
-        ),
-        {},
-    )
+
+    def on_poll() -> None:
+        if seconds == 600 and run.torchrun_log.read_text():
+            write_status(run.status, Status(State.COMPLETED, finished=now()))
+
+    code = run_workers(run, LauncherConfig(num_processes=2, timeout_min=0.001), on_poll, {})
     assert code == (5 if seconds == 1 else 1), "a signal of its own is not a cause"
-    assert (tmp_path / "log").read_text() == "7 lo\n"
+    assert run.torchrun_log.read_text() == "7 lo\n"
     assert not psutil.pid_exists(int(pid.read_text()))
 
 
 @pytest.mark.parametrize(("num_threads", "threads"), [(3, "3"), (None, "1")])
 def test_ranks_share_the_cores_unless_num_threads_is_set(
-    monkeypatch: pytest.MonkeyPatch, num_threads: int | None, threads: str
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, num_threads: int | None, threads: str
 ) -> None:
+    script = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    monkeypatch.setattr(processes, "command", lambda *_: [sys.executable, "-c", script])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert processes._environment(2, num_threads)["OMP_NUM_THREADS"] == threads
+    launcher = LauncherConfig(num_processes=2, num_threads=num_threads)
+    assert run_workers(run, launcher, lambda: None, {}) == 0
+    assert run.torchrun_log.read_text() == f"{threads}\n"
 
 
 class Started:
@@ -390,6 +390,7 @@ def test_killed_quantexp_leaves_nothing(
         f"its quantexp command, process {run.process.pid}, ended without ending it (killed?)"
     )
     os.close(take_lock(run.run, patience_s=10))
+    assert not run.run.claim.exists(), "other machines may go on with it"
 
 
 @pytest.mark.slow

@@ -10,11 +10,10 @@ from collections.abc import Callable
 import pytest
 from quantexp_launchers.local import queue
 from quantexp_launchers.local.display import Display
-from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.queue import Queue
-from quantexp_launchers.local.sheet import Place, Sheet
 from quantexp_launchers.local.slots import make_slots
 from quantexp_launchers.local.stop import Stop
+from quantexp_launchers.local.sweep import Sweep, prepare
 from rich.console import Console
 
 from quantexp.launch import attempt
@@ -25,7 +24,7 @@ from quantexp.schema import Experiment
 
 from .stand_in import Workers, output_of, put_status, until_interrupted
 
-Work = Callable[..., Sheet]
+Work = Callable[..., Sweep]
 
 
 @pytest.fixture
@@ -38,29 +37,29 @@ def work(workers: Workers, console: Console, monkeypatch: pytest.MonkeyPatch) ->
         points: list[tuple[Experiment, int]],
         num_slots: int = 1,
         stop: Stop | None = None,
-        meanwhile: Callable[[Sheet], None] = lambda _: None,
-    ) -> Sheet:
-        sheet = prepare_sheet(points, console)
-        meanwhile(sheet)
-        with sheet.locked(), Display(sheet.items, console) as display:
-            Queue(sheet, make_slots(num_slots, 1), stop or Stop(), display).work()
-        return sheet
+        meanwhile: Callable[[Sweep], None] = lambda _: None,
+    ) -> Sweep:
+        sweep = prepare(points, console)
+        meanwhile(sweep)
+        with sweep.locked(), Display(sweep.items, console).shown() as display:
+            Queue(sweep, make_slots(num_slots, 1), stop or Stop(), display).work()
+        return sweep
 
     return through
 
 
-def states(sheet: Sheet) -> list[str]:
-    return [item.state.value for item in sheet.items]
+def states(sweep: Sweep) -> list[str]:
+    return [item.state.value for item in sweep.items]
 
 
-def reason(sheet: Sheet, index: int) -> str:
-    outcome = sheet.items[index].outcome
+def reason(sweep: Sweep, index: int) -> str:
+    outcome = sweep.items[index].outcome
     assert outcome is not None
     return outcome.reason
 
 
-def run_of(sheet: Sheet, index: int = 0) -> RunDir:
-    run = sheet.items[index].run
+def run_of(sweep: Sweep, index: int = 0) -> RunDir:
+    run = sweep.items[index].run
     assert run is not None
     return run
 
@@ -68,8 +67,8 @@ def run_of(sheet: Sheet, index: int = 0) -> RunDir:
 def test_runs_of_one_slot_go_one_after_the_other_in_order(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
-    sheet = work([(make(seed), 0) for seed in (3, 1, 2)])
-    assert states(sheet) == ["completed"] * 3
+    sweep = work([(make(seed), 0) for seed in (3, 1, 2)])
+    assert states(sweep) == ["completed"] * 3
     assert workers.started == [3, 1, 2]
     assert workers.most == 1
 
@@ -84,8 +83,8 @@ def test_as_many_runs_go_on_at_once_as_there_are_slots(
         put_status(run, State.COMPLETED)
 
     workers.does = dict.fromkeys(range(6), meets)
-    sheet = work([(make(seed), 0) for seed in range(6)], num_slots=2)
-    assert states(sheet) == ["completed"] * 6
+    sweep = work([(make(seed), 0) for seed in range(6)], num_slots=2)
+    assert states(sweep) == ["completed"] * 6
     assert workers.most == 2
     assert {v["OMP_NUM_THREADS"] for v in workers.variables} <= {"1", "2"}
 
@@ -94,8 +93,8 @@ def test_failed_run_does_not_stop_the_others_and_gives_its_slot_back(
     work: Work, workers: Workers, make: Callable[..., Experiment], console: Console
 ) -> None:
     workers.does[1] = lambda run, _: put_status(run, State.FAILED, "loss [nan]")
-    sheet = work([(make(seed), 0) for seed in (1, 2)])
-    assert states(sheet) == ["failed", "completed"]
+    sweep = work([(make(seed), 0) for seed in (1, 2)])
+    assert states(sweep) == ["failed", "completed"]
     assert "failed     bf16 seed=1: loss [nan]\n" in output_of(console)
 
 
@@ -109,9 +108,9 @@ def test_bug_in_one_run_does_not_stop_the_others(
         raise ZeroDivisionError("by nought")
 
     workers.does[1] = stumbles
-    sheet = work([(make(seed), 0) for seed in (1, 2)])
-    assert states(sheet) == ["failed", "completed"]
-    assert sheet.items[0].reason == "ZeroDivisionError: by nought"
+    sweep = work([(make(seed), 0) for seed in (1, 2)])
+    assert states(sweep) == ["failed", "completed"]
+    assert sweep.items[0].reason == "ZeroDivisionError: by nought"
     assert "Traceback" in capfd.readouterr().err
 
 
@@ -119,12 +118,12 @@ def test_completed_run_starts_nothing(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     work([(make(1), 0)])
-    sheet = work([(make(1), 0), (make(2), 0)])
+    sweep = work([(make(1), 0), (make(2), 0)])
     assert workers.started == [1, 2]
-    outcome = sheet.items[0].outcome
+    outcome = sweep.items[0].outcome
     assert outcome is not None
     assert outcome.skipped
-    assert sheet.items[0].completed
+    assert sweep.items[0].completed
 
 
 def test_second_stage_waits_for_all_of_the_first(
@@ -144,12 +143,12 @@ def test_second_stage_does_not_start_where_the_first_did_not_complete(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     workers.does[1] = lambda run, _: put_status(run, State.FAILED, "loss nan")
-    sheet = work([(make(1), 0), (make(2), 0), (make(9), 1)])
-    assert states(sheet) == ["failed", "completed", "pending"]
+    sweep = work([(make(1), 0), (make(2), 0), (make(9), 1)])
+    assert states(sweep) == ["failed", "completed", "pending"]
     assert workers.started == [1, 2]
     why = "not started, because bf16 seed=1 has to complete first and is failed"
-    assert reason(sheet, 2) == why
-    status = read_status(run_of(sheet, 2).status)
+    assert reason(sweep, 2) == why
+    status = read_status(run_of(sweep, 2).status)
     assert status is not None
     assert (status.state, status.reason) == (State.PENDING, why)
 
@@ -159,8 +158,8 @@ def test_run_locked_by_another_process_is_postponed_and_its_end_is_adopted(
 ) -> None:
     locked: list[tuple[RunDir, int]] = []
 
-    def another(sheet: Sheet) -> None:
-        locked.append((run_of(sheet), take_lock(run_of(sheet))))
+    def another(sweep: Sweep) -> None:
+        locked.append((run_of(sweep), take_lock(run_of(sweep))))
 
     def ends_the_other_too(run: RunDir, _: object) -> None:
         other, lock = locked[0]
@@ -169,10 +168,10 @@ def test_run_locked_by_another_process_is_postponed_and_its_end_is_adopted(
         put_status(run, State.COMPLETED)
 
     workers.does[2] = ends_the_other_too
-    sheet = work([(make(1), 0), (make(2), 0)], meanwhile=another)
-    assert states(sheet) == ["completed", "completed"]
+    sweep = work([(make(1), 0), (make(2), 0)], meanwhile=another)
+    assert states(sweep) == ["completed", "completed"]
     assert workers.started == [2]
-    outcome = sheet.items[0].outcome
+    outcome = sweep.items[0].outcome
     assert outcome is not None
     assert outcome.skipped
 
@@ -184,9 +183,9 @@ def test_thread_that_exits_fails_its_run(
         raise SystemExit(3)
 
     workers.does[1] = leaves
-    sheet = work([(make(1), 0)])
-    assert states(sheet) == ["failed"]
-    assert sheet.items[0].reason == "SystemExit: 3"
+    sweep = work([(make(1), 0)])
+    assert states(sweep) == ["failed"]
+    assert sweep.items[0].reason == "SystemExit: 3"
 
 
 @pytest.mark.parametrize(
@@ -206,20 +205,20 @@ def test_run_that_another_process_did_not_complete_runs_again_if_it_was_interrup
     why: str,
     runs_again: bool,
 ) -> None:
-    def another(sheet: Sheet) -> None:
-        lock = take_lock(run_of(sheet))
-        put_status(run_of(sheet), State.RUNNING)
+    def another(sweep: Sweep) -> None:
+        lock = take_lock(run_of(sweep))
+        put_status(run_of(sweep), State.RUNNING)
 
         def end() -> None:
-            put_status(run_of(sheet), state, why)
+            put_status(run_of(sweep), state, why)
             os.close(lock)
 
         threading.Timer(0.5, end).start()
 
-    sheet = work([(make(1), 0)], meanwhile=another)
+    sweep = work([(make(1), 0)], meanwhile=another)
     assert workers.started == ([1] if runs_again else [])
-    assert states(sheet) == (["completed"] if runs_again else [state.value])
-    assert runs_again or reason(sheet, 0) == why
+    assert states(sweep) == (["completed"] if runs_again else [state.value])
+    assert runs_again or reason(sweep, 0) == why
 
 
 def test_run_that_failed_before_the_sweep_runs_again(
@@ -235,8 +234,8 @@ def test_run_that_failed_before_the_sweep_runs_again(
 def test_equal_points_run_once(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
-    sheet = work([(make(1), 0), (make(1), 0)], num_slots=2)
-    assert states(sheet) == ["completed"] * 2
+    sweep = work([(make(1), 0), (make(1), 0)], num_slots=2)
+    assert states(sweep) == ["completed"] * 2
     assert workers.started == [1]
 
 
@@ -246,20 +245,20 @@ def test_run_forced_by_two_points_runs_once(
     work([(make(1), 0)])
     forced = make(1)
     forced.force = True
-    sheet = work([(forced, 0), (forced, 0)])
-    assert states(sheet) == ["completed"] * 2
+    sweep = work([(forced, 0), (forced, 0)])
+    assert states(sweep) == ["completed"] * 2
     assert workers.started == [1, 1]
-    assert (run_of(sheet).attempts / "1").is_dir()
+    assert (run_of(sweep).attempts / "1").is_dir()
 
 
 def test_run_cancelled_before_it_started_is_not_started(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
-    def cancel(sheet: Sheet) -> None:
-        put_status(run_of(sheet, 1), State.CANCELLED, "cancelled by its user")
+    def cancel(sweep: Sweep) -> None:
+        put_status(run_of(sweep, 1), State.CANCELLED, "cancelled by its user")
 
-    sheet = work([(make(seed), 0) for seed in (1, 2, 3)], meanwhile=cancel)
-    assert states(sheet) == ["completed", "cancelled", "completed"]
+    sweep = work([(make(seed), 0) for seed in (1, 2, 3)], meanwhile=cancel)
+    assert states(sweep) == ["completed", "cancelled", "completed"]
     assert workers.started == [1, 3]
 
 
@@ -267,9 +266,9 @@ def test_run_cancelled_alone_is_not_taken_over_by_others(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
     workers.does[1] = lambda run, _: put_status(run, State.CANCELLED, INTERRUPTED)
-    sheet = work([(make(seed), 0) for seed in (1, 2)])
-    assert states(sheet) == ["cancelled", "completed"]
-    assert reason(sheet, 0) == "cancelled while its sweep went on"
+    sweep = work([(make(seed), 0) for seed in (1, 2)])
+    assert states(sweep) == ["cancelled", "completed"]
+    assert reason(sweep, 0) == "cancelled while its sweep went on"
 
 
 def test_run_in_a_scheduler_is_reported_and_the_queue_does_not_wait_for_it(
@@ -278,13 +277,13 @@ def test_run_in_a_scheduler_is_reported_and_the_queue_does_not_wait_for_it(
     make: Callable[..., Experiment],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def submit(_: Sheet) -> None:
+    def submit(_: Sweep) -> None:
         monkeypatch.setattr(attempt, "_elsewhere", lambda *_: "job 12 is waiting")
 
-    sheet = work([(make(1), 0)], meanwhile=submit)
+    sweep = work([(make(1), 0)], meanwhile=submit)
     assert workers.started == []
-    assert states(sheet) == ["pending"]
-    assert reason(sheet, 0) == "job 12 is waiting"
+    assert states(sweep) == ["pending"]
+    assert reason(sweep, 0) == "job 12 is waiting"
 
 
 def test_stop_ends_the_running_runs_and_leaves_the_rest_pending_with_a_reason(
@@ -298,10 +297,10 @@ def test_stop_ends_the_running_runs_and_leaves_the_rest_pending_with_a_reason(
         until_interrupted(run, on_poll)
 
     workers.does = dict.fromkeys((1, 2), runs_until_ended)
-    sheet = work([(make(seed), 0) for seed in (1, 2, 3)], num_slots=2, stop=stop)
-    assert states(sheet) == ["cancelled", "cancelled", "pending"]
-    assert reason(sheet, 0) == INTERRUPTED
-    status = read_status(run_of(sheet, 2).status)
+    sweep = work([(make(seed), 0) for seed in (1, 2, 3)], num_slots=2, stop=stop)
+    assert states(sweep) == ["cancelled", "cancelled", "pending"]
+    assert reason(sweep, 0) == INTERRUPTED
+    status = read_status(run_of(sweep, 2).status)
     assert status is not None
     assert status.state is State.PENDING
     assert status.reason == "its sweep was interrupted before it started"
@@ -313,14 +312,14 @@ def test_run_locked_by_another_process_does_not_delay_a_stopped_sweep(
     stop = Stop()
     locks: list[int] = []
 
-    def another(sheet: Sheet) -> None:
-        locks.append(take_lock(run_of(sheet)))
-        put_status(run_of(sheet), State.RUNNING)
+    def another(sweep: Sweep) -> None:
+        locks.append(take_lock(run_of(sweep)))
+        put_status(run_of(sweep), State.RUNNING)
         threading.Timer(0.2, stop.request).start()
 
-    sheet = work([(make(1), 0)], stop=stop, meanwhile=another)
+    sweep = work([(make(1), 0)], stop=stop, meanwhile=another)
     os.close(locks[0])
-    assert states(sheet) == ["running"]
+    assert states(sweep) == ["running"]
     assert workers.started == []
 
 
@@ -365,23 +364,18 @@ def test_sheet_that_cannot_be_written_for_a_while_ends_no_run(
 
     undo: list[pytest.MonkeyPatch] = []
     workers.does[1] = fills_the_disk
-    sheet = work([(make(seed), 0) for seed in (1, 2)])
-    assert states(sheet) == ["completed"] * 2
+    sweep = work([(make(seed), 0) for seed in (1, 2)])
+    assert states(sweep) == ["completed"] * 2
     assert "list of runs cannot be written to " in output_of(console)
-    assert [row["state"] for row in read_json(sheet.files.listing)["runs"]] == ["completed"] * 2
+    assert [row["state"] for row in read_json(sweep.files.listing)["runs"]] == ["completed"] * 2
 
 
 def test_run_whose_folder_vanished_is_created_again(
     work: Work, workers: Workers, make: Callable[..., Experiment]
 ) -> None:
-    def vanish(sheet: Sheet) -> None:
-        run_of(sheet).root.rename(sheet.root / "gone")
+    def vanish(sweep: Sweep) -> None:
+        run_of(sweep).root.rename(sweep.root / "gone")
 
-    sheet = work([(make(1), 0)], meanwhile=vanish)
-    assert states(sheet) == ["completed"]
-    assert run_of(sheet).config.is_file()
-
-
-def test_every_item_is_over_in_the_end(work: Work, make: Callable[..., Experiment]) -> None:
-    sheet = work([(make(seed), 0) for seed in (1, 2)])
-    assert {item.place for item in sheet.items} == {Place.DONE}
+    sweep = work([(make(1), 0)], meanwhile=vanish)
+    assert states(sweep) == ["completed"]
+    assert run_of(sweep).config.is_file()

@@ -54,11 +54,11 @@ def test_eight_submitters_run_each_of_twenty_runs_exactly_once(
     root = tmp_path / "runs"
     assert sorted(attempts(root).values()) == [1] * 20
     assert states(root) == [State.COMPLETED] * 20
-    sheets = [read_json(file) for file in (root / "sweeps").glob("*.json")]
-    assert len(sheets) == 8
-    for sheet in sheets:
-        assert [row["state"] for row in sheet["runs"]] == ["completed"] * 20
-    ran = [row["run"] for sheet in sheets for row in sheet["runs"] if not row["skipped"]]
+    lists = [read_json(file) for file in (root / "sweeps").glob("*.json")]
+    assert len(lists) == 8
+    for sweep in lists:
+        assert [row["state"] for row in sweep["runs"]] == ["completed"] * 20
+    ran = [row["run"] for sweep in lists for row in sweep["runs"] if not row["skipped"]]
     assert len(ran) == len(set(ran)) == 20
     for i in range(8):
         table = (tmp_path / f"output{i}").read_text().partition("20 runs")[2]

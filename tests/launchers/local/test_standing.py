@@ -6,12 +6,17 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import psutil
 import pytest
 from quantexp_launchers.local import standing as local
+from quantexp_launchers.local.standing import workers
 
+from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standing, standings
+from quantexp.runs.claim import Claim, own_claim
 from quantexp.runs.lock import hold, take_lock
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
 from quantexp.runs.status import State, Status, read_status, write_json, write_status
@@ -63,14 +68,6 @@ def test_process_id_reused_by_another_process_is_not_the_run(make_run: MakeRun) 
     assert standing(make_run(host=HERE, pid=os.getpid())).state is State.PREEMPTED
 
 
-def test_living_worker_is_alive_though_its_lock_cannot_be_seen(make_run: MakeRun) -> None:
-    words = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "quantexp.training.worker"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
-        run = make_run(host=HERE, pid=process.pid)
-        assert standing(run).state is State.RUNNING
-    assert standing(run).state is State.PREEMPTED
-
-
 def test_prepared_run_that_no_process_starts_is_not_scheduled(make_run: MakeRun) -> None:
     entry = standing(make_run(state=State.PENDING, host=HERE))
     assert (entry.state, entry.alive) == (State.PENDING, False)
@@ -107,17 +104,21 @@ def test_prepared_run_waits_for_its_turn_in_a_sweep_that_goes_on(make_run: MakeR
     assert not standing(runs[0]).alive
 
 
-def test_run_of_another_machine_counts_as_running_until_it_is_silent_for_long(
-    make_run: MakeRun,
-) -> None:
+def test_run_of_another_machine_is_alive_while_its_claim_exists(make_run: MakeRun) -> None:
     run = make_run(host="far", pid=7)
-    assert (standing(run).state, standing(run).where) == (State.RUNNING, "far, process 7")
-    status = read_status(run.status)
-    assert status is not None
-    long_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-    write_json(run.status, {**vars(status), "updated": long_ago})
+    write_json(run.claim, vars(Claim("0123", "far", 6, "12", "another boot", "another machine")))
+    entry = standing(run)
+    assert (entry.state, entry.alive, entry.where) == (State.RUNNING, True, "far, process 7")
+    run.claim.unlink()
     assert standing(run).state is State.PREEMPTED
     assert "process 7 on far is gone" in standing(run).reason
+
+
+def test_recorded_end_of_a_killed_run_frees_it_on_every_machine(make_run: MakeRun) -> None:
+    run = make_run(host=HERE, pid=NO_PID)
+    write_json(run.claim, vars(own_claim()))
+    settle(standing(run))
+    assert not run.claim.exists()
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.PREEMPTED, State.CANCELLED])
@@ -138,3 +139,41 @@ def test_run_that_ends_during_the_look_is_not_lost(
 
     monkeypatch.setattr("quantexp_launchers.local.standing.is_locked", ends)
     assert standing(run).state is State.COMPLETED
+
+
+#: Starts a child with its own command line, both with the folder argv[1] in it, and waits.
+PAIR = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2], *sys.argv[1:]])
+print(child.pid, flush=True); sys.stdin.read()
+"""
+
+
+@contextmanager
+def pair(run: RunDir) -> Iterator[tuple[int, int]]:
+    """A stand-in for torchrun, and its rank."""
+    words = [str(run.root), "import time; time.sleep(600)", "-m", "quantexp.training.worker"]
+    command = [sys.executable, "-c", PAIR, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        rank = psutil.Process(int(process.stdout.readline()))
+        yield process.pid, rank.pid
+        rank.kill()
+
+
+def test_first_worker_of_a_locked_run_is_the_one_to_end(make_run: MakeRun) -> None:
+    run, other = make_run("a-1"), make_run("b-2")
+    with pair(run) as (torchrun, rank):
+        assert workers([run, other]) == {}, "nobody has the lock: these are not its workers"
+        locks = [take_lock(each) for each in (run, other)]
+        linked = run.root.with_name("link")
+        linked.symlink_to(run.root)
+        for each in (run, RunDir(linked)):
+            found = workers([each, other])
+            assert {root: worker.pid for root, worker in found.items()} == {each.root: torchrun}
+        psutil.Process(torchrun).kill()
+        psutil.wait_procs([psutil.Process(torchrun)], 0.1)
+        assert [worker.pid for worker in workers([run]).values()] == [rank], "it outlived torchrun"
+        for lock in locks:
+            os.close(lock)
+    assert workers([]) == {}

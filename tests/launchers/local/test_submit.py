@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from quantexp_launchers.local import submit
-from quantexp_launchers.local.prepare import prepare_sheet
-from quantexp_launchers.local.sheet import Sheet
 from quantexp_launchers.local.submit import detach_run, run_points
+from quantexp_launchers.local.sweep import Sweep, prepare
 from rich.console import Console
 
 from quantexp.errors import ConfigError, DataError, RunError, RunInUseError
@@ -149,10 +148,10 @@ def test_points_that_differ_in_detach_are_refused(
 
 
 @pytest.fixture
-def detached(monkeypatch: pytest.MonkeyPatch) -> list[Sheet]:
+def detached(monkeypatch: pytest.MonkeyPatch) -> list[Sweep]:
     """The sheets that would go on in the background."""
-    sheets: list[Sheet] = []
-    monkeypatch.setattr(submit, "go_on_in_background", lambda sheet, _: sheets.append(sheet))
+    sheets: list[Sweep] = []
+    monkeypatch.setattr(submit, "go_on_in_background", lambda sweep, _: sheets.append(sweep))
     return sheets
 
 
@@ -160,7 +159,7 @@ def test_detached_sweep_is_prepared_and_the_command_does_not_wait_for_it(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
-    detached: list[Sheet],
+    detached: list[Sweep],
 ) -> None:
     points = [(make(seed, detach=True), 0) for seed in (1, 2)]
     assert run_points(points, console) == 0
@@ -172,7 +171,7 @@ def test_nothing_goes_to_the_background_if_no_run_is_left(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
-    detached: list[Sheet],
+    detached: list[Sweep],
 ) -> None:
     run_points([(make(1), 0)], console)
     assert "completed  bf16" in output_of(console)
@@ -188,9 +187,9 @@ def test_detached_run_that_is_in_use_is_refused(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
-    detached: list[Sheet],
+    detached: list[Sweep],
 ) -> None:
-    (item,) = prepare_sheet([(make(1), 0)], console).items
+    (item,) = prepare([(make(1), 0)], console).items
     assert item.run is not None
     lock = take_lock(item.run)
     with pytest.raises(RunInUseError, match="is in use by another process; wait for it, or stop"):
@@ -203,10 +202,10 @@ def test_detached_run_that_is_in_a_scheduler_is_refused(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
-    detached: list[Sheet],
+    detached: list[Sweep],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepare_sheet([(make(1), 0)], console)
+    prepare([(make(1), 0)], console)
     monkeypatch.setattr("quantexp.launch.attempt._elsewhere", lambda *_: "job 12 is waiting")
     with pytest.raises(RunInUseError, match="is in use: job 12 is waiting"):
         detach_run(make(1, detach=True), console)
@@ -217,7 +216,7 @@ def test_detached_run_that_cannot_start_is_refused(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
-    detached: list[Sheet],
+    detached: list[Sweep],
 ) -> None:
     lacking = make(1, detach=True)
     lacking.dataset.sample = False
@@ -230,7 +229,7 @@ def test_detached_run_goes_on_in_the_background(
     workers: Workers,
     make: Callable[..., Experiment],
     console: Console,
-    detached: list[Sheet],
+    detached: list[Sweep],
 ) -> None:
     assert detach_run(make(1, detach=True), console) == 0
     assert len(detached[0].items) == 1
