@@ -114,13 +114,7 @@ def _change(folder: Path) -> str | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a snapshot is as it was taken; one that is not is moved aside.
-
-    Caches of bytecode, which the runs of earlier versions left, are removed.
-    """
-    for name in _LEFT_OUT:
-        for cache in [path for path in folder.rglob(name) if not path.is_symlink()]:
-            shutil.rmtree(cache, ignore_errors=True)
+    """Whether a snapshot is as it was taken; one that is not is moved aside."""
     change = _change(folder)
     if change is not None:
         aside = folder.with_name(f".changed-{folder.name}-{os.getpid()}")
