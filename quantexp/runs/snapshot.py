@@ -2,8 +2,8 @@
 
 A run may start long after its submission (a queue, a sweep), and its processes import quantexp when they start. They
 import it from this copy, so that edits, updates and checkouts in between change nothing. The copy holds quantexp, its
-launchers and the shipped configuration, without files that git ignores or that may hold secrets
-(`quantexp.runs.secret_files`). Other packages are recorded by version only.
+launchers and the shipped configuration: files of source (`quantexp.runs.source_files`) that git does not ignore. Other
+packages are recorded by version only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quantexp.folders import conf_dir
 from quantexp.runs.disk import explanation
 from quantexp.runs.paths import RunsRoot
 from quantexp.runs.provenance import read_provenance
-from quantexp.runs.secret_files import ignored_by_git, may_hold_secrets
+from quantexp.runs.source_files import ignored_by_git, is_source
 
 #: The packages of this project that a run imports.
 PACKAGES = ("quantexp", "quantexp_launchers")
@@ -162,7 +162,7 @@ def _files() -> Iterator[tuple[str, Path]]:
         ignored = ignored_by_git(folder)
         for file in sorted(folder.rglob("*")):
             inside = file.relative_to(folder)
-            if may_hold_secrets(str(inside)) or file in ignored:
+            if not is_source(str(inside)) or file in ignored:
                 continue
             if file.is_file() and not set(inside.parts) & set(_LEFT_OUT):
                 yield f"{name}/{inside}", file
