@@ -21,12 +21,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from quantexp.config.auto_layout import with_layout
+from quantexp.config.auto_layout import with_layout, with_num_processes
 from quantexp.config.choices import groups
 from quantexp.config.completing import complete_dataset, complete_start
 from quantexp.config.evaluation import evaluated_only
 from quantexp.config.formats import fill_formats, user_folders
-from quantexp.config.num_processes import with_num_processes
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
 from quantexp.config.values import check_values, memory_of
