@@ -279,6 +279,8 @@ def make_run(tmp_path: Path) -> Callable[..., RunDir]:
         run = RunDir(tmp_path / "runs" / name)
         run.logs.mkdir(parents=True)
         run.config.write_text("launcher:\n  num_processes: 1\n")
+        if "submission" in fields:
+            fields = {"launcher": "slurm", **fields}
         status = Status(state, created=now(), iterations=8, **fields)
         write_status(run.status, status)
         lines = [

@@ -26,7 +26,6 @@ from quantexp.formats import (
     ScaleRule,
     decode,
     encode,
-    local_step,
     quantise,
 )
 from quantexp.formats.codes import code_values
@@ -83,9 +82,8 @@ def draw_grid(fmt: Format) -> Figure:
 def mantissa_bits(fmt: Format, values: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """How many bits tell the values of each one's binade apart."""
     binade = np.exp2(np.floor(np.log2(values)))
-    spacing = np.append(steps, steps[-1])
-    if fmt.family is Family.HIF8:  # the largest value is alone in its binade
-        spacing = local_step(torch.tensor(values, dtype=torch.float32), fmt).numpy()
+    # HiF8's largest value is alone in its binade, whose spacing is twice that of the binade below.
+    spacing = np.append(steps, steps[-1] * (2 if fmt.family is Family.HIF8 else 1))
     return np.clip(np.round(np.log2(binade / spacing)), 0, 3).astype(int)
 
 

@@ -34,7 +34,6 @@ from quantexp.megatron_lm.checkpoint_reader import (
 from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
 from quantexp.model.checkpoint_hashes import HASHES, require_intact, saved_files
 from quantexp.model.checkpoints import (
-    OLD_STATE,
     PADDING,
     STATE,
     STATE_INDEX,
@@ -54,7 +53,7 @@ from quantexp.runs.provenance import read_provenance
 from quantexp.schema import DatasetConfig, Experiment, TokenizerKind
 
 #: What a checkpoint has besides its published form.
-_LEFT_OUT = (PADDING, STATE, OLD_STATE)
+_LEFT_OUT = (PADDING, STATE)
 _FORMATS = ("hf", "megatron_lm")
 _END_OF_DOCUMENT = "<|endoftext|>"
 

@@ -6,8 +6,9 @@ import contextlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, get_origin
 
 import yaml
 from hydra.errors import (
@@ -21,10 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from quantexp.config.choices import choice_files, groups
 from quantexp.config.load import located, unknown_key, wrong_type
 from quantexp.config.overrides import unreadable
-from quantexp.config.shapes import LIST, MAPPING, wrong_shape
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.quant.scheme import SCHEMES
+from quantexp.schema import Composition
+from quantexp.schema.keys import is_mapping, kind_of, section_of
 from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
 #: Hydra's message for a group without a choice.
@@ -33,6 +35,7 @@ _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
 _NO_CHOICE = re.compile(r"Interpolation key '(\w+)' not found")
 #: OmegaConf's message for a mapping in place of a list, or the other way round.
 _OTHER_SHAPE = "Cannot merge DictConfig with ListConfig"
+_LIST, _MAPPING = "must be a list, in brackets", "must be keys with values, in braces"
 NULL_SECTION = (
     "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
     "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
@@ -153,8 +156,8 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
     if key.endswith(".") and _OTHER_SHAPE in reason:
         reason = f"{key[:-1]}: its lists must be in brackets, not in braces"
     elif key and _OTHER_SHAPE in reason:
-        reason = f"{key} {LIST if owner is list else MAPPING}"
-    elif not key and file and (wrong := wrong_shape(Path(file), _group_of(str(error)))):
+        reason = f"{key} {_LIST if owner is list else _MAPPING}"
+    elif not key and file and (wrong := _wrong_shape(Path(file), _group_of(str(error)))):
         reason = wrong
     elif key and ("not in" in reason):
         reason = unknown_key(key, owner)
@@ -184,3 +187,33 @@ def _file_of(message: str, config_dir: Path | None) -> str | None:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def _wrong_shape(file: Path, group: str) -> str | None:
+    """The message for the first value of a file of a group (`quant`, `quant/linear`) that is no list, or no mapping.
+
+    None without one. OmegaConf refuses such a file and names no key.
+    """
+    text = file.read_text(encoding="utf-8-sig")
+    owner: Any = Composition
+    parents: list[str] = []
+    for part in [] if "# @package _global_" in text else group.split("/"):
+        if (section := section_of(owner, part)) is not None:
+            owner, parents = section, [*parents, part]
+    values = yaml.safe_load(text)
+    return _wrong_below(values, owner, parents) if isinstance(values, dict) else f"it {_MAPPING}"
+
+
+def _wrong_below(values: Mapping[str, Any], owner: Any, parents: list[str]) -> str | None:
+    for name, value in values.items():
+        path = [*parents, str(name)]
+        key, section = ".".join(path), section_of(owner, str(name))
+        if get_origin(kind_of(key)) is list and isinstance(value, Mapping):
+            return f"{key} {_LIST}"
+        if section is None and not is_mapping(owner, str(name)):
+            continue
+        if value is not None and not isinstance(value, Mapping):
+            return f"{key} {_MAPPING}"
+        if section and value and (wrong := _wrong_below(value, section, path)):
+            return wrong
+    return None

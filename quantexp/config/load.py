@@ -21,12 +21,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from quantexp.config.auto_layout import with_layout
+from quantexp.config.auto_layout import with_layout, with_num_processes
 from quantexp.config.choices import groups
 from quantexp.config.completing import complete_dataset, complete_start
 from quantexp.config.evaluation import evaluated_only
 from quantexp.config.formats import fill_formats, user_folders
-from quantexp.config.num_processes import with_num_processes
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
 from quantexp.config.values import check_values, memory_of
@@ -56,8 +55,6 @@ _Kind = TypeVar("_Kind", bound=Experiment)
 _NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
 #: Data classes that are elements of a list -> the key of the list.
 _RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
-#: Keys in the run folders of earlier versions that had no effect on numbers and are gone: section -> keys.
-_FORMER_KEYS = {"launcher": ("name", "torchrun")}
 
 
 def load(config: DictConfig) -> Experiment:
@@ -139,7 +136,7 @@ def from_plain(content: dict[str, Any]) -> Experiment:
     Raises:
         ConfigError: the content is not a complete configuration of this version.
     """
-    experiment = _structured(_without_former_keys(content), Experiment)
+    experiment = _structured(content, Experiment)
     validate(experiment)
     return experiment
 
@@ -161,14 +158,6 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
         raise ConfigError(f"{' '.join(overrides)}: {first}") from error
     assert isinstance(container, dict)
     return from_plain({str(key): value for key, value in container.items()})
-
-
-def _without_former_keys(content: dict[str, Any]) -> dict[str, Any]:
-    return content | {
-        key: {name: value for name, value in content[key].items() if name not in names}
-        for key, names in _FORMER_KEYS.items()
-        if isinstance(content.get(key), dict)
-    }
 
 
 def read(file: Path) -> Experiment:

@@ -17,7 +17,6 @@ from quantexp.errors import DataError, RunError, UnreadableError
 from quantexp.folders import user_path
 from quantexp.model import checkpoints
 from quantexp.model.checkpoints import (
-    OLD_STATE,
     PADDING,
     STATE,
     STATE_INDEX,
@@ -95,11 +94,6 @@ def start_point(experiment: Experiment) -> StartPoint | None:
             f"{option}: there is no checkpoint of iteration {iteration}; {point.run.root} {has}"
         )
     if training.start_optimizer and not point.state.is_file():
-        if (point.weights / OLD_STATE).is_file():
-            raise DataError(
-                f"{option}: the checkpoint holds {OLD_STATE}, which only earlier versions read; repeat its run with "
-                "checkpoint.optimizer=true, or leave out training.start_optimizer"
-            )
         raise DataError(
             f"{option}: the checkpoint holds no optimizer; its run needs checkpoint.optimizer=true, or leave out "
             "training.start_optimizer"

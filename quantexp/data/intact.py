@@ -3,7 +3,7 @@
 The card records the XXH3 hash of each file. Before training reads a pair, its files are hashed, as fast as the disk is
 (XXH3 itself takes some 10 GB/s), and compared. The cache records the hash of a file with its size, times and inode: a
 file is hashed once after every change, by one process of a host while the others wait. XXH3 detects damage; it does not
-protect against forgery. A pair without recorded hashes is not checked.
+protect against forgery.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ def check_intact(prefix: Path, card: Card, cache_dir: Path) -> None:
     Raises:
         DataError: a file differs or cannot be read.
     """
-    for path, prepared in zip(pair_paths(prefix), card.hashes or (), strict=False):
+    for path, prepared in zip(pair_paths(prefix), card.hashes, strict=True):
         try:
             if _known_hash(path, cache_dir / "hashes") == prepared:
                 continue

@@ -53,8 +53,8 @@ class Card:
     num_bytes: tuple[int, int]
     #: The counts of the preparation.
     report: dict[str, Any]
-    #: The XXH3 hashes of `.bin` and of `.idx`; None on cards of earlier versions.
-    hashes: tuple[str, str] | None = None
+    #: The XXH3 hashes of `.bin` and of `.idx`.
+    hashes: tuple[str, str]
 
     def parts(self) -> list[tuple[float, float] | None]:
         """The ranges of training, validation and test in the pair, from 0 to 1; None for an empty part."""
@@ -111,9 +111,8 @@ def _card(content: dict[str, Any]) -> Card:
         raise ValueError(f"version {content['version']}")
     for key, number in (("num_documents", 3), ("num_tokens", 3), ("num_bytes", 2)):
         content[key] = _sizes(key, content[key], number)
-    if (hashes := content.get("hashes")) is not None:
-        bin_hash, idx_hash = hashes
-        content["hashes"] = (str(bin_hash), str(idx_hash))
+    bin_hash, idx_hash = content["hashes"]
+    content["hashes"] = (str(bin_hash), str(idx_hash))
     tokenizer = TokenizerRecord(**content["tokenizer"])
     if tokenizer.file is not None and tokenizer.file != Path(tokenizer.file).name:
         raise ValueError(f"tokenizer.file must be the name of a file, got {tokenizer.file}")

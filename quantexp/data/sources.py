@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.parsers import expat
 
+from quantexp.data.page_parser import page_text
 from quantexp.data.wiki_names import ENGLISH, Wiki
-from quantexp.data.wikitext import to_plain_text
 from quantexp.folders import is_text
 
 #: Bytes that may precede the first record of a file: a byte-order mark and blanks.
@@ -124,9 +124,9 @@ def _article(page: ET.Element, place: int, wiki: Wiki) -> Record:
     revisions = page.findall("revision/text")
     wikitext = revisions[-1].text or "" if revisions else ""
     redirect = _REDIRECT.match(wikitext)
-    if redirect and not to_plain_text(wikitext[redirect.end() :], wiki):
+    if redirect and not page_text(wikitext[redirect.end() :], wiki):
         return LeftOut(REDIRECT)
-    text = to_plain_text(wikitext, wiki)
+    text = page_text(wikitext, wiki)
     if not text:
         return LeftOut(EMPTY)
     title = page.findtext("title", "")

@@ -26,8 +26,6 @@ _NUM_CONTEXTS = len(SYMBOLS) ** len(SHARES)
 _CONCENTRATION = 0.08
 _SEED = 1
 _BURN_IN = 64
-#: Steps of the power iteration; the distance to the stationary state falls by a constant factor at each.
-_STEPS = 200
 
 
 def write_documents(file: Path) -> None:
@@ -36,17 +34,6 @@ def write_documents(file: Path) -> None:
     with file.open("w", encoding="utf-8") as stream:
         for document in text:
             stream.write(json.dumps({"text": document.tobytes().decode()}) + "\n")
-
-
-def entropy_rate() -> float:
-    """The entropy of a symbol whose context is known, in nats: no model's mean loss is lower."""
-    p_CS = _source()
-    state_C = np.full(_NUM_CONTEXTS, 1 / _NUM_CONTEXTS)
-    for _ in range(_STEPS):
-        # The first symbol of a context is forgotten, so contexts that differ in it alone lead to the same ones.
-        moved = (state_C[:, None] * p_CS).reshape(len(SYMBOLS), -1).sum(0)
-        state_C = moved / moved.sum()
-    return float(-(state_C[:, None] * p_CS * np.log(p_CS)).sum())
 
 
 @cache

@@ -6,7 +6,7 @@ Dropped: comments, `<ref>`, `<gallery>`, `<math>`, `<timeline>` and similar tags
 italic, headings, list items, other HTML tags, and words in variants of a language (`-{...}-`) to the first.
 
 Unclosed markup stays in the text. Templates are never expanded, so a sentence whose words come from one
-(`{{convert|5|km}}`) loses them. The time is linear in the text (see `unclosed`).
+(`{{convert|5|km}}`) loses them. The time may be far from linear in the text (see `page_parser`).
 """
 
 import re
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from quantexp.data.unclosed import restored, without_costly_marks
 from quantexp.data.wiki_names import ENGLISH, Wiki
 
 #: `__NOTOC__` in any language: `__KEIN_INHALTSVERZEICHNIS__`, `__目次非表示__`.
@@ -32,7 +31,6 @@ _HEADING = re.compile(r"^(=[^\n]+=)[ \t]*$", re.MULTILINE)
 _NOT_TEXT_TAGS = frozenset({"ref", "references", "table", "ce", "chem", "hiero", "syntaxhighlight"})
 #: Tags of code.
 _CODE_TAGS = frozenset({"code", "kbd", "pre", "samp", "tt", "var"})
-#: Markup characters; a text without them is plain text.
 _MARKS = ("{", "[", "<", "&", "''", "==", "__", "\n*", "\n#", "\n:", "\n;")
 
 
@@ -45,17 +43,21 @@ def to_plain_text(wikitext: str, wiki: Wiki = ENGLISH) -> str:
         ValueError: mwparserfromhell fails on the text.
         RecursionError: its constructs are nested too deeply.
     """
-    if not any(mark in f"\n{wikitext}" for mark in _MARKS):
+    if not has_markup(wikitext):
         return _tidy(wikitext)
-    text = without_costly_marks(_HEADING.sub(r"\n\n\1\n\n", wikitext))
     try:
-        nodes = _library().parse(text).nodes
+        nodes = _library().parse(_HEADING.sub(r"\n\n\1\n\n", wikitext)).nodes
     except RecursionError:
         raise
     except Exception as error:  # for some markup it raises errors of its own or of Python
         raise ValueError(f"mwparserfromhell fails on it: {error}") from error
     text = _Reader(wiki).of(nodes)
-    return _tidy(restored(_VARIANTS.sub(_first_variant, text) if wiki.has_variants else text))
+    return _tidy(_VARIANTS.sub(_first_variant, text) if wiki.has_variants else text)
+
+
+def has_markup(wikitext: str) -> bool:
+    """Whether a text may have markup; one without is plain text."""
+    return any(mark in f"\n{wikitext}" for mark in _MARKS)
 
 
 @cache

@@ -26,7 +26,7 @@ from quantexp.formats.types import (
 if TYPE_CHECKING:
     from quantexp.formats.decoding import decode
     from quantexp.formats.encoding import Scales, TwoLevelScales, encode
-    from quantexp.formats.grid import grid_and_step, lies_on_grid, local_step
+    from quantexp.formats.grid import lies_on_grid
     from quantexp.formats.history import AmaxHistory
     from quantexp.formats.philox import Place
     from quantexp.formats.quantising import quantise
@@ -55,10 +55,8 @@ __all__ = [
     "encode",
     "finite_amax",
     "get_format",
-    "grid_and_step",
     "hadamard",
     "lies_on_grid",
-    "local_step",
     "quantise",
     "quantise_both",
     "random_signs",
@@ -75,10 +73,8 @@ _NEEDS_TORCH = {
     "decode": "decoding",
     "encode": "encoding",
     "finite_amax": "tensor_scale",
-    "grid_and_step": "grid",
     "hadamard": "transform",
     "lies_on_grid": "grid",
-    "local_step": "grid",
     "quantise": "quantising",
     "quantise_both": "two_axes",
     "random_signs": "transform",

@@ -8,15 +8,19 @@ configured to flush them (see `exact_mode`).
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantexp.errors import FormatError
 from quantexp.formats.declared.arithmetic import quantise_grid
-from quantexp.formats.declared.by_python import quantise_python
 from quantexp.formats.declared.tiles import from_tiles, to_tiles
+from quantexp.formats.definitions.python import DIGEST, PYTHON, PythonFormat, instance_of
 from quantexp.formats.exact_mode import exact, exact_in_pool
 from quantexp.formats.kernels.choice import kernel_for
 from quantexp.formats.layout import (
@@ -49,7 +53,7 @@ from quantexp.formats.plain import (
 )
 from quantexp.formats.spec import AnySpec, QuantSpec, check_draw, resolve
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Family, Rounding, ScaleRule, Scaling
+from quantexp.formats.types import Family, Format, Rounding, ScaleRule, Scaling
 
 
 def quantise(
@@ -156,7 +160,7 @@ def _quantised(
 ) -> Tensor:
     if spec.fmt.family is Family.PYTHON:
         check_draw(spec, seed, offset)
-        y = quantise_python(x, spec.fmt, axis, seed, offset)
+        y = _quantise_python(x, spec.fmt, axis, seed, offset)
         return y if out is None else out.copy_(y)
     scale = tensor_scale(x, spec, amax)
     if spec.fmt.across > 1:
@@ -269,3 +273,39 @@ def quantise_by_torch(
             raise AssertionError("quantised before, with its axis as the caller counts it")
         case Family.BF16:
             y.copy_(x.to(torch.bfloat16))
+
+
+@cache
+def _python_instance(fmt: Format) -> PythonFormat:
+    """The object of a format of the family `python`.
+
+    Raises:
+        FormatError: as `instance_of`.
+    """
+    content = json.loads(fmt.definition)
+    return instance_of(content[PYTHON], content.get(DIGEST))
+
+
+def _quantise_python(
+    x: Tensor, fmt: Format, axis: int, seed: int | None, offset: int | None
+) -> Tensor:
+    """The result of the format's `quantise`, under a generator that seed and offset determine.
+
+    It gets a copy of x: a weight that it overwrote would be quantised in all other products, too.
+
+    Raises:
+        FormatError: it is no tensor of x's shape, dtype and device, or as `instance_of`.
+    """
+    words = hashlib.sha256(f"{seed or 0} {offset or 0}".encode()).digest()
+    generator = torch.Generator(device=x.device)
+    generator.manual_seed(int.from_bytes(words[:8], "big") >> 1)
+    with torch.no_grad():
+        y = _python_instance(fmt).quantise(x.detach().clone(), axis=axis, generator=generator)
+    is_like = isinstance(y, Tensor) and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+    if not is_like:
+        got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise FormatError(
+            f"quantise of the format {fmt.name} must return a tensor like x, {x.dtype} {tuple(x.shape)} on {x.device}, "
+            f"got {got}"
+        )
+    return y

@@ -14,24 +14,20 @@ subnormals). For stochastic rounding or pre-scaling by 3/4 it may be 4, and so m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import TypeVar
+from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, as_bits
 from quantexp.formats.codes import code_values
-from quantexp.formats.hif8 import spacing_to
 from quantexp.formats.layout import chunk_limit, chunks, outer_axis_inner
 from quantexp.formats.nv import nearest_scale, total_scale
 from quantexp.formats.quantising import quantise_dense
 from quantexp.formats.rounding import round_magnitudes
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Element, Family, Scaling
+from quantexp.formats.types import Element, Scaling
 
 #: One rounding of float32.
 _FLOAT32_UNIT = 2.0**-24
@@ -41,51 +37,26 @@ _FACTORS = {Scaling.CURRENT: (1.0, 0.5, 2.0), Scaling.DELAYED: (1.0, 0.5, 2.0)}
 _BLOCK_FACTORS = _FACTORS | {Scaling.EXACT: (1.0, 1.5)}
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The elements that lie on the grid at a scale."""
-
-    on_grid: Tensor
-    #: A 0-dim float32 tensor, None without scaling.
-    scale: Tensor | None
-
-    @cached_property
-    def count(self) -> int:
-        """The number of elements on the grid."""
-        return int(self.on_grid.sum())
-
-
-@dataclass(frozen=True)
-class BlockFit(Fit):
-    """The elements that lie on the grid at a tensor scale and block scales."""
-
-    #: The grid's spacing around each element, float32.
-    steps: Tensor
-
-
-AnyFit = TypeVar("AnyFit", bound=Fit)
-
-
 def same(x: Tensor, y: Tensor) -> Tensor:
     """Where two tensors are equal, counting NaN as equal to NaN."""
     equal = x == y
     return equal if bool(equal.all()) else equal | (x.isnan() & y.isnan())
 
 
-def fit_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Fit:
-    """The fit of a format without blocks; `amax` replaces x's own, as in `quantise`."""
+def fit_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor:
+    """The elements on the grid of a format without blocks; `amax` replaces x's own, as in `quantise`."""
     return _best(_fits_flat(x, spec, amax))
 
 
-def _fits_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Iterator[Fit]:
-    """The fit at each scale that `fit_flat` may choose."""
+def _fits_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Iterator[Tensor]:
+    """Those at each scale that `fit_flat` may choose."""
     scales = _flat_scales(x, spec, amax)
     if scales is None:
-        yield Fit(same(x, _requantised(x, spec, None)), None)
+        yield same(x, _requantised(x, spec, None))
     elif spec.scaling is Scaling.EXACT:
         yield from (_near_flat_grid_at(x, spec, scale) for scale in scales)
     else:
-        yield from (Fit(same(x, _requantised(x, spec, scale)), scale) for scale in scales)
+        yield from (same(x, _requantised(x, spec, scale)) for scale in scales)
 
 
 def _flat_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | None:
@@ -97,36 +68,13 @@ def _flat_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
     return scale.new_tensor(factors) * scale
 
 
-def flat_at_each_scale(
-    x: Tensor, spec: QuantSpec, amax: Tensor | None
-) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Of a small tensor [...]: where it lies on the grid at each scale that `fit_flat` tries, and a function of steps.
-
-    Both are [scales, ...]. Elements below the normal range of the dtype count as on the grid.
-    """
-    scales = _flat_scales(x, spec, amax)
-    scales = torch.ones(1, device=x.device) if scales is None else scales
-    scales = scales.view(-1, *[1] * x.ndim)
-    v = x.to(torch.float32) * scales
-    grid = _requantised(v, spec, None)
-    if spec.scaling is Scaling.EXACT:
-        relative, absolute = _exact_tolerance(x.dtype)
-        on_grid = (v - grid).abs() <= grid.abs() * relative + absolute * scales
-    else:
-        on_grid = v == grid
-    on_grid |= x.abs() < torch.finfo(x.dtype).smallest_normal
-
-    def steps() -> Tensor:
-        return flat_steps(v, None, spec).div_(scales)
-
-    return on_grid, steps
-
-
-def _best(fits: Iterator[AnyFit]) -> AnyFit:
+def _best(fits: Iterator[Tensor]) -> Tensor:
     """The first of those with the most elements on the grid; none is tried after one with all."""
     best = next(fits)
-    while best.count < best.on_grid.numel() and (fit := next(fits, None)) is not None:
-        best = max(best, fit, key=lambda candidate: candidate.count)
+    most = int(best.sum())
+    while most < best.numel() and (fit := next(fits, None)) is not None:
+        if (count := int(fit.sum())) > most:
+            best, most = fit, count
     return best
 
 
@@ -150,7 +98,7 @@ def _exact_ratios(spec: QuantSpec) -> tuple[float, ...]:
     return tuple((torch.unique(rounded) / target).tolist())
 
 
-def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
+def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Tensor:
     relative, absolute = _exact_tolerance(x.dtype)
     on_grid = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     most = chunk_limit(x.device)
@@ -161,7 +109,7 @@ def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
         grid = _requantised(v, spec, None)
         near = (v - grid).abs() <= grid.abs() * relative + absolute * scale
         on_grid_part.copy_(near if bool(near.all()) else near | same(v, grid))
-    return Fit(on_grid, scale)
+    return on_grid
 
 
 def _exact_tolerance(dtype: torch.dtype) -> tuple[float, float]:
@@ -178,36 +126,19 @@ def _exact_tolerance(dtype: torch.dtype) -> tuple[float, float]:
     return relative, info.tiny * info.eps / 2
 
 
-def flat_steps(x32: Tensor, scale: Tensor | None, spec: QuantSpec) -> Tensor:
-    """The spacing around each element (float32) of a format without blocks."""
-    v = x32 if scale is None else x32 * scale
-    if spec.fmt.family is Family.HIF8:
-        step = torch.empty_like(v)
-        spacing_to(step, v, torch.empty_like(v))
-    else:
-        step = binade_steps(v.abs(), spec.fmt.element)
-    return step if scale is None else step.div_(scale)
-
-
-def binade_steps(magnitude: Tensor, element: Element) -> Tensor:
-    """The element's spacing in the binade of each magnitude (float32), in a new tensor."""
-    step = torch.bitwise_and(as_bits(magnitude), EXPONENT_MASK).view(torch.float32)
-    return step.clamp_min_(2.0**element.emin).mul_(2.0**-element.mantissa_bits)
-
-
-def fit_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> BlockFit:
-    """The fit of NVFP4 with blocks along `axis`, counted from the front.
+def fit_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> Tensor:
+    """The elements on the grid of NVFP4 with blocks along `axis`, counted from the front.
 
     If less than a quarter of the elements fit, no other tensor scale is tried: of normal data about 0.4 fit under a
     scale that is off by a factor of 1.5, 0.9 under one off by 2, and of data that is not quantised 0.08.
     """
     fits = _fits_blocks(x, axis, spec, amax)
     first = next(fits)
-    return first if 4 * first.count < x.numel() else _best(itertools.chain([first], fits))
+    return first if 4 * int(first.sum()) < x.numel() else _best(itertools.chain([first], fits))
 
 
-def _fits_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> Iterator[BlockFit]:
-    """The fit at each tensor scale that `fit_blocks` may choose."""
+def _fits_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> Iterator[Tensor]:
+    """Those at each tensor scale that `fit_blocks` may choose."""
     scale = tensor_scale(x, spec, amax)
     if scale is None:
         yield _fit_blocks_at(x, axis, spec, None)
@@ -217,19 +148,16 @@ def _fits_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> 
         )
 
 
-def _fit_blocks_at(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> BlockFit:
+def _fit_blocks_at(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
     extents = outer_axis_inner(x.shape, axis)
     dense = x.contiguous()
     on_grid = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-    steps = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    x_ONI, on_ONI, steps_ONI = (t.view(extents) for t in (dense, on_grid, steps))
+    x_ONI, on_ONI = dense.view(extents), on_grid.view(extents)
     tolerance = _block_tolerance(x.dtype, spec)
     for chunk in chunks(extents, spec.block, chunk_limit(x.device)):
         part_OBKI = chunk.elements(x_ONI).to(torch.float32)
-        near, step = _fit_chunk(part_OBKI, spec, scale, tolerance)
-        chunk.elements(on_ONI).copy_(near)
-        chunk.elements(steps_ONI).copy_(step)
-    return BlockFit(on_grid, scale, steps)
+        chunk.elements(on_ONI).copy_(_fit_chunk(part_OBKI, spec, scale, tolerance))
+    return on_grid
 
 
 def _block_tolerance(dtype: torch.dtype, spec: QuantSpec) -> tuple[float, float]:
@@ -251,8 +179,8 @@ def _fit_chunk(
     spec: QuantSpec,
     scale: Tensor | None,
     tolerance: tuple[float, float],
-) -> tuple[Tensor, Tensor]:
-    """Which elements fit, and the step around each; each block uses the first scale that fits all of it.
+) -> Tensor:
+    """Which elements fit; each block uses the first scale that fits all of it.
 
     A block that fits with v as its largest element also fits with 2 v and half the scale, unless the half is subnormal,
     which has fewer bits.
@@ -262,7 +190,7 @@ def _fit_chunk(
     magnitude = x_KN.abs()
     amax_N = magnitude.amax(dim=0)
     values = _largest_first(spec.fmt.element)
-    near, step, is_whole, is_normal = _fit_to(magnitude, amax_N / values[0], spec, scale, tolerance)
+    near, is_whole, is_normal = _fit_to(magnitude, amax_N / values[0], spec, scale, tolerance)
     is_left = ~is_whole
     for largest in values[1:]:
         if 2 * largest in values:
@@ -270,17 +198,13 @@ def _fit_chunk(
         left = is_left.nonzero()[:, 0]
         if not len(left):
             break
-        _, steps, whole, _ = _fit_to(
-            magnitude[:, left], amax_N[left] / largest, spec, scale, tolerance
-        )
-        found = left[whole]
-        near[:, found], step[:, found], is_left[found] = True, steps[:, whole], False
-    step.masked_fill_(magnitude == 0, 0.0)
+        ratio = amax_N[left] / largest
+        _, whole, _ = _fit_to(magnitude[:, left], ratio, spec, scale, tolerance)
+        near[:, left[whole]], is_left[left[whole]] = True, False
     finite = amax_N.isfinite()
     if not finite.all():
-        step.masked_fill_(~finite, torch.nan)
         near = (near & finite) | x_KN.isnan()
-    return near.view(x_KOBI.shape).movedim(0, 2), step.view(x_KOBI.shape).movedim(0, 2)
+    return near.view(x_KOBI.shape).movedim(0, 2)
 
 
 def _fit_to(
@@ -289,8 +213,8 @@ def _fit_to(
     spec: QuantSpec,
     scale: Tensor | None,
     tolerance: tuple[float, float],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of the block scale nearest to each ratio: the elements that fit, the step around each, the blocks that fit whole.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the block scale nearest to each ratio: the elements that fit, and the blocks that fit whole.
 
     The last result is whether the block scale is a normal number before it is rounded.
     """
@@ -299,10 +223,10 @@ def _fit_to(
     ratio_N = ratio_N if scale is None else ratio_N / scale
     is_normal = ratio_N >= 2.0**b_element.emin
     total = total_scale(nearest_scale(ratio_N, b_element), scale)
-    near, grid = _near_element(magnitude_KN, total, element, tolerance)
+    near = _near_element(magnitude_KN, total, element, tolerance)
     # Of bytes, the minimum over blocks takes a tenth of the time that `all` takes.
     is_whole = near.view(torch.uint8).amin(dim=0).view(torch.bool)
-    return near, binade_steps(grid, element).mul_(total), is_whole, is_normal
+    return near, is_whole, is_normal
 
 
 @cache
@@ -313,10 +237,10 @@ def _largest_first(element: Element) -> list[float]:
 
 def _near_element(
     magnitude: Tensor, total: Tensor, element: Element, tolerance: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
-    """Whether magnitude / total lies near the element's grid, and the grid value."""
+) -> Tensor:
+    """Whether magnitude / total lies near the element's grid."""
     relative, absolute = tolerance
     grid = (magnitude / total).clamp_max_(element.max)
     round_magnitudes(grid, element, torch.empty_like(grid))
     value = grid * total
-    return (magnitude - value).abs() <= value * relative + absolute, grid
+    return (magnitude - value).abs() <= value * relative + absolute

@@ -24,7 +24,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, Status, end_of, read_status
 from quantexp.runs.work_folder import WorkFolder
 from quantexp.schema import Experiment, LauncherConfig
-from quantexp.schema.launcher import LOCAL, SLURM
+from quantexp.schema.launcher import LOCAL
 
 #: An experiment and its stage: runs of a stage start after all runs of the previous stage have completed.
 Point = tuple[Experiment, int]
@@ -229,10 +229,8 @@ def launcher_of(kind: str) -> Launcher:
 
 
 def kind_of(status: Status) -> str:
-    """The kind of the launcher that started a run; earlier versions recorded only SLURM's job."""
-    if status.launcher is not None:
-        return status.launcher
-    return SLURM if status.submission is not None or status.job_id is not None else LOCAL
+    """The kind of the launcher that started a run; local if status.json was lost meanwhile."""
+    return status.launcher or LOCAL
 
 
 def live_job(run: RunDir, status: Status) -> str | None:

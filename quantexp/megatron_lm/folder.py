@@ -31,7 +31,7 @@ from quantexp.runs.gradients import SUFFIX
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import LOOP, Provenance, add_what_ran, provenance, read_provenance
-from quantexp.runs.secret_files import git_output
+from quantexp.runs.source_files import git_output
 from quantexp.runs.status import read_status, write_json
 from quantexp.schema import Experiment
 from quantexp.training.log import LOG

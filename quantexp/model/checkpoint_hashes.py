@@ -55,8 +55,7 @@ def require_intact(
 ) -> None:
     """Refuse a checkpoint with a file that differs from what was saved, or that was added for a reader to read.
 
-    A folder without hashes.json, as earlier versions and other programs write it, is not checked; if it is a
-    checkpoint, a warning says so.
+    A folder without hashes.json, as other programs write it, is not checked; if it is a checkpoint, a warning says so.
 
     Args:
         path: a checkpoint, or any other folder of weights, or one file in it.
@@ -98,10 +97,9 @@ def _recorded(folder: Path) -> dict[str, FileHash] | None:
     try:
         content = require_json(file, dict[str, Any])
         files = typed(content["files"], dict[str, FileHash])
-        if content.keys() != {"files"}:  # all that earlier versions wrote
-            if content["xxh3_128"] != _own_hash(content):
-                raise ValueError("its content does not match its own hash")
-            _require_place(folder, content["iteration"])
+        if content["xxh3_128"] != _own_hash(content):
+            raise ValueError("its content does not match its own hash")
+        _require_place(folder, content["iteration"])
         for name in files:
             own = name.removeprefix(f"{STATE}/")
             if Path(own).name != own or not own:

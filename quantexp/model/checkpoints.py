@@ -30,8 +30,6 @@ from quantexp.schema.limits import check_limits
 
 #: The folder of the training state in a checkpoint's folder, if it is saved, and its index.
 STATE, STATE_INDEX = "state", "state.json"
-#: The training state of earlier versions, which is no longer read.
-OLD_STATE = "training_state.pt"
 #: The padding rows of the vocabulary, which are trained too but are not part of a published model.
 PADDING = "padding.safetensors"
 _NAME = re.compile(r"iteration_(\d{8})")

@@ -46,7 +46,6 @@ def write_published(
     model: ModelConfig,
     folder: Path,
     shown: Path | None = None,
-    shard_bytes: int = SHARD_BYTES,
     roles: TokenRoles | None = None,
 ) -> dict[str, FileHash]:
     """Write a model's published tensors, their index and config.json into a folder.
@@ -56,7 +55,6 @@ def write_published(
         model: its configuration.
         folder: has no such files.
         shown: the checkpoint's folder in messages; None means `folder`.
-        shard_bytes: maximum bytes of a file.
         roles: what the configuration says of tokens; None means nothing.
 
     Returns:
@@ -68,7 +66,7 @@ def write_published(
         DataError: the shards lack elements.
     """
     shapes, dtype = published(mapping(model)), tensors.dtype
-    shards = _shards(shapes, dtype.itemsize, shard_bytes)
+    shards = _shards(shapes, dtype.itemsize, SHARD_BYTES)
     files = dict(zip(_names(len(shards)), shards, strict=True))
     hashes = {
         file: write_hashed(

@@ -151,7 +151,7 @@ def _fill(
 
 
 def _by_class(v: Tensor, spec: QuantSpec, axis: int, seed: int | None, offset: int) -> Tensor:
-    """The result of a format in Python, under the generator that `quantexp.formats.declared.by_python` defines."""
+    """The result of a format in Python, under the generator that `quantexp.formats.quantising` defines."""
     content = json.loads(spec.fmt.definition)
     words = hashlib.sha256(f"{seed or 0} {offset}".encode()).digest()
     generator = torch.Generator(device=v.device)

@@ -163,11 +163,11 @@ def project(left_MK: Tensor, right_KN: Tensor, scale: float, seed: int) -> Proje
     return Projection(signs, values * scale, largest, summed + lost)
 
 
-def num_wrong_rows(out_MN: Tensor, projection: Projection, roundings: int = 1) -> int:
+def num_wrong_rows(out_MN: Tensor, projection: Projection) -> int:
     """How many rows do not have the projection of the product."""
     own, norms = _times(out_MN, projection.signs_N, by_row=True)
     info = torch.finfo(out_MN.dtype)
-    slack = LAMBDA * 1.01 * roundings * unit(out_MN.dtype) * norms + 2 * projection.summed_M
+    slack = LAMBDA * 1.01 * unit(out_MN.dtype) * norms + 2 * projection.summed_M
     slack += LAMBDA * math.sqrt(out_MN.shape[1]) * info.smallest_normal
     is_right = (own - projection.values_M).abs() <= slack
     is_right |= ~own.isfinite() & (projection.largest_M >= info.max)

@@ -1,7 +1,7 @@
 """The reader of JSON files and of files with a JSON value in each line.
 
 orjson parses: it refuses invalid UTF-8, half of a surrogate pair and a number beyond a float, and never recurses; of a
-repeated key the last value counts. NaN and Infinity, which are not JSON but were written by earlier versions, become
+repeated key the last value counts. NaN and Infinity, which are not JSON but which Python's own writer writes, become
 null. The depth, the size and the number of values are bounded here, because what follows may walk through them. `typed`
 then checks the content against a type.
 """

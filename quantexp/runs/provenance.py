@@ -1,7 +1,6 @@
 """provenance.json: versions, code, commit and uncommitted changes, source snapshot, host, command line, hashed content.
 
-It holds no environment variables, and of the uncommitted changes none of a file that may hold secrets
-(`quantexp.runs.secret_files`).
+It holds no environment variables, and the uncommitted changes of files of source alone (`quantexp.runs.source_files`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from quantexp.reading.json_files import require_json
 from quantexp.runs.code_digest import DECIDING, OF_MEGATRON_LM, code_digest
 from quantexp.runs.precision import PrecisionEntry
 from quantexp.runs.redaction import redacted
-from quantexp.runs.secret_files import SECRET_FILES, git_output
+from quantexp.runs.source_files import git_output, is_source
 from quantexp.runs.status import now, write_json
 
 
@@ -278,9 +277,9 @@ def checkout() -> Source:
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return {"commit": None, "diff": None}
-    patterns = (f"**/{name}{below}" for name in SECRET_FILES for below in ("", "/**"))
-    left_out = [f":(exclude,glob,icase){pattern}" for pattern in patterns]
-    diff = git_output(folder, "diff", "HEAD", "--", ".", *left_out)
+    changed = git_output(folder, "diff", "HEAD", "--name-only", "--no-renames", "-z") or ""
+    names = [f":(literal){name}" for name in changed.split("\0") if is_source(name)]
+    diff = git_output(folder, "diff", "HEAD", "--", *names) if names else ""
     commit = git_output(folder, "rev-parse", "HEAD")
     untracked = git_output(folder, "ls-files", "-z", "--others", "--exclude-standard") or ""
     return {

@@ -2,9 +2,8 @@
 
 API keys, tokens and passwords reach a run only through environment variables, recognised by their names. A text that
 contains the value of such a variable contains a secret, wherever the text comes from (a command line, a diff, an error
-message of a library). So does a text with a token of a known shape (`quantexp.runs.token_shapes`), or an address with a
-password. A configuration with a secret is refused; elsewhere the variable's name, or the words for the shape, replace
-the value.
+message of a library). So does a text with `NAME=value` of such a name, or an address with a password. A configuration
+with a secret is refused; elsewhere the name replaces the value.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
 from quantexp.errors import ConfigError
-from quantexp.runs.token_shapes import is_secret_name, secrets_by_shape
 
 #: Shorter values (on, true, none) are common words, not secrets.
 SHORTEST = 8
@@ -26,10 +24,36 @@ _USERINFO = re.compile(r"(?P<scheme>(?<![\w+.-])[A-Za-z][\w+.-]{0,40}://)[^/?#@\
 _PASSWORD = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]{0,40}://[^/?#@\s:]*:[^/?#@\s]+@")
 #: Values of a key named like a secret that are none.
 _SWITCHES = re.compile(r"|true|false|yes|no|on|off|none|null|auto|-?[\d.]{1,6}|[\$<].*", re.I)
+#: Names of variables and keys that hold secrets: `HF_TOKEN`, `GITHUBTOKEN`, `clientSecret`, `DB_PWD`.
+_SECRET_NAME = re.compile(
+    r"(^|[_.-])("
+    r"[^\W_]*TOKEN|[^\W_]*SECRETS?|[^\W_]*PASSWORD|[^\W_]*PASSWD|[^\W_]*PASSPHRASE|(?!COMPASS|BYPASS)[A-Z]*PASS|[^\W_]*PWD"
+    r"|[^\W_]*CREDENTIALS?|PAT|JWT|[^\W_]*BEARER|[^\W_]*COOKIES?|AUTHORIZATION|DSN|[^\W_]*WEBHOOK"
+    r")\d*($|[_.-])"
+    # Further words may follow: NCCL_IB_PKEY_INDEX, key_value, AUTH_METHOD.
+    r"|(?<!MON)KEYS?\d*(_ID|_BASE64|_B64|_PEM|_JSON|_\d+)?$|AUTH$",
+    re.I,
+)
+#: Names that hold only the location or type of a secret, or the working directory.
+_LOCATION = re.compile(r"[_.-](FILE|FILES|PATH|DIR|SOCK|URL|URI|NAME|TYPE|TTL|ENDPOINT)$", re.I)
+_HOOK = re.compile(r"WEBHOOK|DSN", re.I)
+_NO_SECRETS = frozenset({"PWD", "OLDPWD"})
+#: NAME=value, NAME: value and "NAME": "value" of a variable, and `Authorization: Bearer value`.
+_ASSIGNED = re.compile(
+    r"(?<![\w-])(?P<name>[A-Z][A-Z0-9_]{1,100}|[Aa]uthorization)[\"']?[ \t]{0,20}[=:][ \t]{0,20}"
+    r"(?:(?:Bearer|Basic|Token) )?[\"']?(?P<value>[^\s\"'$<>(){}\[\],;/~.][^\s\"'$<>(){}\[\],;]{7,})"
+)
 _REMEDY = (
     "the configuration is written to the run folder and to the job's script. Export the variable in the shell that "
     "submits: a local run and sbatch pass it to the job, and programs read it there"
 )
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or key of this name holds a secret, not only its location."""
+    if name in _NO_SECRETS or not _SECRET_NAME.search(name):
+        return False
+    return not _LOCATION.search(name) or _HOOK.search(name) is not None
 
 
 def secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -66,7 +90,7 @@ def refuse_secrets(
 
 
 def _refuse(content: Any, values: Mapping[str, str], key: str) -> None:
-    """Refuse content with one of these values of variables, or with a secret of a known shape."""
+    """Refuse content with one of these values of variables, or with a value after the name of a secret."""
     if isinstance(content, dict):
         for name, value in content.items():
             below = f"{key}.{name}" if key else str(name)
@@ -81,8 +105,15 @@ def _refuse(content: Any, values: Mapping[str, str], key: str) -> None:
             raise _refusal(key, f"the value of the environment variable {variable}")
         if _PASSWORD.search(content):
             raise _refusal(key, "an address with a password")
-        for words, _ in secrets_by_shape(content):
-            raise _refusal(key, f"what looks like a {words}")
+        for name, _ in _assigned(content):
+            raise _refusal(key, f"a value under the name {name}")
+
+
+def _assigned(text: str) -> Iterator[tuple[str, str]]:
+    """Each name of a secret that is followed by a value in a text, with the value; a path is none."""
+    for match in _ASSIGNED.finditer(text):
+        if is_secret_name(match["name"]):
+            yield match["name"], match["value"]
 
 
 def _refuse_name(name: str, value: Any, key: str) -> None:
@@ -104,8 +135,8 @@ def _replaced(content: Any, values: dict[str, str]) -> Any:
         for name, value in values.items():
             for form in (value, quote(value, safe="")):
                 content = content.replace(form, f"<{name}>")
-        for words, value in list(secrets_by_shape(content)):
-            content = content.replace(value, f"<{words}>")
+        for name, value in list(_assigned(content)):
+            content = content.replace(value, f"<{name}>")
         return without_userinfo(content)
     if isinstance(content, dict):
         return {_replaced(key, values): _replaced(value, values) for key, value in content.items()}

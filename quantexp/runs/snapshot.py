@@ -2,8 +2,8 @@
 
 A run may start long after its submission (a queue, a sweep), and its processes import quantexp when they start. They
 import it from this copy, so that edits, updates and checkouts in between change nothing. The copy holds quantexp, its
-launchers, the shipped configuration, and the entry points by which it finds its extras, without files that git ignores
-or that may hold secrets (`quantexp.runs.secret_files`). Other packages are recorded by version only.
+launchers, the shipped configuration, and the entry points by which it finds its extras: files of source
+(`quantexp.runs.source_files`) that git does not ignore. Other packages are recorded by version only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quantexp.folders import conf_dir
 from quantexp.runs.disk import explanation
 from quantexp.runs.paths import RunsRoot
 from quantexp.runs.provenance import read_provenance
-from quantexp.runs.secret_files import ignored_by_git, may_hold_secrets
+from quantexp.runs.source_files import ignored_by_git, is_source
 
 #: The distribution of this project, and its packages that a run imports.
 DISTRIBUTION = "quantexp"
@@ -116,13 +116,7 @@ def _change(folder: Path) -> str | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a snapshot is as it was taken; one that is not is moved aside.
-
-    Caches of bytecode, which the runs of earlier versions left, are removed.
-    """
-    for name in _LEFT_OUT:
-        for cache in [path for path in folder.rglob(name) if not path.is_symlink()]:
-            shutil.rmtree(cache, ignore_errors=True)
+    """Whether a snapshot is as it was taken; one that is not is moved aside."""
     change = _change(folder)
     if change is not None:
         aside = folder.with_name(f".changed-{folder.name}-{os.getpid()}")
@@ -170,7 +164,7 @@ def _files() -> Iterator[tuple[str, Path]]:
         ignored = ignored_by_git(folder)
         for file in sorted(folder.rglob("*")):
             inside = file.relative_to(folder)
-            if may_hold_secrets(str(inside)) or file in ignored:
+            if not is_source(str(inside)) or file in ignored:
                 continue
             if file.is_file() and not set(inside.parts) & set(_LEFT_OUT):
                 yield f"{name}/{inside}", file

@@ -43,8 +43,13 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_saved_weights_are_the_loaded_ones_bit_for_bit(
-    family: str, precision: Precision, shard_bytes: int, tmp_path: Path
+    family: str,
+    precision: Precision,
+    shard_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("quantexp.model.publish.SHARD_BYTES", shard_bytes)
     dtype = DTYPES[precision]
     config = FAMILIES[family]
     published = write(published_model(config).to(dtype), config, tmp_path / "given")
@@ -54,7 +59,7 @@ def test_saved_weights_are_the_loaded_ones_bit_for_bit(
         load(gpt, model)
         tensors = saved_tensors(gpt, model, precision, tmp_path / "shards")
     (tmp_path / "saved").mkdir()
-    write_published(tensors, model, tmp_path / "saved", shard_bytes=shard_bytes)
+    write_published(tensors, model, tmp_path / "saved")
     before, after = tensors_of(published), tensors_of(tmp_path / "saved")
     assert before.keys() == after.keys()
     assert all(before[name].dtype == after[name].dtype == dtype for name in before)

@@ -18,7 +18,7 @@ from hydra.core.utils import setup_globals
 from omegaconf import OmegaConf
 
 from quantexp.config.compose import compose
-from quantexp.config.sweep.listed import listed
+from quantexp.config.sweep.variants import listed
 
 
 def _release(module: Any) -> tuple[int, ...]:

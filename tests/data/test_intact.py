@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,13 +86,6 @@ def test_a_damaged_or_unwritable_cache_refuses_nothing(prefix: Path, tmp_path: P
     check(prefix, tmp_path / "cache")
     (tmp_path / "file").write_text("")
     check(prefix, tmp_path / "file" / "cache")
-
-
-def test_a_card_without_hashes_is_not_checked(prefix: Path, tmp_path: Path) -> None:
-    card = read_card(prefix)
-    assert card is not None
-    flip(Path(f"{prefix}.bin"), 50)
-    check_intact(prefix, replace(card, hashes=None), tmp_path / "cache")
 
 
 def test_a_file_that_cannot_be_read_is_named(prefix: Path, tmp_path: Path) -> None:

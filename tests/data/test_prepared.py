@@ -20,16 +20,6 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(card_path(prefix).read_bytes())
 
 
-def test_a_card_of_an_earlier_version_has_no_hashes(
-    tmp_path: Path, content: dict[str, Any]
-) -> None:
-    earlier = {key: value for key, value in content.items() if key != "hashes"}
-    card_path(tmp_path / "own").write_text(json.dumps(earlier))
-    card = read_card(tmp_path / "own")
-    assert card is not None
-    assert card.hashes is None
-
-
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "\0", '{"version": 1' + "1" * 5000 + "}"])
 def test_a_card_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
     card_path(tmp_path / "own").write_text(text)
@@ -51,6 +41,7 @@ def test_a_card_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
         ({"num_tokens": [True, 0, 0]}, "num_tokens must be 3 sizes"),
         ({"hashes": ["a"]}, "not enough values"),
         ({"hashes": 3}, "cannot unpack"),
+        ({"hashes": None}, "cannot unpack"),
         ({"split": None}, "a text is of another type"),
         ({"more": 1}, "unexpected keyword"),
         ({"tokenizer": {}}, "missing 5 required"),

@@ -65,7 +65,7 @@ def test_a_page_that_the_parser_fails_on_is_rejected(monkeypatch: pytest.MonkeyP
     def failing(*_: object) -> str:
         raise ValueError("mwparserfromhell fails on it: x")
 
-    monkeypatch.setattr("quantexp.data.sources.to_plain_text", failing)
+    monkeypatch.setattr("quantexp.data.sources.page_text", failing)
     assert list(read_pages(page(), 3)) == [Rejected(3, "wikitext: mwparserfromhell fails on it: x")]
 
 
@@ -75,7 +75,7 @@ def test_text_nested_beyond_all_measure_is_rejected_or_read(
     def deep(*_: object) -> str:
         raise RecursionError
 
-    monkeypatch.setattr("quantexp.data.sources.to_plain_text", deep)
+    monkeypatch.setattr("quantexp.data.sources.page_text", deep)
     assert list(read_pages(page(), 3)) == [Rejected(3, "wikitext nested too deeply")]
 
 

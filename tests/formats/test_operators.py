@@ -18,8 +18,8 @@ from quantexp.formats import (
     encode,
     finite_amax,
     get_format,
-    grid_and_step,
     hadamard,
+    lies_on_grid,
     quantise,
     quantise_both,
     resolve,
@@ -46,7 +46,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "finite_amax": (X,),
     "scales_of": (X, "hifp8 scaling=current", 0, torch.ones(())),
     "saturated": (X, "mxfp4_e2m1", 1, None),
-    "grid_and_step": (X, "fp8_e5m2", 0, None),
+    "lies_on_grid": (X, "fp8_e5m2", 0, None),
     "hadamard": (X, 1, 32, None, True, False),
 }
 
@@ -127,7 +127,7 @@ COMPILED: dict[str, Callable[[Tensor], Any]] = {
     "codes": round_trip,
     "both": lambda x: quantise_both(x, "mxfp8", axes=(0, 1)),
     "scales": lambda x: scales_of(x, SPEC),
-    "masks": lambda x: (saturated(x, "mxfp4"), *grid_and_step(x, "mxfp4")),
+    "masks": lambda x: (saturated(x, "mxfp4"), lies_on_grid(x, "mxfp4")),
     "amax": lambda x: quantise(hadamard(x), SPEC, amax=finite_amax(x)),
     "random": lambda x: quantise(
         x,

@@ -17,10 +17,8 @@ from quantexp.formats import (
     decode,
     encode,
     finite_amax,
-    grid_and_step,
     hadamard,
     lies_on_grid,
-    local_step,
     quantise,
     quantise_both,
     resolve,
@@ -70,8 +68,6 @@ CALLS: dict[str, Callable[[Tensor, Call], Any]] = {
     "scales_of": lambda x, call: scales_of(x, call.spec, axis=call.axis),
     "saturated": lambda x, call: saturated(x, call.spec, axis=call.axis),
     "lies_on_grid": lambda x, call: lies_on_grid(x, call.spec, axis=call.axis),
-    "local_step": lambda x, call: local_step(x, call.spec, axis=call.axis),
-    "grid_and_step": lambda x, call: grid_and_step(x, call.spec, axis=call.axis),
     "hadamard": lambda x, call: hadamard(x, axis=call.axis, block=32),
 }
 WITH_CODES = ("encode", "decode", "scales_of")

@@ -26,9 +26,8 @@ from quantexp.runs import snapshot
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import Source
-from quantexp.runs.redaction import redacted, refuse_secrets, secrets
+from quantexp.runs.redaction import is_secret_name, redacted, refuse_secrets, secrets
 from quantexp.runs.status import State
-from quantexp.runs.token_shapes import is_secret_name
 from quantexp.schema import Experiment
 from quantexp.training.tracking.clients import Tracking
 from quantexp.training.tracking.upload import error_line
@@ -52,31 +51,8 @@ def text(random: Random, alphabet: str, length: int) -> str:
     return start + "".join(random.choices(alphabet, k=length - len(start)))
 
 
-#: Words -> a secret that its shape alone gives away.
-SHAPES: dict[str, Callable[[Random], str]] = {
-    "hugging face": lambda r: f"hf_{text(r, ALNUM, 34)}",
-    "github": lambda r: f"{r.choice(['ghp', 'gho', 'ghu', 'ghs', 'ghr'])}_{text(r, ALNUM, 36)}",
-    "github fine": lambda r: f"github_pat_{text(r, ALNUM, 22)}_{text(r, ALNUM, 59)}",
-    "openai": lambda r: f"sk-{text(r, ALNUM, 48)}",
-    "openai project": lambda r: f"sk-proj-{text(r, ALNUM, 48)}",
-    "anthropic": lambda r: f"sk-ant-api03-{text(r, ALNUM, 40)}-{text(r, ALNUM, 40)}AA",
-    "slack": lambda r: f"xox{r.choice('bpars')}-{text(r, string.digits, 12)}-{text(r, ALNUM, 24)}",
-    "aws id": lambda r: f"AKIA{text(r, string.ascii_uppercase + '234567', 16)}",
-    "gitlab": lambda r: f"glpat-{text(r, ALNUM + '_-', 20)}",
-    "google": lambda r: f"AIza{text(r, ALNUM + '_-', 35)}",
-    "jwt": lambda r: ".".join(
-        [f"eyJ{text(r, ALNUM, 30)}", f"eyJ{text(r, ALNUM, 60)}", text(r, ALNUM, 43)]
-    ),
-    "pem": lambda r: (
-        f"-----BEGIN {r.choice(['RSA ', 'OPENSSH ', 'EC ', ''])}PRIVATE KEY-----\n{text(r, ALNUM, 64)}\n"
-        f"{text(r, ALNUM, 64)}\n-----END PRIVATE KEY-----"
-    ),
-    "slack webhook": lambda r: (
-        f"https://hooks.slack.com/services/T{text(r, ALNUM, 8)}/B{text(r, ALNUM, 8)}/{text(r, ALNUM, 24)}"
-    ),
-}
-#: Words -> a secret that a name before it gives away, or the variable that holds it.
-NAMED: dict[str, Callable[[Random], str]] = {
+#: Words -> a secret, which only the name of its variable gives away.
+KINDS: dict[str, Callable[[Random], str]] = {
     "wandb": lambda r: text(r, HEX, 40),
     "aws secret": lambda r: text(r, ALNUM, 40),
     "password": lambda r: f"correct-horse-{text(r, string.digits, 4)}",
@@ -84,8 +60,7 @@ NAMED: dict[str, Callable[[Random], str]] = {
 
 
 def secret(random: Random) -> str:
-    kinds = {**SHAPES, **NAMED}
-    return kinds[random.choice(list(kinds))](random)
+    return KINDS[random.choice(list(KINDS))](random)
 
 
 def in_yaml(value: str) -> str:
@@ -93,7 +68,7 @@ def in_yaml(value: str) -> str:
     return json.dumps(value)
 
 
-#: An override that plants a named secret. Hydra accepts no line break in a word, so a key's lines go into one.
+#: An override that plants a named secret.
 OVERRIDES: list[Callable[[str, str], str]] = [
     lambda name, value: f"+launcher.environment.{name}={in_yaml(value)}",
     lambda name, value: f"+launcher.environment={{{name}: {in_yaml(value)}}}",
@@ -106,7 +81,7 @@ def test_configuration_with_a_secret_is_refused_with_the_way_that_works(
     cases: Iterator[Random],
 ) -> None:
     for random in cases:
-        name, value = random.choice(NAMES), secret(random).replace("\n", " ")
+        name, value = random.choice(NAMES), secret(random)
         override = random.choice(OVERRIDES)(name, value)
         words = ["training=fast", "launcher=slurm", override]
         with pytest.raises(ConfigError) as caught:
@@ -117,14 +92,14 @@ def test_configuration_with_a_secret_is_refused_with_the_way_that_works(
         assert value not in message
 
 
-def test_shape_is_refused_under_any_key(cases: Iterator[Random]) -> None:
+def test_value_of_a_variable_is_refused_under_any_key(cases: Iterator[Random]) -> None:
     clean = asdict(compose(["training=fast", "launcher=slurm"], None, {}))
     refuse_secrets(clean, {})
     keys = list(text_keys(clean))
     assert len(keys) > 30
     for random in cases:
         content, key = copy.deepcopy(clean), random.choice(keys)
-        value = SHAPES[random.choice(list(SHAPES))](random)
+        value = secret(random)
         *path, last = key.split(".")
         node = content
         for name in path:
@@ -133,7 +108,7 @@ def test_shape_is_refused_under_any_key(cases: Iterator[Random]) -> None:
         with pytest.raises(
             ConfigError, match=rf"^{re.escape(key)}(\[0\])? must hold no secret, got"
         ) as caught:
-            refuse_secrets(content, {})
+            refuse_secrets(content, {random.choice(NAMES): value})
         assert value not in str(caught.value)
 
 
@@ -161,12 +136,11 @@ def test_no_byte_of_a_prepared_and_failed_run_holds_a_secret(
     monkeypatch.setattr("quantexp.launch.attempt.take_snapshot", lambda root: tmp_path / "snapshot")
     for number, random in enumerate(cases):
         variable, of_variable = random.choice(NAMES), secret(random)
-        shape = SHAPES[random.choice(list(SHAPES))](random)
         name, named = random.choice(NAMES).upper(), secret(random)
-        planted = [of_variable, shape, named]
-        command = ["quantexp", f"--config-dir=/x/{of_variable}", f"a={shape}", f"{name}={named}"]
-        diff = f'--- a/x\n+++ b/x\n+x = "{shape}"\n+{name} = "{named}"\n+y("{of_variable}")\n'
-        fail[:] = [f"401 for {of_variable}, {shape} and https://me:{NAMED['wandb'](random)}@host"]
+        planted = [of_variable, named]
+        command = ["quantexp", f"--config-dir=/x/{of_variable}", f"{name}={named}"]
+        diff = f'--- a/x\n+++ b/x\n+{name} = "{named}"\n+y("{of_variable}")\n'
+        fail[:] = [f"401 for {of_variable} and https://me:{KINDS['wandb'](random)}@host"]
         with monkeypatch.context() as patch:
             patch.setenv(variable, of_variable)
             experiment.training.seed = number
@@ -176,10 +150,7 @@ def test_no_byte_of_a_prepared_and_failed_run_holds_a_secret(
             upload = error_line(RuntimeError(f"{fail[0]} {name}={named}"))
         for place, content in [*contents(folder.run.root), ("an upload", upload)]:
             for value in planted:
-                for line in value.splitlines():
-                    if line.startswith("-----"):
-                        continue
-                    assert line not in content, (place, line)
+                assert value not in content, (place, value)
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
@@ -197,8 +168,7 @@ def test_no_request_to_a_tracker_holds_a_secret(
     save(experiment, run.config)
     for random in cases:
         variable, of_variable = random.choice(NAMES), secret(random)
-        shape = SHAPES[random.choice(list(SHAPES))](random)
-        reason = f"401 for {of_variable}, {shape} at https://me:{NAMED['wandb'](random)}@host"
+        reason = f"401 for {of_variable} at https://me:{KINDS['wandb'](random)}@host"
         library = MagicMock()
         library.init.return_value.configure_mock(offline=False, url="http://w")
         with monkeypatch.context() as patch:
@@ -211,10 +181,8 @@ def test_no_request_to_a_tracker_holds_a_secret(
             assert tracking.report()[tracker]["ended"]
         requests = str(library.mock_calls)
         assert "401 for <" in requests
-        for value in (of_variable, shape, reason.split("me:")[1].split("@")[0]):
-            assert not any(
-                line in requests for line in value.splitlines() if not line.startswith("-----")
-            )
+        for value in (of_variable, reason.split("me:")[1].split("@")[0]):
+            assert value not in requests
 
 
 def contents(root: Path) -> Iterator[tuple[str, str]]:
@@ -231,7 +199,13 @@ def test_snapshot_leaves_out_what_may_hold_secrets(
     names = [
         *(".env", ".env.local", "prod.env", "id_rsa", "id_ed25519.pub", "server.pem", "tls.KEY"),
         *("cert.p12", "credentials", "credentials.json", ".netrc", ".npmrc", ".aws/config"),
-        *(".ssh/known_hosts", "kubeconfig", "kubeconfig.yaml", ".git-credentials", "secrets.yaml"),
+        *(
+            ".ssh/known_hosts",
+            "kubeconfig",
+            ".kube/config.yaml",
+            ".git-credentials",
+            "secrets.yaml",
+        ),
     ]
     for number, random in enumerate(cases):
         package = tmp_path / str(number) / "quantexp"
@@ -239,7 +213,7 @@ def test_snapshot_leaves_out_what_may_hold_secrets(
         folder = package / random.choice([".", "data", "data/deep"])
         bad = folder / random.choice(names)
         good = package / random.choice(
-            ["tokenizer.py", "keys.py", "credentials.py", "env.py", "tokens.json"]
+            ["tokenizer.py", "keys.py", "credentials.py", "env.py", "tokens.yaml"]
         )
         for file, content in ((bad, planted), (good, "pass")):
             file.parent.mkdir(parents=True, exist_ok=True)

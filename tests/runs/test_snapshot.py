@@ -71,17 +71,6 @@ def test_changed_snapshot_is_moved_aside_and_taken_again(
     )
 
 
-def test_bytecode_of_earlier_versions_is_removed_from_a_snapshot(
-    snapshot: Path, tmp_path: Path
-) -> None:
-    cache = snapshot / "quantexp" / "__pycache__"
-    cache.mkdir()
-    (cache / "errors.cpython-311.pyc").write_bytes(b"")
-    assert take_uncached(tmp_path / "runs") == snapshot
-    assert not cache.exists()
-    assert not list(snapshot.parent.glob(".changed-*"))
-
-
 def test_changed_snapshot_is_refused(snapshot: Path) -> None:
     file = snapshot / "quantexp" / "training" / "worker.py"
     file.chmod(0o600)

@@ -2,6 +2,10 @@
 
 The fixed overrides are composed once, as Hydra does for a multirun, to read the sweep's own options `sweep.*` and
 `hydra.sweeper.params`. Explicit points are the slowest axis, then the overrides in their order, then the seeds.
+
+An explicit point is a mapping from override to value in a YAML list (`sweep.points`), one variant of the sweep. Values
+are literal: a comma, a quote or a bracket in a string is part of the string and never a sweep; `${...}` refers to the
+configuration, as everywhere.
 """
 
 from __future__ import annotations
@@ -10,15 +14,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.types import (
+    Override,
+    OverrideType,
+    Quote,
+    QuotedString,
+    Transformer,
+)
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.config.environment import environment_overrides
 from quantexp.config.hydra_internals import BasicSweeper
@@ -26,13 +39,14 @@ from quantexp.config.load import load_sweep
 from quantexp.config.overrides import readable
 from quantexp.config.published_choice import words_to_choose_by
 from quantexp.config.sweep.axes import Axis, Variant, axes, bare, check_count, zipped
-from quantexp.config.sweep.listed import listed
 from quantexp.config.sweep.request import Request, request
+from quantexp.config.yaml_files import check_yaml
 from quantexp.errors import ConfigError
 from quantexp.schema import SweepConfig
 
 SEED = "training.seed"
 CHAOS = "training.chaos"
+_FORM = "a list of mappings such as `- {quant: FA_mxfp8, training.lr: 1.0e-4}`"
 
 
 @dataclass(frozen=True)
@@ -211,3 +225,59 @@ def _joined(step: Iterable[Variant]) -> Variant:
 def _resets(shared: dict[str, Any], params: list[str]) -> list[str]:
     keys = [f"sweep.{key}" for key, value in shared.items() if value is not None]
     return [f"{key}=null" for key in [*keys, *(["hydra.sweeper.params"] if params else [])]]
+
+
+def listed(file: Path, swept: list[str]) -> Axis:
+    """The variants of a file, in order; `swept` are the keys that the command line sweeps.
+
+    Raises:
+        ConfigError: names a file that cannot be read or is not a list of mappings, or the number of an entry with a
+            key that the command line sets too.
+    """
+    entries = _entries(file)
+    if not entries:
+        raise ConfigError(f"{file}: no points; write {_FORM}")
+    return [
+        _variant_of_entry(f"{file}, entry {n}", entry, swept) for n, entry in enumerate(entries, 1)
+    ]
+
+
+def _entries(file: Path) -> list[Any]:
+    try:
+        check_yaml(file)
+        content = OmegaConf.load(file)
+    except FileNotFoundError as error:
+        raise ConfigError(f"sweep.points: there is no file {file}") from error
+    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, ListConfig):
+        raise ConfigError(f"{file} must be {_FORM}")
+    entries = OmegaConf.to_container(content)
+    assert isinstance(entries, list)
+    return entries
+
+
+def _variant_of_entry(where: str, entry: Any, swept: list[str]) -> Variant:
+    if not isinstance(entry, dict) or not entry:
+        raise ConfigError(f"{where} must be a mapping of overrides to values, got {entry!r}")
+    for key in map(str, entry):
+        if bare(key).startswith(("hydra.", "hydra/", "sweep.")):
+            raise ConfigError(f"{where}: {key} is one for the whole sweep; give it beside the file")
+        if bare(key) in map(bare, swept):
+            raise ConfigError(f"{where}: {key} is on the command line too; give it in one place")
+    return {str(key): literal_word(str(key), value) for key, value in entry.items()}
+
+
+def literal_word(key: str, value: Any) -> str:
+    """The override that sets a key to exactly this value, with any special characters quoted."""
+    return f"{key}={Transformer.str(_literal(value))}"
+
+
+def _literal(value: Any) -> Any:
+    if isinstance(value, str):
+        return QuotedString(value, Quote.single)
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    return value

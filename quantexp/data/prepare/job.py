@@ -19,7 +19,7 @@ from quantexp.processes.cores import num_cores
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 #: Incremented whenever the same input and configuration give other bytes.
-PREPARE_VERSION = 2
+PREPARE_VERSION = 3
 
 
 @dataclass(frozen=True)

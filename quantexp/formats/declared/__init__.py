@@ -1,1 +1,1 @@
-"""The arithmetic of formats that a configuration declares (`quantexp.formats.definitions`), and of those in Python."""
+"""The arithmetic of formats that a configuration declares (`quantexp.formats.definitions`)."""

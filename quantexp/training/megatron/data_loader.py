@@ -11,7 +11,7 @@ blended by weight: Megatron's BlendedDataset takes the next sample from the pair
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.data.binary import fingerprint
 from quantexp.data.completed import paths, tokenizer_of
 from quantexp.data.intact import check_intact
-from quantexp.data.prepared import check_split, read_card, read_whole
+from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_prefix
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
@@ -245,8 +245,6 @@ def rank_batches(
     dataset, training = experiment.dataset, experiment.training
     layout, is_evaluated_only = Layout.of(experiment), experiment.evaluate.only
     num_trained = training.iterations * training.global_batch_size
-    if rank.leads:
-        warn_without_hashes(prefixes)
     datasets = build_datasets(
         prefixes,
         tokenizer,
@@ -291,15 +289,6 @@ def _repeated(held_out: Any, number: int) -> str:
                 f"has {most}: take evaluation.samples={most}, a shorter training.seq_length, or more of dataset.split"
             )
     return ""
-
-
-def warn_without_hashes(prefixes: Iterable[Path]) -> None:
-    """Log a message for each pair whose card has no hashes: earlier versions recorded none."""
-    for prefix in prefixes:
-        if (card := read_card(prefix)) is not None and card.hashes is None:
-            LOG.warning(
-                "%s was prepared without hashes: damage of equal size is not noticed", prefix
-            )
 
 
 def _check_ids(pair: Any, prefix: Path, tokenizer: Tokenizer) -> None:

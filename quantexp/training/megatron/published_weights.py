@@ -16,7 +16,7 @@ from quantexp.config.start_point import StartPoint, start_point
 from quantexp.errors import DataError
 from quantexp.folders import user_path
 from quantexp.model.checkpoint_hashes import require_intact
-from quantexp.model.checkpoints import OLD_STATE, PADDING, STATE
+from quantexp.model.checkpoints import PADDING, STATE
 from quantexp.model.huggingface.blocks import blocks_of
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import Weights, open_weights, read_rows
@@ -52,11 +52,11 @@ def load_initial_weights(
     if start is not None and start.is_in_shards:
         _load_shards(parts, start)
     elif start is not None:
-        _require_intact(start.weights, (STATE, OLD_STATE))  # `load_state` checks what it reads
+        _require_intact(start.weights, (STATE,))  # `load_state` checks what it reads
         padding = open_weights(start.padding) if start.padding.is_file() else None
         load_weights(parts, fitting_weights(model, start.weights), padding)
     elif model.init_from is not None:
-        _require_intact(user_path(model.init_from), (STATE, OLD_STATE, PADDING))
+        _require_intact(user_path(model.init_from), (STATE, PADDING))
         load_weights(parts, fitting_weights(model))
     else:
         draw_weights(parts, model, experiment.training.seed)

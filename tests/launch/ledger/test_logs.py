@@ -184,7 +184,10 @@ def test_following_goes_on_across_a_requeue(slurm: FakeSlurm, make_run: MakeRun)
     earlier.mkdir(parents=True)
     run.logs.rename(earlier / "logs")
     run.logs.mkdir()
-    write_status(run.status, Status(State.RUNNING, submission=SUBMISSION, task=4, job_id="7_4"))
+    write_status(
+        run.status,
+        Status(State.RUNNING, launcher="slurm", submission=SUBMISSION, task=4, job_id="7_4"),
+    )
     slurm.answer("squeue", queue_line("7_4", "RUNNING", restarts=1))
     run.rank_log(0).write_text("2nd\n")
     following.until("first start\n2nd\n")

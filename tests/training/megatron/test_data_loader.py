@@ -1,4 +1,3 @@
-import json
 import shutil
 from collections.abc import Callable
 from itertools import islice
@@ -376,21 +375,6 @@ def test_a_pair_with_one_changed_bit_is_rejected(
         DataError, match=rf"own\{suffix} has changed since it was prepared: its hash"
     ):
         build(tmp_path / "own")
-
-
-def test_a_pair_without_hashes_is_used_and_the_log_says_so(
-    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path in (*pair_paths(prefix), card_path(prefix)):
-        shutil.copy(path, tmp_path / f"own{path.suffix}")
-    card = json.loads(card_path(prefix).read_bytes())
-    card_path(tmp_path / "own").write_text(json.dumps({**card, "hashes": None}))
-    messages: list[str] = []
-    monkeypatch.setattr(LOG, "warning", lambda words, *of: messages.append(words % of))
-    data_loader.warn_without_hashes([prefix, tmp_path / "own"])
-    assert messages == [
-        f"{tmp_path / 'own'} was prepared without hashes: damage of equal size is not noticed"
-    ]
 
 
 def test_a_prepared_pair_is_rejected_with_another_tokenizer(prefix: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,10 +15,13 @@ from quantexp.formats import (
     QuantSpec,
     Rounding,
     ScaleRule,
+    decode,
+    encode,
     finite_amax,
-    local_step,
     quantise,
 )
+from quantexp.formats.codes import code_values
+from quantexp.formats.types import Element
 from tests.proof.lies.planting import EVERYWHERE, Planter, Quantising, When
 
 from .fault import Group, add
@@ -122,11 +127,24 @@ def _towards_zero(call: Quantising) -> Tensor | None:
     amax = call.amax if call.spec.is_scaled else None
     if call.spec.is_scaled and amax is None:
         amax = finite_amax(call.x)
-    step = local_step(
-        call.honest, replace(call.spec, rounding=Rounding.EVEN), axis=call.axis, amax=amax
+    spec = replace(call.spec, rounding=Rounding.EVEN)
+    codes, scales = encode(call.x, spec, axis=call.axis, amax=amax)
+    image, smaller = (
+        decode(each, scales, spec, axis=call.axis, dtype=call.x.dtype)
+        for each in (codes, _next_smaller(spec.fmt.element)[codes.long()])
     )
-    is_larger = call.honest.abs() > call.x.abs()
-    return torch.where(is_larger, call.honest - step * call.x.sign(), call.honest).to(call.x.dtype)
+    is_larger, size = call.honest.abs() > call.x.abs(), call.x.abs()
+    return torch.where(is_larger, torch.where(image.abs() > size, smaller, image), call.honest)
+
+
+def _next_smaller(element: Element) -> Tensor:
+    """Of each code, that of the next value towards zero; codes of zero, Inf and NaN stay."""
+    values = code_values(element)
+    codes, sign = torch.arange(len(values), dtype=torch.uint8), len(values) // 2
+    finite = (code for code in range(sign) if math.isfinite(values[code]))
+    for lower, code in itertools.pairwise(sorted(finite, key=lambda code: values[code])):
+        codes[code], codes[code + sign] = lower, lower + sign if lower else 0
+    return codes
 
 
 def _without_small(call: Quantising) -> Tensor:

@@ -1,31 +1,31 @@
-"""Files that a copy of the source leaves out: those that may hold secrets, and those that git ignores."""
+"""The files that are copied from the source: those with the suffix of source, and no name of a secret."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-#: Patterns of file and folder names, in lower case.
-SECRET_FILES = (
-    ".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass",
-    ".git-credentials", ".aws", ".ssh", ".gnupg", ".azure", ".gcloud", ".kube", "kubeconfig*",
-    ".docker", ".huggingface", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key",
-    "*.p12", "*.pfx", "*.jks", "*.ppk", "credentials", "credentials.*", "*.keystore", "*.kdbx",
-    "*.ovpn", "secrets.*", "service-account*.json",
-)  # fmt: skip
+from quantexp.runs.redaction import is_secret_name
+
+#: Suffixes of the package's own files.
+_SUFFIXES = frozenset(
+    {
+        *(".py", ".pyi", ".typed", ".c", ".h", ".yaml", ".toml", ".jsonl", ".xml", ".csv"),
+        *(".html", ".css", ".js", ".bash", ".fish", ".zsh"),
+    }
+)
 
 
-def may_hold_secrets(name: str) -> bool:
-    """Whether a file of this relative name, or a folder in it, may hold secrets.
+def is_source(name: str) -> bool:
+    """Whether a file of this relative name may be copied; not a hidden one, nor one in a hidden folder.
 
     A Python module is source, whatever its name: `credentials.py` may.
     """
-    parts = name.lower().split("/")
-    if parts[-1].endswith((".py", ".pyi")):
-        parts.pop()
-    return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in SECRET_FILES)
+    path = PurePosixPath(name)
+    if path.suffix not in _SUFFIXES or any(part.startswith(".") for part in path.parts):
+        return False
+    return path.suffix in (".py", ".pyi") or not is_secret_name(path.stem)
 
 
 def ignored_by_git(folder: Path) -> frozenset[Path]:

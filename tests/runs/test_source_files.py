@@ -1,4 +1,4 @@
-"""The files that a copy of the source omits."""
+"""The files that a copy of the source holds."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.runs.secret_files import ignored_by_git, may_hold_secrets
+import quantexp
+from quantexp.folders import conf_dir
+from quantexp.runs.source_files import ignored_by_git, is_source
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            ".env",
-            "a/.env.local",
-            "id_rsa",
-            "a/id_ed25519.pub",
-            "x.PEM",
-            "x.key",
-            "x.p12",
-            ".netrc",
-        ),
-        *(".npmrc", ".aws/config", "b/.ssh/known_hosts", "kubeconfig", "credentials.json"),
+        *(".env", "a/.env.local", "id_rsa", "a/id_ed25519.pub", "x.PEM", "x.key", "x.p12"),
+        *(".netrc", ".aws/config", "b/.ssh/hosts.yaml", "kubeconfig", "credentials.json"),
+        *("secrets.yaml", "my-token.yaml", "a/credentials.toml", "notes.txt", "data.bin", "a.pt"),
     ],
 )
-def test_files_of_secrets_are_left_out(name: str) -> None:
-    assert may_hold_secrets(name)
+def test_other_files_and_names_of_secrets_are_left_out(name: str) -> None:
+    assert not is_source(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["keys.py", "credentials.py", "secrets.py", "key.yaml", "env.yaml", "a/environment.py"]
+    "name",
+    ["keys.py", "credentials.py", "secrets.py", "tokens.yaml", "env.yaml", "a/environment.c"],
 )
 def test_source_and_configuration_stay(name: str) -> None:
-    assert not may_hold_secrets(name)
+    assert is_source(name)
+
+
+def test_every_file_of_the_package_is_source() -> None:
+    package = Path(quantexp.__file__).parent
+    for folder in (package, conf_dir()):
+        files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+        assert [
+            str(f) for f in files if "__pycache__" not in f.parts and not is_source(str(f))
+        ] == []
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from quantexp.config.sweep.listed import listed, word
+from quantexp.config.sweep.variants import listed, literal_word
 from quantexp.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ from quantexp.errors import ConfigError
     ],
 )
 def test_value_comes_out_of_hydras_grammar_as_it_went_in(value: Any) -> None:
-    parsed = OverridesParser.create().parse_override(word("some.key", value))
+    parsed = OverridesParser.create().parse_override(literal_word("some.key", value))
     assert not parsed.is_sweep_override()
     assert parsed.value() == value
     assert type(parsed.value()) is type(value)
