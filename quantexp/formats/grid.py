@@ -58,8 +58,8 @@ def _lies_on_grid(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) ->
 
 def _needs_source(spec: QuantSpec) -> ValueError:
     return ValueError(
-        f"the scales of {spec.fmt.name} do not follow from quantised values: compare them with what quantise makes of the "
-        "tensor before quantisation"
+        f"the scales of {spec.fmt.name} do not follow from quantised values: compare them with what quantise makes of "
+        "the tensor before quantisation"
     )
 
 
