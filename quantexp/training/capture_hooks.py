@@ -1,13 +1,22 @@
-"""Connects captures to the hooks of a rank's parts of the model."""
+"""Connects captures to the hooks of a rank's parts of the model, and gives each captured tensor its metadata.
+
+Importing this module imports no torch. The metadata of an expert's tensors says of their rows:
+
+    row_sequences   the sequence of each row
+    row_sources     for each micro-batch that the rows are from, slot -> what its operand depends on: seed and offset of
+                    random numbers, random signs; present where several micro-batches draw their own
+
+Each of several micro-batches has equally many successive sequences.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from quantexp.training.tensor_metadata import metadata_of
+from quantexp.schema import AttentionPath
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -15,9 +24,15 @@ if TYPE_CHECKING:
 
     from quantexp.capture.record.recorder import Recorder
     from quantexp.quant.hooks import TensorHook
-    from quantexp.quant.precision import ModuleId
+    from quantexp.quant.precision import ModuleId, ModulePrecision
+    from quantexp.quant.rows import Rows
     from quantexp.schema import Experiment
     from quantexp.training.megatron.watched import Watched
+
+#: Tensors of a linear layer with one row per token.
+_BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
+#: Attention tensors whose metadata includes the mask.
+_MASKED = frozenset({"query", "attn_weights"})
 
 
 class CaptureHooks:
@@ -82,3 +97,43 @@ def _all_of(hooks: Sequence[TensorHook]) -> TensorHook:
             hook(operation, phase, name, tensor)
 
     return call_all
+
+
+def metadata_of(module: object, tensor: str) -> dict[str, object]:
+    """The metadata of a module's tensor, without its formats."""
+    # Not getattr for each: torch searches three more places for a missing attribute.
+    attributes: dict[str, Any] = getattr(module, "__dict__", {})
+    metadata: dict[str, object] = {"softmax_scale": attributes.get("softmax_scale")}
+    path = attributes.get("path", AttentionPath.plain)
+    if path is not AttentionPath.plain:
+        metadata["attention"] = path.value
+    rows: Rows | None = attributes.get("rows")
+    if rows is not None and tensor in _BY_TOKEN:
+        metadata |= row_metadata(attributes["precision"], rows)
+    mask: Tensor | None = attributes.get("mask")
+    if mask is not None and tensor in _MASKED:
+        from quantexp.quant.attention.documents import document_starts
+
+        metadata["document_starts"] = document_starts(mask)
+    return metadata
+
+
+def row_metadata(precision: ModulePrecision, rows: Rows) -> dict[str, object]:
+    """The metadata of a tensor with one row for each of an expert's tokens."""
+    from quantexp.capture.operands import slot_key
+    from quantexp.quant.sources import as_source
+    from quantexp.quant.step_state import current_state
+
+    metadata: dict[str, object] = {"row_sequences": rows.sequence.tolist()}
+    drawn = {
+        slot_key(slot): spec
+        for slot, spec in precision.slots.items()
+        if spec.needs_step_state and current_state().draws_again(spec)
+    }
+    if rows.num_sources == 1 or not drawn:
+        return metadata
+    sources = []
+    for source in range(rows.num_sources):
+        with as_source(rows, source):
+            sources.append({key: current_state().record(spec) for key, spec in drawn.items()})
+    return {**metadata, "row_sources": sources}

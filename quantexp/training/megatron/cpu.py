@@ -7,7 +7,8 @@
 - a `TorchFunctionMode` reads the device "cuda" as "cpu". `Tensor.cuda()` returns the tensor itself, and `Tensor.type()`
   returns `torch.cuda.*`, which Megatron's mixed-precision optimizer requires. The mode also applies to the backward
   pass, where forwards are recomputed;
-- collectives accept tensors of unlike extents, as NCCL's do (`quantexp.training.megatron.uneven`);
+- collectives accept tensors of unlike first extents, which the dispatcher of experts exchanges, and gloo refuses: every
+  rank knows every extent, so they are padded with zeros to the longest, and cut again;
 - the optimizer step allocates no temporary the size of a weight (`quantexp.training.megatron.optimizer`).
 
 On exit everything is restored, also after an error. The context changes the location of tensors, never their values.
@@ -25,7 +26,6 @@ from torch.optim import adam as torch_adam
 from torch.overrides import TorchFunctionMode
 
 from quantexp.training.megatron.optimizer import adam_in_strips, scale_each
-from quantexp.training.megatron.uneven import gathering_unlike, scattering_unlike
 
 
 class _Stream:
@@ -110,6 +110,44 @@ def _set_cpu_rng_state(state: torch.Tensor, device: object = -1, graph_safe: boo
 @contextlib.contextmanager
 def _same_stream(stream: object) -> Iterator[None]:
     yield
+
+
+def padded(x: torch.Tensor, length: int) -> torch.Tensor:
+    """x with rows of zeros up to a number of rows."""
+    result = x.new_zeros(length, *x.shape[1:])
+    result[: len(x)] = x
+    return result
+
+
+def gathering_unlike(all_gather: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.distributed.all_gather`, also for tensors with unlike first extents."""
+
+    def gather(tensors: list[torch.Tensor], x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        lengths = [len(each) for each in tensors]
+        if len(set(lengths)) == 1:
+            return all_gather(tensors, x, *args, **kwargs)
+        buffers = [x.new_empty(max(lengths), *x.shape[1:]) for _ in tensors]
+        all_gather(buffers, padded(x, max(lengths)), *args, **kwargs)
+        for each, buffer in zip(tensors, buffers, strict=True):
+            each.copy_(buffer[: len(each)])
+        return None
+
+    return gather
+
+
+def scattering_unlike(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.distributed.reduce_scatter`, also for tensors with unlike first extents."""
+
+    def scatter(output: torch.Tensor, inputs: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        lengths = [len(each) for each in inputs]
+        if len(set(lengths)) == 1:
+            return reduce_scatter(output, inputs, *args, **kwargs)
+        buffer = output.new_empty(max(lengths), *output.shape[1:])
+        reduce_scatter(buffer, [padded(x, max(lengths)) for x in inputs], *args, **kwargs)
+        output.copy_(buffer[: len(output)])
+        return None
+
+    return scatter
 
 
 def _replacements() -> list[tuple[ModuleType, str, object]]:

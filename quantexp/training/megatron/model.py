@@ -35,9 +35,12 @@ from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts, release_routing
 from quantexp.training.megatron.linear import LinearLayer, SchemeOutputLayer
-from quantexp.training.megatron.own_quantisation import refuse_own_quantisation
 from quantexp.training.megatron.specs import require_reached
-from quantexp.training.megatron.transformer_config import ONE_PROCESS, transformer_config
+from quantexp.training.megatron.transformer_config import (
+    ONE_PROCESS,
+    refuse_own_quantisation,
+    transformer_config,
+)
 
 SchemeModule = LinearLayer | SchemeAttention | SchemeEmbedding
 

@@ -6,7 +6,8 @@ tensors depend on the micro-batch, so each backward pass begins by restoring its
 
 The loss of a micro-batch is the mean over its unmasked tokens. Under context parallelism each rank sums its own tokens
 and divides by the count of the whole sequences; Megatron multiplies by the number of ranks, over which gradients are
-then averaged.
+then averaged. A sequence is cut into 2 N chunks for N ranks; rank r holds chunks r and 2 N - 1 - r, so that all ranks
+have as much of the causal mask. Attention masks stay whole: the core attention takes the rows of its queries.
 
     # B sequences of a micro-batch, T tokens
 """
@@ -19,15 +20,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from quantexp.model.layout import Layout
 from quantexp.schema import TrainingConfig
-from quantexp.training.megatron.context_batch import own_tokens
 
 Batch = dict[str, Tensor]
+#: What has a value for each token, along its last axis.
+_BY_TOKEN = ("tokens", "labels", "loss_mask", "position_ids", "documents")
 #: Called with the micro-batch's index among a rank's own, before its forward pass and again before its backward pass.
 Begin = Callable[[int], None]
 #: The result of a forward pass for Megatron: the losses, and what makes one number of them.
@@ -130,6 +133,23 @@ class Passes:
         mask = batch.get("attention_mask")  # None means causal
         losses: Tensor = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
         return losses
+
+
+def own_tokens(batch: Batch, num_ranks: int) -> Batch:
+    """The micro-batch with this rank's tokens; T must be a multiple of 2 `num_ranks`."""
+    if num_ranks == 1:
+        return batch
+    rank = parallel_state.get_context_parallel_rank()
+    return {
+        key: zigzag(value, rank, num_ranks) if key in _BY_TOKEN else value
+        for key, value in batch.items()
+    }
+
+
+def zigzag(x: Tensor, rank: int, num_ranks: int) -> Tensor:
+    """A rank's two chunks of x along the last axis, in order."""
+    chunks = x.chunk(2 * num_ranks, dim=-1)
+    return torch.cat([chunks[rank], chunks[2 * num_ranks - 1 - rank]], dim=-1)
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:

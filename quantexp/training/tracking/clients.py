@@ -90,7 +90,7 @@ class Tracking:
         for upload, thread in self._uploads.values():
             limit_s = TROUBLED_PATIENCE_S if upload.delivery["trouble"] else patience_s
             thread.join(max(0.0, started + limit_s - time.monotonic()))
-            if thread.is_alive() and not upload.delivery["trouble"]:
+            if not upload.delivery["ended"] and not upload.delivery["trouble"]:
                 upload.delivery["trouble"] = f"not everything sent within {limit_s:.0f} s"
                 self._report(upload.name)
 

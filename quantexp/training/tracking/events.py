@@ -115,12 +115,13 @@ class PointReader:
         if not self._file.exists():
             return points
         with self._file.open("rb") as metrics:
-            metrics.seek(self._offset)
+            offset = metrics.seek(self._offset)
             while len(points) < MAX_POINTS and (line := metrics.readline()).endswith(b"\n"):
-                self._offset += len(line)
+                offset += len(line)
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     values = json_of(line)
                     points.append(point(values, self._curves.at(int(values["iteration"]))))
+        self._offset = offset  # an error before repeats the lines
         return points
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ def context_in_plain_order() -> Iterator[None]:
     def plain(x: Tensor, rank: int, num_ranks: int) -> Tensor:
         return x.chunk(num_ranks, dim=-1)[rank]
 
-    with _replaced("quantexp.training.megatron.context_batch.zigzag", plain):
+    with _replaced("quantexp.training.megatron.passes.zigzag", plain):
         yield
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment
-from quantexp.training.megatron.own_quantisation import refuse_own_quantisation
-from quantexp.training.megatron.transformer_config import transformer_config
+from quantexp.training.megatron.transformer_config import (
+    refuse_own_quantisation,
+    transformer_config,
+)
 
 
 def test_quantexps_own_configuration_is_neutral(tiny: Any) -> None:

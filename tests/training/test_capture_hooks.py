@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from quantexp.capture.record.rows import row_metadata
 from quantexp.config.compose import compose
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.rows import Rows
 from quantexp.quant.step_state import StepState, use_step_state
+from quantexp.training.capture_hooks import row_metadata
 
 SEQUENCE = torch.tensor([1, 0, 0])
 
