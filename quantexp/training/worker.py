@@ -22,8 +22,8 @@ from quantexp.config.load import read
 from quantexp.errors import QuantexpError
 from quantexp.processes.unresponsive import leave_if_stuck
 from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
-from quantexp.runs.disk import explanation
 from quantexp.runs.claim import drop_claim
+from quantexp.runs.disk import explanation
 from quantexp.runs.fencing import TakenOverError, own_start
 from quantexp.runs.lock import take_lock
 from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, SAVED_BEFORE_LIMIT
