@@ -176,12 +176,12 @@ def test_run_of_another_submission_is_left_alone(
     caplog.set_level("INFO", "quantexp")
     other = world()
     other.record(State.PENDING, submission=submission, task=index)
-    before = other.run.status.read_bytes()
+    before, start = other.run.status.read_bytes(), other.run.start.read_text()
     for task in (other.task, other.started(1)):
         assert begin(task) == NOTHING_TO_DO
     assert "belongs to another submission by now" in caplog.text
     assert other.run.status.read_bytes() == before
-    assert not other.run.start.exists()
+    assert other.run.start.read_text() == start, "that of the claim under which it was prepared"
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
