@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from quantexp.analysis.tree import QUICK
 from quantexp.errors import QuantexpError
 from quantexp.extra import Service, service
 from quantexp.folders import for_shell, short_path
@@ -106,14 +105,15 @@ def draw_sweep(listing: Path, out: Path) -> Path:
         RunError: a list, or a run's configuration, that cannot be read.
     """
     from quantexp.analysis.draw.source import open_sources
+    from quantexp.analysis.measures.table import MeasuresTable
     from quantexp.analysis.quick.first_look import first_look
     from quantexp.analysis.quick.overview import draw_overview
     from quantexp.analysis.quick.schemes import schemes_of
     from quantexp.analysis.style import save_png
 
     sources = open_sources([str(listing)], {})
-    keeps = [source.run.figures / f"{QUICK}.json" for source in sources if source.run is not None]
-    looks = [first_look(s.capture, keep) for s, keep in zip(sources, keeps, strict=True)]
+    tables = [MeasuresTable(source.run.figures) for source in sources if source.run is not None]
+    looks = [first_look(s.capture, table) for s, table in zip(sources, tables, strict=True)]
     return save_png(draw_overview(*schemes_of(sources, looks)).figure, out)
 
 

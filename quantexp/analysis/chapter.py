@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.pool import Pool
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture, CapturedTensor
@@ -56,6 +57,8 @@ class Source:
     run: RunDir | None = None
     #: What is wrong with files of the run, which are used as far as they can be read.
     damage: tuple[str, ...] = ()
+    #: The measures of the tensors that could be measured, if a chapter needs them.
+    measures: tuple[Measured, ...] = ()
 
     @property
     def scheme(self) -> str:

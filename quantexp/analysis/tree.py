@@ -4,14 +4,15 @@ from __future__ import annotations
 
 #: One picture of each run.
 QUICK = "quick_analysis"
-#: Ends its name where filters chose the tensors: the run's own picture, and its numbers, stay as they are.
+#: Ends its name where filters chose the tensors: the run's own picture stays as it is.
 FILTERED = ".filtered"
 DISTRIBUTIONS = "distributions"
 HEATMAPS = "heatmaps"
 #: Folders with a figure for each tensor.
 FIGURES = (DISTRIBUTIONS, HEATMAPS)
 STATISTICS = "statistics"
-#: The folders of the chapters (`quantexp.analysis.draw.chapters`), in drawing order.
-CHAPTER_FOLDERS = ("numerics", "comparisons", "attention_maps")
+#: The folders of the chapters in drawing order; the first two take their numbers from all measures of each tensor.
+MEASURED = ("numerics", "comparisons")
+CHAPTER_FOLDERS = (*MEASURED, "attention_maps")
 #: The values of `--only`.
 PARTS = (QUICK, *FIGURES, STATISTICS, *CHAPTER_FOLDERS)

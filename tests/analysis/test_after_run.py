@@ -35,7 +35,7 @@ def files(run: RunDir) -> dict[Path, int]:
 def test_skipped_run_is_drawn_by_its_current_analysis_auto(
     run_tiny: RunTiny, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "allowed_cores", lambda: [0])
+    monkeypatch.setattr(verb, "num_cores", lambda: 1)
     words = ["quant=linear_mxfp8", "capture=stats"]
     run = run_tiny(*words, "analysis.auto=false")
     assert skip(tiny(*words, "analysis.auto=false"), run) == ""

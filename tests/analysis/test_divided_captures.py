@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.analysis.draw.drawn import key_of
+from quantexp.analysis.measures.measured import Measured, Request, measure
+from quantexp.analysis.measures.table import MeasuresTable, key_of
 from quantexp.analysis.numerics.attention import layers_of, maps_of
-from quantexp.analysis.numerics.drift import drift_from
-from quantexp.analysis.numerics.measured import Measured, Request, measure
+from quantexp.analysis.numerics.comparison_chapter import drift_from
 from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.capture.check.folder import check
 from quantexp.capture.reader import open_capture
@@ -110,9 +110,9 @@ def test_a_tensor_is_drawn_again_if_any_part_has_changed(parts: Path) -> None:
 def test_a_changed_part_is_looked_at_again_and_a_missing_one_is_a_finding(
     parts: Path, tmp_path: Path
 ) -> None:
-    keep = tmp_path / "look.json"
-    assert "incomplete" not in first_look(captured_in(parts), keep).findings
+    table = MeasuresTable(tmp_path / "figures")
+    assert "incomplete" not in first_look(captured_in(parts), table).findings
     weight = open_capture(parts).select(tensor="weight")[0]
     weight.parts[1].path.unlink()
-    findings = first_look(captured_in(parts), keep).findings
+    findings = first_look(captured_in(parts), table).findings
     assert [key for key in findings if key in ("missing", "corrupt")]

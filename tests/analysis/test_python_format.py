@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.analysis.numerics.measured import Request, measure
+from quantexp.analysis.measures.measured import Request, measure
 from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics.counts import Counts
 from quantexp.capture.statistics.fidelity import chosen_for

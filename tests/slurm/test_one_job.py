@@ -64,7 +64,7 @@ def files(out: str) -> dict[str, bytes]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("words", "begun"),
-    [(SCORING, "requantise.csv*"), (DRAWING, ".drawn.jsonl")],
+    [(SCORING, "requantise.csv*"), (DRAWING, "measures.jsonl")],
     ids=["requantise", "draw"],
 )
 def test_killed_job_is_repeated_by_the_same_command(

@@ -1,5 +1,4 @@
 """`quantexp draw`: analyses captured tensors in figures, tables and text.
 
-The engine is here (`verb`, `source`, `pool`), and what looks at one tensor; what looks at many tensors together is a
-`Chapter`, listed in `chapters`.
+The engine is here (`verb`, `source`), and what draws one tensor; what draws many tensors together is a `Chapter`.
 """

@@ -26,9 +26,9 @@ from matplotlib.ticker import (
 )
 
 from quantexp.analysis.draw.grids import Grid
-from quantexp.analysis.draw.look import CountedTensor
 from quantexp.analysis.draw.spread import magnitude_bars, normal_points, quantiles
 from quantexp.analysis.draw.titles import write_titles
+from quantexp.analysis.measures.counted import CountedTensor
 from quantexp.analysis.style import (
     BLACK,
     INK,

@@ -18,9 +18,9 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from quantexp.analysis.draw.look import CountedTensor
 from quantexp.analysis.draw.reduce import Array, Cells, cells_of
 from quantexp.analysis.draw.titles import write_titles
+from quantexp.analysis.measures.counted import CountedTensor
 from quantexp.analysis.style import (
     BLACK,
     GREY,

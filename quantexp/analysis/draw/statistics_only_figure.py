@@ -24,9 +24,9 @@ from quantexp.analysis.draw.distribution import (
     log2_axis,
     note_what_has_no_place,
 )
-from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.draw.titles import write_titles
-from quantexp.analysis.numerics.operand import largest_scale_exponent
+from quantexp.analysis.measures.counted import StatisticsOnly
+from quantexp.analysis.measures.operand import largest_scale_exponent
 from quantexp.analysis.quick.by_kind import representable
 from quantexp.analysis.style import (
     BLACK,

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from quantexp.analysis.draw.work import Done
+from quantexp.analysis.measures.counted import finding_of
+from quantexp.analysis.measures.row import TensorRow
 from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.analysis.tensors.largest import largest_words
 from quantexp.analysis.tree import STATISTICS
@@ -47,12 +48,18 @@ class Row:
 
     source: str
     entry: CapturedTensor
-    done: Done
+    measures: TensorRow
 
     @property
     def record(self) -> dict[str, Any]:
-        """The statistics."""
-        return self.done.record
+        """The statistics, which must have been wanted."""
+        assert self.measures.record is not None
+        return self.measures.record
+
+    @property
+    def finding(self) -> str | None:
+        """`empty`, `all zero`, ...; None for an ordinary tensor."""
+        return finding_of(self.record)
 
     @property
     def label(self) -> str:
@@ -177,9 +184,9 @@ def _findings(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Anomaly -> its tensors, without the numbers in it."""
     findings: dict[str, list[str]] = {}
     for row in rows:
-        if row.done.finding is not None:
+        if row.finding is not None:
             kind = _kind(row.record)
-            findings.setdefault(kind, []).append(f"{row.label}: {row.done.finding}")
+            findings.setdefault(kind, []).append(f"{row.label}: {row.finding}")
     return findings
 
 
@@ -195,7 +202,7 @@ def _write_text(stream: TextIO, rows: Sequence[Row]) -> None:
     for row in rows:
         record = row.record
         shape = " x ".join(map(str, record["shape"])) or "scalar"
-        finding = "" if row.done.finding is None else f"  [{row.done.finding}]"
+        finding = "" if row.finding is None else f"  [{row.finding}]"
         stream.write(f"{row.label}{finding}\n  {row.source}, {row.entry.metadata.get('file')}\n")
         stream.write(f"  {record['dtype']} {shape}, {record['count']:,} elements, ")
         stream.write(f"{record['zeros']:,} zero, {record['nan']:,} NaN, {record['inf']:,} Inf\n")
@@ -227,7 +234,7 @@ def _write_csv(stream: TextIO, rows: Sequence[Row]) -> None:
                 record["dtype"],
                 *(record[key] for key in (*_COUNTS, *_NUMBERS)),
                 *(quantiles.get(str(share)) for share in QUANTILES),
-                row.done.finding,
+                row.finding,
             ]
         )
 
@@ -236,7 +243,7 @@ def _write_json(stream: TextIO, rows: Sequence[Row]) -> None:
     """One object in each line, so that writing a list of any length needs no memory."""
     for place, row in enumerate(rows):
         metadata = {key: row.entry.metadata.get(key) for key in (*_ABOUT, "file")}
-        content = {"source": row.source, **metadata, **row.record, "finding": row.done.finding}
+        content = {"source": row.source, **metadata, **row.record, "finding": row.finding}
         stream.write(("[\n" if place == 0 else ",\n") + json.dumps(content))
     stream.write("\n]\n" if rows else "[]\n")
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 
 from quantexp.analysis.chapter import Problems, Source, place_of, progress_bar
-from quantexp.analysis.draw.drawn import Drawn, key_of
-from quantexp.analysis.draw.statistics_only import statistics_key, statistics_name
 from quantexp.analysis.draw.tables import Row
-from quantexp.analysis.draw.work import Done, Task, do
+from quantexp.analysis.draw.work import Task, do
+from quantexp.analysis.measures.row import TensorRow, Wanted
+from quantexp.analysis.measures.table import MeasuresTable, key_of, name_of
 from quantexp.analysis.pool import Pool
 from quantexp.analysis.tree import DISTRIBUTIONS, FIGURES
 from quantexp.capture.reader import CapturedTensor
@@ -27,8 +26,8 @@ class Piece:
     entry: CapturedTensor
     #: Unique among all tensors of the sources; the name of its figures in each folder.
     name: str
-    #: The inputs of its figures.
-    key: list[Any]
+    #: The inputs of its measures and figures.
+    key: str
     #: The folders of its figures.
     folders: tuple[str, ...] = FIGURES
 
@@ -48,19 +47,21 @@ def pieces_of(
         for entry in (*source.entries, *source.capture.described())
     )
     for source, entry in tensors:
-        prefix = "" if len(sources) == 1 else f"{source.label}/"
-        if not entry.metadata.get("file"):
-            is_drawn = every_iteration or _iteration(entry) == lasts[source.label]
-            folders = (DISTRIBUTIONS,) if is_drawn else ()
-            name, key = statistics_name(entry.metadata), statistics_key(entry.metadata)
-            yield Piece(source.label, entry, prefix + name, key, folders)
-            continue
+        prefix = prefix_of(source, sources)
+        is_bare = not entry.metadata.get("file")
+        is_drawn = not is_bare or every_iteration or _iteration(entry) == lasts[source.label]
         try:
-            name, key = entry.name, key_of(entry)
+            name, key = name_of(entry.metadata) if is_bare else entry.name, key_of(entry)
         except (CaptureError, FileNotFoundError):
             problems.add(place_of(entry), "is missing although it is listed; capture again")
             continue
-        yield Piece(source.label, entry, prefix + name, key)
+        folders = () if not is_drawn else (DISTRIBUTIONS,) if is_bare else FIGURES
+        yield Piece(source.label, entry, prefix + name, key, folders)
+
+
+def prefix_of(source: Source, sources: Sequence[Source]) -> str:
+    """What the names of a source's tensors begin with in the output folder."""
+    return "" if len(sources) == 1 else f"{source.label}/"
 
 
 def _iteration(entry: CapturedTensor) -> int:
@@ -73,28 +74,38 @@ def _last_iteration(source: Source) -> int:
 
 def draw_tensors(
     pieces: Sequence[Piece],
+    wanted: Mapping[str, Wanted],
     figures: Sequence[str],
     formats: tuple[str, ...],
-    drawn: Drawn,
+    table: MeasuresTable,
     pool: Pool,
     problems: Problems,
     console: Console,
 ) -> tuple[list[Row], int, int]:
     """A row for each readable tensor in order, the number finished before, and the number of figures.
 
+    The rows have what is `wanted` of the tensors of each source.
+
     Raises:
         OSError: a figure cannot be written.
     """
-    rows: dict[int, Row] = {}
+    rows: dict[int, TensorRow] = {}
     missing: list[tuple[int, Task]] = []
     for place, piece in enumerate(pieces):
-        line = drawn.find(piece.name, piece.key, files_of(piece, figures, formats))
-        if line is None or line.done is None:
-            kept = (folder for folder in figures if folder in piece.folders)
-            stems = {folder: drawn.out / folder / piece.name for folder in kept}
-            missing.append((place, Task(piece.entry, piece.source, stems, formats)))
-        else:
-            rows[place] = Row(piece.source, piece.entry, line.done)
+        line, needed = table.find(piece.name, piece.key), wanted[piece.source]
+        row = line.row if line is not None and line.row.has(needed) else None
+        stems = {
+            folder: table.folder / folder / piece.name
+            for folder in figures
+            if folder in piece.folders
+            and not table.has_files(piece.name, piece.key, files_of(piece, [folder], formats))
+        }
+        if row is not None and not stems:
+            rows[place] = row
+            continue
+        if row is not None:
+            needed = Wanted(record=True)
+        missing.append((place, Task(piece.entry, piece.source, needed, stems, formats)))
     num_known = len(rows)
     if num_known and missing:
         console.print(f"{num_known} of {len(pieces)} tensors were drawn before")
@@ -102,21 +113,22 @@ def draw_tensors(
         for place, task, outcome in _each(missing, pool, 1 if figures else _TOGETHER):
             advance()
             piece = pieces[place]
-            if isinstance(outcome, Done):
-                drawn.add(piece.name, piece.key, files_of(piece, figures, formats), outcome)
-                rows[place] = Row(piece.source, piece.entry, outcome)
+            if isinstance(outcome, TensorRow):
+                files = files_of(piece, figures, formats)
+                rows[place] = table.add(piece.name, piece.key, outcome, files)
             elif isinstance(outcome, OSError):
                 raise outcome
             else:
                 problems.add(place_of(task.entry), str(outcome))
     num_figures = sum(len(files_of(pieces[place], figures, formats)) for place in rows)
-    return [rows[place] for place in sorted(rows)], num_known, num_figures
+    kept = [Row(pieces[i].source, pieces[i].entry, rows[i]) for i in sorted(rows)]
+    return kept, num_known, num_figures
 
 
 #: Tensors of one piece of work if they are only counted: the overhead for a piece is a third of counting a megabyte.
 _TOGETHER = 16
 
-_Outcome = Done | CaptureError | OSError
+_Outcome = TensorRow | CaptureError | OSError
 
 
 def _each(

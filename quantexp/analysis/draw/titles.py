@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from quantexp.analysis.draw.look import CountedTensor
-from quantexp.analysis.draw.statistics_only import StatisticsOnly
+from quantexp.analysis.measures.counted import CountedTensor, StatisticsOnly
 from quantexp.analysis.style import INK
 from quantexp.analysis.tensors.largest import largest_words
 from quantexp.quant.label import describe_format

@@ -7,9 +7,10 @@
                          statistics alone a figure for each of the last iteration
     heatmaps/            a figure for each tensor: where its magnitudes are
     statistics/          text, CSV and JSON; captured: tensors and bytes by type, layer type, operation and module
-    ...                  a folder for each chapter (`chapters`)
+    ...                  a folder for each chapter
+    measures.jsonl       the table of measures, from which all of it is drawn (`quantexp.analysis.measures`)
 
-Worker processes read each tensor once. A cache of finished work (`drawn`) lets an interrupted draw continue. A file
+Worker processes read each tensor once. The table has what is finished, so that an interrupted draw continues. A file
 that cannot be used is named and counted, and the others are drawn.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,22 @@ from rich.console import Console
 
 from quantexp.analysis.chapter import Chapter, Desk, Problems, Source, working
 from quantexp.analysis.draw.arguments import Request
-from quantexp.analysis.draw.drawn import VERSION, Drawn
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
-from quantexp.analysis.draw.tables import write_tables
-from quantexp.analysis.draw.tensors import Piece, draw_tensors, pieces_of
+from quantexp.analysis.draw.tables import Row, write_tables
+from quantexp.analysis.draw.tensors import Piece, draw_tensors, pieces_of, prefix_of
+from quantexp.analysis.measures.measured import Measured, usual_request
+from quantexp.analysis.measures.row import Wanted
+from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.pool import Pool
-from quantexp.analysis.tree import CHAPTER_FOLDERS, FIGURES, FILTERED, PARTS, QUICK, STATISTICS
+from quantexp.analysis.tree import (
+    CHAPTER_FOLDERS,
+    FIGURES,
+    FILTERED,
+    MEASURED,
+    PARTS,
+    QUICK,
+    STATISTICS,
+)
 from quantexp.capture.lines import lists_of
 from quantexp.capture.store import manifest
 from quantexp.errors import CaptureError, ConfigError
@@ -134,12 +145,6 @@ def wanted_parts(request: Request) -> tuple[str, ...]:
     return request.only
 
 
-def _quick_name(request: Request, source: Source, sources: Sequence[Source]) -> str:
-    """The name of a source's quick analysis in the output folder."""
-    some = FILTERED if request.filters else ""
-    return f"{QUICK}{some}" if len(sources) == 1 else f"{QUICK}/{source.label}{some}"
-
-
 def _inputs(request: Request, sources: Sequence[Source], pieces: Sequence[Piece]) -> list[Any]:
     """What a chapter depends on; its first part alone is what a picture does."""
     statistics = [
@@ -147,7 +152,7 @@ def _inputs(request: Request, sources: Sequence[Source], pieces: Sequence[Piece]
         for source in sources
         for file in lists_of(source.capture.folder, manifest.STATISTICS)
     ]
-    about = [VERSION, request.formats, [[piece.name, piece.key] for piece in pieces], statistics]
+    about = [request.formats, [[piece.name, piece.key] for piece in pieces], statistics]
     return [about, [sorted(request.filters.items()), [source.label for source in sources]]]
 
 
@@ -167,7 +172,7 @@ def _say_what_is_missing(source: Source, console: Console) -> None:
 def _drawn(
     request: Request,
     wanted: Sequence[str],
-    sources: list[Source],
+    sources: Sequence[Source],
     out: Path,
     pool: Pool,
     problems: Problems,
@@ -175,31 +180,17 @@ def _drawn(
 ) -> Outcome:
     pieces = list(pieces_of(sources, problems, every_iteration="iteration" in request.filters))
     about, chosen = _inputs(request, sources, pieces)
-    drawn = Drawn(out, force=request.force)
-    num_files = num_tensors = num_known = 0
-    if QUICK in wanted:
-        from quantexp.analysis.quick.picture import save_quick_analysis
-
-        keeps = [out / f"{_quick_name(request, source, sources)}.json" for source in sources]
-        for source, keep in zip(sources, keeps, strict=True):
-            loss = None if source.run is None else _size_and_time(source.run.metrics)
-            stem = keep.with_suffix("")
-            make = partial(
-                save_quick_analysis, source, stem, keep, request.formats, force=request.force
-            )
-            with working(str(stem.relative_to(out)), console):
-                num_files += drawn.once(str(stem.relative_to(out)), [about, chosen, loss], make)
-        if len(sources) > 1:
-            quick = f"{QUICK}{FILTERED if request.filters else ''}"
-            losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
-            make = partial(_save_overview, sources, keeps, out / quick, request.formats)
-            num_files += drawn.once(quick, [about, chosen, losses], make)
-    if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
-        figures = [folder for folder in FIGURES if folder in wanted]
-        rows, num_known, num_drawn = draw_tensors(
-            pieces, figures, request.formats, drawn, pool, problems, console
+    table = MeasuresTable(out, force=request.force)
+    figures = [folder for folder in FIGURES if folder in wanted]
+    has_tables = bool(figures) or STATISTICS in wanted
+    rows: list[Row] = []
+    num_files = num_known = 0
+    if has_tables or not set(MEASURED).isdisjoint(wanted):
+        needed = {source.label: _needed(source, wanted) for source in sources}
+        rows, num_known, num_files = draw_tensors(
+            pieces, needed, figures, request.formats, table, pool, problems, console
         )
-        num_tensors = len(rows)
+    if has_tables:
         details = STATISTICS in wanted
         num_files += len(write_tables(out, rows, problems.reasons, details=details))
         if details and set(wanted) != {STATISTICS}:  # tables alone need no matplotlib
@@ -207,34 +198,83 @@ def _drawn(
 
             stem = out / STATISTICS / FILE_NAME
             num_files += len(save_captured(rows, stem, request.formats))
-        num_files += num_drawn
+    if QUICK in wanted:
+        num_files += _draw_quick(request, sources, table, about, chosen, console)
+    measured = [replace(source, measures=_measures(source, rows)) for source in sources]
     for chapter in _chapters(wanted):
         desk = Desk(out / chapter.folder, request.formats, pool, problems, console)
-        make = partial(chapter.draw, sources, desk)
+        make = partial(chapter.draw, measured, desk)
         with working(chapter.folder, console):
-            num_files += drawn.once(
+            num_files += table.once(
                 chapter.folder, [about, chosen], make, is_complete=lambda: not problems.reasons
             )
+    num_tensors, num_known = (len(rows), num_known) if has_tables else (0, 0)
     return Outcome(out, num_tensors, num_known, problems.reasons, num_files)
 
 
-def _save_overview(
-    sources: Sequence[Source], keeps: Sequence[Path], stem: Path, formats: Sequence[str]
-) -> list[Path]:
-    """Draw all sources together, from the numbers of each picture."""
-    from quantexp.analysis.quick.first_look import first_look
-    from quantexp.analysis.quick.overview import save_overview
+def _needed(source: Source, wanted: Sequence[str]) -> Wanted:
+    """The measures of a source's tensors that the parts take their numbers from."""
+    request = None
+    if not {QUICK, *MEASURED}.isdisjoint(wanted):
+        request = replace(
+            usual_request(source.capture), operands_only=set(MEASURED).isdisjoint(wanted)
+        )
+    return Wanted(not {*FIGURES, STATISTICS}.isdisjoint(wanted), request)
 
-    looks = [first_look(s.capture, keep) for s, keep in zip(sources, keeps, strict=True)]
-    return save_overview(sources, looks, stem, formats)
+
+def _measures(source: Source, rows: Sequence[Row]) -> tuple[Measured, ...]:
+    request = usual_request(source.capture)
+    return tuple(
+        row.measures.under(request)
+        for row in rows
+        if row.source == source.label and row.measures.has(Wanted(request=request))
+    )
+
+
+def _draw_quick(
+    request: Request,
+    sources: Sequence[Source],
+    table: MeasuresTable,
+    about: Sequence[Any],
+    chosen: Sequence[Any],
+    console: Console,
+) -> int:
+    """Draw the picture of each source, and of several one of all; returns the number of files."""
+    from quantexp.analysis.quick.first_look import FirstLook, first_look
+    from quantexp.analysis.quick.overview import save_overview
+    from quantexp.analysis.quick.picture import save_quick_analysis
+
+    def look(source: Source) -> FirstLook:
+        return first_look(source.capture, table, prefix_of(source, sources))
+
+    def draw_one(source: Source, stem: Path) -> list[Path]:
+        return save_quick_analysis(source, look(source), stem, request.formats)
+
+    def draw_all(stem: Path) -> list[Path]:
+        return save_overview(sources, [look(source) for source in sources], stem, request.formats)
+
+    num_files, some = 0, FILTERED if request.filters else ""
+    for source in sources:
+        name = f"{QUICK}{some}" if len(sources) == 1 else f"{QUICK}/{source.label}{some}"
+        loss = None if source.run is None else _size_and_time(source.run.metrics)
+        make = partial(draw_one, source, table.folder / name)
+        with working(name, console):
+            num_files += table.once(name, [about, chosen, loss], make)
+    if len(sources) > 1:
+        name = f"{QUICK}{some}"
+        losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
+        make = partial(draw_all, table.folder / name)
+        num_files += table.once(name, [about, chosen, losses], make)
+    return num_files
 
 
 def _chapters(wanted: Sequence[str]) -> list[Chapter]:
     if set(CHAPTER_FOLDERS).isdisjoint(wanted):
         return []
-    from quantexp.analysis.draw import chapters
+    from quantexp.analysis.numerics import attention_chapter, chapter, comparison_chapter
 
-    return [chapter for chapter in chapters.CHAPTERS if chapter.folder in wanted]
+    chapters = (chapter.CHAPTER, comparison_chapter.CHAPTER, attention_chapter.CHAPTER)
+    return [chapter for chapter in chapters if chapter.folder in wanted]
 
 
 def _size_and_time(file: Path) -> list[int] | None:

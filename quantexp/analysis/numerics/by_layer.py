@@ -8,7 +8,6 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.heat import draw_heat
 from quantexp.analysis.numerics.lines import draw_lines
 from quantexp.analysis.numerics.series import (
@@ -24,6 +23,7 @@ from quantexp.analysis.numerics.series import (
     Judged,
     Measure,
     Member,
+    Run,
     operand_members,
     tensor_members,
 )

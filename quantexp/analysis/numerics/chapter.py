@@ -17,7 +17,6 @@ from quantexp.analysis.numerics.by_layer import (
 )
 from quantexp.analysis.numerics.directions import rows_and_columns
 from quantexp.analysis.numerics.exponents import scale_exponents
-from quantexp.analysis.numerics.gather import Run, gather
 from quantexp.analysis.numerics.hif8_figure import (
     chosen,
     fine_magnitudes,
@@ -27,7 +26,7 @@ from quantexp.analysis.numerics.hif8_figure import (
 )
 from quantexp.analysis.numerics.outlier_figure import channel_profile, heads, outliers_by_layer
 from quantexp.analysis.numerics.passes import forward_and_backward
-from quantexp.analysis.numerics.series import AS_DECLARED, Judged, groups_of, slug
+from quantexp.analysis.numerics.series import AS_DECLARED, Judged, Run, groups_of, runs_of, slug
 from quantexp.analysis.numerics.table import csv_text, json_text
 from quantexp.analysis.tensors.place import Place
 
@@ -37,7 +36,7 @@ Drawn = tuple[str, Figure | str]
 
 def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
     """Write the table of all sources, and draw the figures of each, in separate folders for several sources."""
-    runs = [run for run in gather(sources, desk) if run.tensors]
+    runs = runs_of(sources)
     if not runs:
         return []
     by_label = {run.label: run.tensors for run in runs}

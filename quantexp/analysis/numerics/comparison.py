@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.lines import (
     add_legend,
     finite,
@@ -27,6 +26,7 @@ from quantexp.analysis.numerics.series import (
     UNDERFLOW,
     Judged,
     Measure,
+    Run,
     groups_of,
     in_order,
     modules_of,

@@ -10,9 +10,9 @@ from statistics import median
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from quantexp.analysis.numerics.gather import Run
+from quantexp.analysis.measures.operand import Axis
 from quantexp.analysis.numerics.lines import finite, write_note, write_title
-from quantexp.analysis.numerics.operand import Axis
+from quantexp.analysis.numerics.series import Run
 from quantexp.analysis.style import BLUE, INK, ORANGE, TICK_PT, dress, new_figure
 from quantexp.analysis.tensors.inventory import in_flow
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from quantexp.analysis.measures.operand import Axis
 from quantexp.analysis.numerics.by_layer import about_group
-from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.lines import add_legend, legend_inch, write_note, write_title
 from quantexp.analysis.numerics.marks import mark_of
-from quantexp.analysis.numerics.operand import Axis
-from quantexp.analysis.numerics.series import Judged, in_order, modules_of
+from quantexp.analysis.numerics.series import Judged, Run, in_order, modules_of
 from quantexp.analysis.style import dress, new_figure
 from quantexp.capture.statistics.counts import Counts
 

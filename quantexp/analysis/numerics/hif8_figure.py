@@ -15,12 +15,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+from quantexp.analysis.measures.hif8 import Tier, tier_of, tier_shares
 from quantexp.analysis.numerics.by_layer import about_group
-from quantexp.analysis.numerics.gather import Run
-from quantexp.analysis.numerics.hif8 import Tier, tier_of, tier_shares
 from quantexp.analysis.numerics.lines import finite, write_note, write_title
 from quantexp.analysis.numerics.marks import mark_of
-from quantexp.analysis.numerics.series import Judged, in_order, modules_of
+from quantexp.analysis.numerics.series import Judged, Run, in_order, modules_of
 from quantexp.analysis.style import (
     BLUE,
     GREY,

@@ -10,11 +10,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from quantexp.analysis.numerics.gather import Run
+from quantexp.analysis.measures.outliers import profile_ranks
 from quantexp.analysis.numerics.heat import COLOUR_MAP, hatch, label_powers
 from quantexp.analysis.numerics.lines import draw_lines, set_scale, write_note, write_title
-from quantexp.analysis.numerics.outliers import profile_ranks
-from quantexp.analysis.numerics.series import Measure, Member, Scale, in_order
+from quantexp.analysis.numerics.series import Measure, Member, Run, Scale, in_order
 from quantexp.analysis.style import LABEL_PT, NOTE_PT, dress, new_figure
 
 _COLUMNS, _TOP_INCH, _GAP_INCH = 4, 0.75, 0.75

@@ -11,10 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.numerics.by_layer import about_group
-from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.lines import LEAST_SHARE, finite, set_scale, write_note, write_title
-from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.series import (
     AMAX,
     KURTOSIS,
@@ -23,6 +22,7 @@ from quantexp.analysis.numerics.series import (
     UNDERFLOW,
     Judged,
     Measure,
+    Run,
     Scale,
     modules_of,
     tensor_value,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from quantexp.analysis.numerics.gather import Run
-from quantexp.analysis.numerics.measured import Measured
-from quantexp.analysis.numerics.operand import UnderFormat
+from quantexp.analysis.chapter import Source
+from quantexp.analysis.measures.measured import Measured
+from quantexp.analysis.measures.operand import UnderFormat
 from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
 from quantexp.analysis.tensors.place import Place
 
@@ -55,6 +55,20 @@ KURTOSIS = Measure("kurtosis", "kurtosis (normal: 3)", Scale.LOG2)
 ZEROS = Measure("zero_share", "zeros (share)", Scale.SHARE)
 NONFINITE = Measure("nonfinite_share", "NaN and Inf (share)", Scale.SHARE)
 TENSOR_MEASURES = (AMAX, STD, KURTOSIS, ZEROS)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One source with the measures of its tensors."""
+
+    label: str
+    scheme: str
+    tensors: tuple[Measured, ...]
+
+
+def runs_of(sources: Sequence[Source]) -> list[Run]:
+    """The sources that have tensors."""
+    return [Run(one.label, one.scheme, one.measures) for one in sources if one.measures]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from quantexp.analysis.numerics.measured import Measured
+from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.numerics.series import in_order
 from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, dress

@@ -1,46 +1,47 @@
-"""Reads every captured tensor once: magnitudes, and the quantisation error of each operand under its format.
+"""What the pictures of a run show of its captured tensors: magnitudes, and the error of each operand under its format.
 
 Magnitudes are those that the capture counted, of whole tensors. Operands are judged by a bounded part of the captured
 values, in the formats that the run declared; where it declared none, in the one of the file's name, or `ASSUMED`. Of a
 tensor without values there is what the capture judged while it passed (`capture.format`), and nothing where no format
 was chosen.
 
-What was found is kept beside the picture as JSON, so that drawing again, and the report, look at no value twice.
+Numbers that the table of measures has are taken from it; the others are measured and added.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from quantexp.analysis.compare.gap import milestones
-from quantexp.analysis.numerics.gather import USUAL_FORMATS, is_quantised
-from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
-from quantexp.analysis.numerics.operand import largest_scale_exponent
-from quantexp.analysis.numerics.table import measured_of_json, tensor_json
+from quantexp.analysis.measures.measured import (
+    USUAL_FORMATS,
+    Measured,
+    Request,
+    is_quantised,
+    measure,
+    of_statistics,
+)
+from quantexp.analysis.measures.operand import largest_scale_exponent
+from quantexp.analysis.measures.row import TensorRow
+from quantexp.analysis.measures.table import MeasuresTable, key_of
 from quantexp.analysis.tensors.inventory import Kind, kind_of
 from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.analysis.tensors.place import Place
-from quantexp.capture.lines import lists_of, torn_lines
+from quantexp.capture.lines import torn_lines
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
-from quantexp.errors import CaptureError, UnreadableError
-from quantexp.reading.json_files import read_json
-from quantexp.runs.status import write_whole
+from quantexp.errors import CaptureError
 
 #: The assumed format of operands whose format neither the metadata nor the file name gives.
 ASSUMED = "mxfp8"
 #: Maximum tensors; with more, evenly spaced iterations are read.
 MOST_TENSORS = 20_000
-_VERSION = 2
 _NONFINITE = " NaN or Inf"
 
 
@@ -102,54 +103,39 @@ def captured_in(folder: Path) -> Capture:
         return Capture(folder, [])
 
 
-def first_look(capture: Capture, keep: Path | None = None, *, force: bool = False) -> FirstLook:
-    """Read a capture; with `keep`, load or store the results in that file.
+def first_look(capture: Capture, table: MeasuresTable | None = None, prefix: str = "") -> FirstLook:
+    """What is shown of a capture, whose tensors have the names with the prefix in the table.
 
-    What was left is not taken with `force`, and not where the lists, or a file with values, are no longer as they were.
-
-    A tensor that cannot be read or judged is a finding. Tensors are looked at side by side, each on one core: torch's
+    A tensor that cannot be read or judged is a finding. Tensors are measured side by side, each on one core: torch's
     own threads would wait for each other at every one of many short operations.
     """
     entries, iterations = _with_room(capture)
-    stored = (each.metadata for entry in entries for each in entry.stored)
-    files = dict.fromkeys(str(line["file"]) for line in stored if line.get("file"))
-    stamp = {
-        "lists": _stamps(capture.folder),
-        "entries": _digest(entries),
-        "values": _stamps_of(capture.folder, files),
-    }
-    if keep is not None and not force and (kept := _kept(keep)) and kept[0] == stamp:
-        return kept[1]
     is_declared = any(map(is_quantised, entries))
+    requests = [_request(entry, is_declared=is_declared) for entry in entries]
+    measures = [_known(*each, table, prefix) for each in zip(entries, requests, strict=True)]
+    missing = [place for place, measured in enumerate(measures) if measured is None]
     num_threads = torch.get_num_threads()
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        looks = list(pool.map(partial(_look, is_declared), entries))
+        new = pool.map(_measured, [entries[i] for i in missing], [requests[i] for i in missing])
+        for place, outcome in zip(missing, new, strict=True):
+            measures[place], entry = outcome, entries[place]
+            if table is not None and isinstance(outcome, Measured):
+                row = TensorRow(None, outcome, requests[place])
+                table.add(prefix + entry.name, key_of(entry), row)
     torch.set_num_threads(num_threads)
     findings: dict[str, list[str]] = {}
     if torn := list(torn_lines(capture.folder)):
         findings["lines that a crash tore, left out"] = torn
-    for entry, look in zip(entries, looks, strict=True):
-        if isinstance(look, str):
-            findings.setdefault(look, []).append(_name(entry))
+    looks = []
+    for entry, measured in zip(entries, measures, strict=True):
+        if not isinstance(measured, Measured):
+            findings.setdefault(str(measured), []).append(_name(entry))
             continue
-        for what in _findings(look.measured):
-            findings.setdefault(what, []).append(look.measured.place.label)
-    result = FirstLook(tuple(k for k in looks if isinstance(k, Look)), findings, iterations)
-    if keep is not None:
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(keep, _json(result, stamp))
-    return result
-
-
-def kept_look(keep: Path, folder: Path) -> FirstLook | None:
-    """The stored results of an earlier `first_look`; None if there are none, or if the capture has changed."""
-    if (kept := _kept(keep)) is None:
-        return None
-    stamp, look = kept
-    is_same = stamp["lists"] == _stamps(folder) and stamp["values"] == _stamps_of(
-        folder, stamp["values"]
-    )
-    return look if is_same else None
+        for what in _findings(measured):
+            findings.setdefault(what, []).append(measured.place.label)
+        kind = kind_of(str(entry.metadata.get("tensor")))
+        looks.append(Look(measured, kind, _scales(entry.metadata, measured.abs_max)))
+    return FirstLook(tuple(looks), findings, iterations)
 
 
 def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] | None]:
@@ -165,26 +151,40 @@ def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] 
     return kept, tuple(sorted(chosen))
 
 
-def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
-    """The results for a tensor, or why there are none."""
-    metadata = entry.metadata
-    named = metadata.get("quant_type")
+def _request(entry: CapturedTensor, *, is_declared: bool) -> Request:
+    """What the pictures show of a tensor."""
+    named = entry.metadata.get("quant_type")
     assumed = named if named in USUAL_FORMATS else ASSUMED
-    request = Request(() if is_declared else (assumed,), operands_only=True)
-    if not metadata.get("file"):
+    return Request(() if is_declared else (assumed,), operands_only=True)
+
+
+def _known(
+    entry: CapturedTensor, request: Request, table: MeasuresTable | None, prefix: str
+) -> Measured | str | None:
+    """The measures in the table or in the capture's statistics, or why there are none; None if nobody has measured."""
+    if not entry.metadata.get("file"):
         try:
-            measured = of_statistics(metadata)
+            return of_statistics(entry.metadata)
         except CaptureError:
             return "statistics that cannot be read"
-    else:
-        try:
-            measured = measure(entry, request)
-        except CaptureError:
-            return _why_unreadable(entry)
-        except OSError:
-            return "missing"
-    kind = kind_of(str(metadata.get("tensor")))
-    return Look(measured, kind, _scales(metadata, measured.abs_max))
+    if table is None:
+        return None
+    try:
+        return table.measured(entry, request, prefix)
+    except CaptureError:
+        return _why_unreadable(entry)
+    except OSError:
+        return "missing"
+
+
+def _measured(entry: CapturedTensor, request: Request) -> Measured | str:
+    """The measures of a tensor, or why there are none."""
+    try:
+        return measure(entry, request)
+    except CaptureError:
+        return _why_unreadable(entry)
+    except OSError:
+        return "missing"
 
 
 def _why_unreadable(entry: CapturedTensor) -> str:
@@ -226,76 +226,3 @@ def _name(entry: CapturedTensor) -> str:
     """The file's name, or the label of a tensor with statistics only."""
     file = entry.metadata.get("key") or entry.metadata.get("file")
     return Path(str(file)).name if file else Place.of(entry.metadata).label
-
-
-def _stamps(folder: Path) -> list[list[int]]:
-    """Sizes and modification times of the lists."""
-    stats = (file.stat() for file in lists_of(folder))
-    return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
-
-
-def _stamps_of(folder: Path, files: Iterable[str]) -> dict[str, list[int] | None]:
-    """Size and modification time of each file; None for a missing file."""
-    return {file: _stamp(folder / file) for file in files}
-
-
-def _stamp(file: Path) -> list[int] | None:
-    try:
-        stat = file.stat()
-    except (OSError, ValueError):
-        return None
-    return [stat.st_size, stat.st_mtime_ns]
-
-
-def _digest(entries: Iterable[CapturedTensor]) -> str:
-    keys = ("file", "key", "module", "layer", "tensor", "iteration", "micro_batch", "rank")
-    digest = hashlib.blake2b(digest_size=16)
-    for entry in entries:
-        digest.update(repr([entry.metadata.get(key) for key in keys]).encode())
-    return digest.hexdigest()
-
-
-def _json(content: FirstLook, stamp: Mapping[str, Any]) -> str:
-    tensors = ",\n".join(
-        json.dumps(
-            {"kind": look.kind.name, "scales": dict(look.scales), **tensor_json(look.measured)}
-        )
-        for look in content.tensors
-    )
-    about = {
-        "version": _VERSION,
-        "of": stamp,
-        "findings": {what: list(who) for what, who in content.findings.items()},
-        "iterations": content.iterations,
-    }
-    return json.dumps(about)[:-1] + f', "tensors": [\n{tensors}\n]}}\n'
-
-
-def _kept(keep: Path) -> tuple[dict[str, Any], FirstLook] | None:
-    """The stored results and the stamps of their capture; None if the file holds anything else."""
-    try:
-        content = read_json(keep, dict[str, Any])
-        if content["version"] != _VERSION or not isinstance(content["of"]["lists"], list):
-            return None
-        dict(content["of"]["values"])
-        return content["of"], _of_json(content)
-    except (
-        UnreadableError,
-        OSError,
-        ArithmeticError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ):
-        return None
-
-
-def _of_json(content: Mapping[str, Any]) -> FirstLook:
-    looks = (
-        Look(measured_of_json(one), Kind[one["kind"]], one["scales"]) for one in content["tensors"]
-    )
-    iterations = content["iterations"]
-    return FirstLook(
-        tuple(looks), content["findings"], None if iterations is None else tuple(iterations)
-    )

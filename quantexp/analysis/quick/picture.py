@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.matched import mismatches
 from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick.by_kind import OfKind, by_kind
 from quantexp.analysis.quick.fidelity_panel import (
     CREST_MARGIN_OCTAVES,
@@ -81,7 +82,7 @@ class _Content:
 def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
     """Draw the quick analysis of a run folder to `out`: a .png, or a folder for one.
 
-    Its numbers are kept beside it as JSON. A run without tensors or without metrics is drawn all the same.
+    Its numbers are in the table of measures beside it. A run without tensors or without metrics is drawn all the same.
 
     Raises:
         RunError: no such run folder, or an unreadable config.yaml.
@@ -89,20 +90,16 @@ def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
     run = RunDir(run_dir)
     names = read_names(run)
     path = out if out.suffix == ".png" else out / FILE_NAME
-    look = first_look(captured_in(run.captured(names.capture_dir)), path.with_suffix(".json"))
+    captured = captured_in(run.captured(names.capture_dir))
+    look = first_look(captured, MeasuresTable(path.parent))
     return save_png(_figure(_content(names, look, run)), path)
 
 
 def save_quick_analysis(
-    source: Source, stem: Path, keep: Path, formats: Sequence[str], *, force: bool = False
+    source: Source, look: FirstLook, stem: Path, formats: Sequence[str]
 ) -> list[Path]:
-    """Draw the picture of a source of `quantexp draw`: a run, a capture folder or an old collection, with filters.
-
-    Its numbers are left in `keep`; those that are there are not taken with `force`.
-    """
-    look = first_look(source.capture, keep, force=force)
-    figure = _figure(_content(source.names, look, source.run))
-    return [keep, *save_figure(figure, stem, formats)]
+    """Draw the picture of a source of `quantexp draw`: a run, a capture folder or an old collection, with filters."""
+    return save_figure(_figure(_content(source.names, look, source.run)), stem, formats)
 
 
 def baseline_of(run: RunDir) -> LossCurve | None:

@@ -71,12 +71,10 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
         lines = lines_with_room(folder, max_cells, deadline)
     except CaptureError as error:
         return Numerics(notes=[str(error)])
-    return numerics_of(run, folder, lines, max_cells, deadline)
+    return numerics_of(run, lines, max_cells, deadline)
 
 
-def numerics_of(
-    run: RunDir, folder: Path, lines: Lines, max_cells: int, deadline: Deadline
-) -> Numerics:
+def numerics_of(run: RunDir, lines: Lines, max_cells: int, deadline: Deadline) -> Numerics:
     """The cells of lines that have been read, as `numerics` gives them."""
     name = shlex.quote(run.root.name)
     content = Numerics(notes=[f"left out: {words}" for words in lines.damage])
@@ -95,7 +93,7 @@ def numerics_of(
         and place[1] in kept
         and place[2] in content.layers
     ]
-    judge = Judge(run, folder, shown, deadline)
+    judge = Judge(run, shown, deadline)
     _fill(content, shown, judge)
     beyond = {place[2] for place in places if place[1].module == OUTPUT}
     content.layers = [OUTPUT if layer in beyond else layer for layer in content.layers]

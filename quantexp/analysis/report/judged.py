@@ -1,24 +1,28 @@
 """The content of each captured tensor in the report: its statistics, and the quantisation error of its slots.
 
 Statistics are the capture's. Slots are judged by values, in the formats that the run declared, or in `ASSUMED` where it
-quantises nothing; of statistics alone there is what `capture.format` judged. What the first look for the picture found
-is taken; the rest is looked at as long as there is time.
+quantises nothing; of statistics alone there is what `capture.format` judged. What the run's table of measures has is
+taken from it; the rest is measured as long as there is time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.numerics.gather import is_quantised
-from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
-from quantexp.analysis.quick.first_look import ASSUMED, kept_look
+from quantexp.analysis.measures.measured import (
+    Measured,
+    Request,
+    is_quantised,
+    measure,
+    of_statistics,
+)
+from quantexp.analysis.measures.table import MeasuresTable
+from quantexp.analysis.quick.first_look import ASSUMED
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.slots import SlotCell, State, number, slots_of_tensor
 from quantexp.analysis.tensors.largest import largest_words
-from quantexp.analysis.tree import QUICK
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.counts import from_json
 from quantexp.errors import CaptureError
@@ -41,21 +45,13 @@ _NUMBERS = (
 class Judge:
     """Computes the quantisation error of the tensors of one capture, each once."""
 
-    def __init__(
-        self, run: RunDir, folder: Path, entries: Sequence[CapturedTensor], deadline: Deadline
-    ) -> None:
+    def __init__(self, run: RunDir, entries: Sequence[CapturedTensor], deadline: Deadline) -> None:
         self._deadline = deadline
         #: Whether the run quantises nothing, so that its operands are judged in the format `ASSUMED`.
         self.is_assumed = not any(map(is_quantised, entries))
         self._request = Request((ASSUMED,) if self.is_assumed else (), operands_only=True)
-        kept = kept_look(run.figures / f"{QUICK}.json", folder)
-        # Stored results of tensors that are not shown may use other formats.
-        if kept is not None and kept.is_judged and kept.is_assumed != self.is_assumed:
-            kept = None
-        looks = () if kept is None else kept.tensors
-        self._known: dict[tuple[Any, ...], Measured | State] = {
-            _key(vars(look.measured.place)): look.measured for look in looks
-        }
+        self._table = MeasuresTable(run.figures)
+        self._known: dict[tuple[Any, ...], Measured | State] = {}
         #: The number of tensors skipped after the deadline.
         self.num_late = 0
 
@@ -90,15 +86,17 @@ class Judge:
         return self._known[key]
 
     def _look(self, entry: CapturedTensor) -> Measured | State:
-        known = entry.metadata
-        is_bare = not known.get("file")
-        if not is_bare and self._deadline.passed:
-            self.num_late += 1
-            return State.LATE
         try:
-            return of_statistics(known) if is_bare else measure(entry, self._request)
+            if not entry.metadata.get("file"):
+                return of_statistics(entry.metadata)
+            if (known := self._table.measured(entry, self._request)) is not None:
+                return known
+            if not self._deadline.passed:
+                return measure(entry, self._request)
         except (CaptureError, OSError):
             return State.FAILED
+        self.num_late += 1
+        return State.LATE
 
 
 def _key(known: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from quantexp.analysis.numerics.measured import Measured
-from quantexp.analysis.numerics.operand import UnderFormat
+from quantexp.analysis.measures.measured import Measured
+from quantexp.analysis.measures.operand import UnderFormat
 from quantexp.analysis.tensors.operands import operand_called
 from quantexp.quant.sites import PRODUCTS
 from quantexp.quant.slots import WORKING

@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 from quantexp.analysis.draw.arguments import Request
-from quantexp.analysis.draw.look import CountedTensor, look_at
 from quantexp.analysis.draw.verb import Outcome, draw
+from quantexp.analysis.measures.counted import CountedTensor, count_values
 from quantexp.capture.reader import CapturedTensor
 
 from ..captures import HIF8, MX4, MX8, Capture, linear_formats  # noqa: TID252
@@ -70,10 +70,10 @@ def draws(tmp_path: Path) -> Draw:
 
 @pytest.fixture
 def look(tmp_path: Path) -> Look:
-    """Saves a tensor as a capture and looks at it."""
+    """Saves a tensor as a capture and counts its values."""
 
     def do(x: torch.Tensor, **metadata: Any) -> CountedTensor:
-        return look_at(stored(tmp_path, x, **metadata))
+        return count_values(stored(tmp_path, x, **metadata))
 
     return do
 

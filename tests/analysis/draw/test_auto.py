@@ -27,7 +27,7 @@ def drawn(worker: Worker) -> set[str]:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker processes: they take seconds to start."""
-    monkeypatch.setattr(verb, "allowed_cores", lambda: [0])
+    monkeypatch.setattr(verb, "num_cores", lambda: 1)
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def _nowhere() -> tuple[Any, Callable[[str], None]]:
 
 def test_auto_quick_draws_one_picture(run: Unhashed, tiny: Callable[..., Experiment]) -> None:
     worker = Worker(RunDir(run.run_dir), tiny("analysis.auto=quick"))
-    assert drawn(worker) == {"quick_analysis.png", "quick_analysis.json"}
+    assert drawn(worker) == {"quick_analysis.png", "measures.jsonl"}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from quantexp.analysis.draw.statistics_only import StatisticsOnly, statistics_name
 from quantexp.analysis.draw.statistics_only_figure import draw_statistics_only, ranges_of
+from quantexp.analysis.measures.counted import StatisticsOnly
+from quantexp.analysis.measures.table import name_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
@@ -107,7 +108,7 @@ def test_a_degenerate_tensor_is_drawn_with_its_finding(x: torch.Tensor, finding:
 
 
 def test_a_name_is_like_a_file_name_with_iteration_micro_batch_and_rank() -> None:
-    assert statistics_name(statistics_of(normal(4, 4)).entry.metadata) == (
+    assert name_of(statistics_of(normal(4, 4)).entry.metadata) == (
         "mxfp4/linear_L3-fc1_forward_pre_linear_mxfp4_input_i7_m0_r0"
     )
 

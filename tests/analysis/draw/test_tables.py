@@ -11,7 +11,7 @@ import torch
 
 from quantexp.analysis.draw.captured import draw_captured
 from quantexp.analysis.draw.tables import Row, write_tables
-from quantexp.analysis.draw.work import Task, do
+from quantexp.analysis.measures.row import Wanted, read_row
 from quantexp.capture.statistics.histogram import QUANTILES
 
 from .conftest import normal, stored
@@ -26,7 +26,7 @@ def rows(folder: Path) -> list[Row]:
     for place, (name, tensor) in enumerate(tensors.items()):
         about = {"tensor": name, "layer": place, "module": "fc1", "iteration": 5, "bytes": 1000}
         entry = stored(folder, tensor, **about)
-        table.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
+        table.append(Row("my_run", entry, read_row(entry, Wanted(record=True))[0]))
     return table
 
 
@@ -63,7 +63,7 @@ def test_several_sources_are_named_in_their_rows_and_the_text_has_every_quantile
     tmp_path: Path,
 ) -> None:
     first, *_ = rows(tmp_path)
-    other = Row("other_run", first.entry, first.done)
+    other = Row("other_run", first.entry, first.measures)
     write_tables(tmp_path, [first, other], {}, details=True)
     assert "\nother_run  L0 fc1 input i5" in (tmp_path / "tensor_stats.txt").read_text()
     text = (tmp_path / "statistics/statistics.txt").read_text()
@@ -97,7 +97,7 @@ def test_the_table_summarises_the_capture_by_type_layer_type_operation_and_modul
             module="attention" if layer_type == "attention" else f"expert{expert}-fc1",
             bytes=1000 * (expert + 1),
         )
-        tensors.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
+        tensors.append(Row("my_run", entry, read_row(entry, Wanted(record=True))[0]))
     write_tables(tmp_path, tensors, {}, details=False)
     text = (tmp_path / "tensor_stats.txt").read_text()
     half = "50.0% of the bytes"

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from quantexp.analysis.chapter import Chapter, Desk, Source
-from quantexp.analysis.draw import chapters
-from quantexp.analysis.draw.work import Done, Task, do
+from quantexp.analysis.draw import verb
+from quantexp.analysis.draw.work import Task, do
+from quantexp.analysis.measures.row import TensorRow
+from quantexp.analysis.measures.table import NAME
 from quantexp.analysis.style import new_figure
 from quantexp.analysis.tree import CHAPTER_FOLDERS, PARTS
 from quantexp.capture.reader import CapturedTensor
@@ -26,11 +28,11 @@ Captured = pytest.CaptureFixture[str]
 
 
 def files(out: Path) -> set[str]:
-    """The names of the files below a folder, without hidden ones."""
+    """The names of the files below a folder, without the table of measures."""
     return {
         str(path.relative_to(out))
         for path in out.rglob("*")
-        if path.is_file() and not path.name.startswith(".")
+        if path.is_file() and path.name != NAME
     }
 
 
@@ -38,7 +40,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that collects the tensors that are looked at from now on."""
     looked: list[str] = []
 
-    def do_and_note(task: Task) -> Done:
+    def do_and_note(task: Task) -> TensorRow:
         looked.append(task.entry.label)
         return do(task)
 
@@ -86,7 +88,7 @@ def test_interrupted_work_resumes_where_it_stopped(
 ) -> None:
     looked: list[str] = []
 
-    def interrupted(task: Task) -> Done:
+    def interrupted(task: Task) -> TensorRow:
         if len(looked) == 2:
             raise KeyboardInterrupt
         looked.append(task.entry.label)
@@ -112,7 +114,7 @@ def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_one_resumes(
         run.add(normal(8, 8, seed=place), "input", layer=2 + place)
     words = [sys.executable, "-m", "quantexp", "draw", str(run.run_dir), f"out={tmp_path / 'draw'}"]
     words += ["--jobs", "2", "--only", "heatmaps", "--formats", "png"]
-    journal = tmp_path / "draw/.drawn.jsonl"
+    journal = tmp_path / "draw/measures.jsonl"
     first = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     while not (journal.is_file() and journal.stat().st_size):
         assert first.poll() is None
@@ -137,7 +139,7 @@ def test_finished_work_is_repeated_only_after_a_change(
     first, second, third = (run.lines[place]["file"] for place in range(3))
     torch.save({"tensor": torch.ones(4, 4)}, run.dir / first)
     (tmp_path / "draw/heatmaps" / second).with_suffix(".png").unlink()
-    journal = tmp_path / "draw/.drawn.jsonl"
+    journal = tmp_path / "draw/measures.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     others = [line for line in lines if Path(third).stem not in line]
     journal.write_text("".join(others) + '{"name": "torn')
@@ -220,9 +222,8 @@ def test_filters_do_not_change_the_picture_of_all_tensors(
     out = tmp_path / "draw"
     whole = {name: (out / name).read_bytes() for name in files(out)}
     outcome, _, _ = draws(run.run_dir, only=only, filters={"layer": "0"})
-    some = {"quick_analysis.filtered.png", "quick_analysis.filtered.json"}
-    assert files(out) == whole.keys() | some
-    assert outcome.num_files == 2
+    assert files(out) == whole.keys() | {"quick_analysis.filtered.png"}
+    assert outcome.num_files == 1
     assert whole == {name: (out / name).read_bytes() for name in whole}
     assert (out / "quick_analysis.filtered.png").read_bytes() != whole["quick_analysis.png"]
 
@@ -296,7 +297,7 @@ def test_chapters_are_drawn_once_while_nothing_changes(
     run: Unhashed, draws: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(chapters, "CHAPTERS", (chapter(calls),))
+    monkeypatch.setattr(verb, "_chapters", lambda wanted: [chapter(calls)])
     outcome, _, printed = draws(run.run_dir, only=("comparisons",))
     assert "comparisons: " in printed
     assert files(tmp_path / "draw") == {"comparisons/total.json", "comparisons/by/layer.png"}
@@ -315,7 +316,7 @@ def test_a_chapter_names_unreadable_files_and_is_drawn_again(
     run: Unhashed, draws: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(chapters, "CHAPTERS", (chapter(calls),))
+    monkeypatch.setattr(verb, "_chapters", lambda wanted: [chapter(calls)])
     (run.dir / run.lines[0]["file"]).write_bytes(b"torn")
     for _ in range(2):
         outcome, complaints, _ = draws(run.run_dir, only=("comparisons",))
@@ -324,7 +325,7 @@ def test_a_chapter_names_unreadable_files_and_is_drawn_again(
 
 
 def test_the_parts_are_named_after_their_chapters() -> None:
-    assert tuple(chapter.folder for chapter in chapters.CHAPTERS) == CHAPTER_FOLDERS
+    assert tuple(chapter.folder for chapter in verb._chapters(PARTS)) == CHAPTER_FOLDERS
     assert PARTS[-len(CHAPTER_FOLDERS) :] == CHAPTER_FOLDERS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from quantexp.analysis.chapter import Desk, Problems, Source
-from quantexp.analysis.numerics.gather import Run
-from quantexp.analysis.numerics.measured import Request, measure
+from quantexp.analysis.measures.measured import Request, measure, of_statistics, usual_request
+from quantexp.analysis.numerics.series import Run
 from quantexp.analysis.pool import Pool
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture as Opened
@@ -34,7 +35,6 @@ class MemoryDesk(Desk):
     figures: dict[str, Figure] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
     num_looks: int = 0
     #: Whether figures are laid out, as saving them does: it takes a second for ten of them.
     lays_out: bool = False
@@ -47,10 +47,7 @@ class MemoryDesk(Desk):
     ) -> Iterator[tuple[CapturedTensor, Any]]:
         for entry in entries:
             self.num_looks += 1
-            try:
-                yield entry, look(entry)
-            except CaptureError as error:
-                self.failed.append(str(error))
+            yield entry, look(entry)
 
     def save(self, figure: Figure, name: str) -> list[Path]:
         if self.lays_out:
@@ -68,12 +65,18 @@ def source_of(capture: Capture, scheme: str | None = None) -> Source:
     """The capture as `draw` opens it."""
     opened = open_capture(capture.dir, statistics=True)
     names = RunNames(capture.run_dir.name, scheme=scheme)
-    return Source(capture.run_dir.name, opened, names)
+    return of_entries(Source(capture.run_dir.name, opened, names), list(opened))
 
 
 def of_entries(source: Source, entries: list[CapturedTensor]) -> Source:
-    """The same source with these tensors alone."""
-    return Source(source.label, Opened(source.capture.folder, entries), source.names)
+    """The same source with these tensors alone, as `draw` measures them."""
+    opened, request = Opened(source.capture.folder, entries), usual_request(entries)
+    measures = []
+    for entry in opened.with_values():
+        with contextlib.suppress(CaptureError):
+            measures.append(measure(entry, request))
+    measures += [of_statistics(entry.metadata) for entry in opened.described()]
+    return Source(source.label, opened, source.names, measures=tuple(measures))
 
 
 def run_of(capture: Capture, *formats: str, scheme: str = "FA_linear_mxfp4") -> Run:

@@ -177,14 +177,6 @@ def test_old_collections_without_a_manifest_are_drawn(tmp_path: Path, desk: Memo
     assert {r["layer"] for r in rows(desk)} == {"-1"}
 
 
-def test_a_file_that_cannot_be_read_is_left_out(capture: Capture, desk: MemoryDesk) -> None:
-    add_run(capture, layers=1, settings=MX4)
-    (capture.dir / capture.lines[0]["file"]).write_bytes(b"none")
-    CHAPTER.draw([source_of(capture)], desk)
-    assert len(desk.failed) == 1
-    assert "input" not in {r["tensor"] for r in rows(desk)}
-
-
 def test_a_source_without_tensors_has_no_files(capture: Capture, desk: MemoryDesk) -> None:
     add_run(capture, layers=1)
     source = source_of(capture)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from quantexp.analysis.numerics.comparison import contestants, labels_of
-from quantexp.analysis.numerics.comparison_chapter import CHAPTER
-from quantexp.analysis.numerics.drift import drift, drift_from
-from quantexp.analysis.numerics.gather import gather
+from quantexp.analysis.numerics.comparison_chapter import CHAPTER, drift, drift_from
+from quantexp.analysis.numerics.series import runs_of
 from quantexp.capture.reader import open_capture
 from tests.analysis.captures import HIF8, MX4, Capture
 
@@ -40,9 +39,6 @@ def test_two_schemes_are_beside_each_other(tmp_path: Path, desk: MemoryDesk) -> 
         "magnitudes_by_scheme",
         "difference_FA_linear_hifp8",
     }
-    looks = desk.num_looks
-    gather(sources, desk)
-    assert desk.num_looks == looks  # another chapter of the same draw does not look again
 
 
 def test_the_marks_are_the_medians_of_the_tensors(tmp_path: Path, desk: MemoryDesk) -> None:
@@ -55,7 +51,7 @@ def test_the_marks_are_the_medians_of_the_tensors(tmp_path: Path, desk: MemoryDe
         for line in ax.get_lines()
         if line.get_marker() != "None"
     )
-    run = gather(sources, desk)
+    run = runs_of(sources)
     judged = [o for r in run for one in r.tensors for o in one.operands if o.slot]
     assert drawn == sorted(o.fidelity.sqnr_db for o in judged)  # one layer: each median is a tensor
 

@@ -10,6 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.numerics.by_layer import (
     between_ranks,
     operand_heat,
@@ -18,17 +19,15 @@ from quantexp.analysis.numerics.by_layer import (
 )
 from quantexp.analysis.numerics.directions import both_axes, rows_and_columns
 from quantexp.analysis.numerics.exponents import scale_exponents
-from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.hif8_figure import (
     chosen,
     fine_magnitudes,
     hif8_of,
     hif8_tiers,
 )
-from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.outlier_figure import heads, outliers_by_layer
 from quantexp.analysis.numerics.passes import forward_and_backward, pairs
-from quantexp.analysis.numerics.series import AS_DECLARED, groups_of
+from quantexp.analysis.numerics.series import AS_DECLARED, Run, groups_of
 from quantexp.capture.reader import open_capture
 from tests.analysis.captures import HIF8, MX4, Capture, linear_formats
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from quantexp.analysis import numerics
-from quantexp.analysis.numerics.measured import Measured, Request, measure
+from quantexp.analysis.measures.measured import Measured, Request, measure
 from quantexp.analysis.numerics.table import COLUMNS, csv_text, json_text
 from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics.errors import Fidelity

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.analysis.measures.measured import Measured, Request, measure
+from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick import first_look as module
-from quantexp.analysis.quick.first_look import FirstLook, captured_in, first_look, kept_look
+from quantexp.analysis.quick.first_look import FirstLook, captured_in, first_look
 from quantexp.analysis.tensors.inventory import Kind
+from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
 from quantexp.formats import hadamard
@@ -19,8 +22,9 @@ from .. import mxfp4  # noqa: TID252
 from ..captures import BF16, HIF8, MX4, MX8, Capture, attention_formats, linear_formats  # noqa: TID252
 
 
-def look(capture: Capture, keep: Path | None = None) -> FirstLook:
-    return first_look(captured_in(capture.dir), keep)
+def look(capture: Capture, folder: Path | None = None) -> FirstLook:
+    table = None if folder is None else MeasuresTable(folder)
+    return first_look(captured_in(capture.dir), table)
 
 
 def as_statistics(capture: Capture, fmt: str | None = None) -> None:
@@ -222,79 +226,48 @@ def test_an_empty_capture_is_an_empty_look(capture: Capture) -> None:
     assert not FirstLook().has_values
 
 
-def test_a_saved_look_is_reused_without_reading_values(
+def test_measures_in_the_table_are_taken_without_reading_values(
     capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture.add_layers(1, tokens=32)
     capture.add(torch.zeros(4, 4), "grad_output", "fc2", 1)
-    keep = tmp_path / "figures" / "quick_analysis.json"
-    first = look(capture, keep)
+    first = look(capture, tmp_path / "figures")
     monkeypatch.setattr(module, "measure", None)
     # Missing numbers are NaN, which differs from itself, so the looks are compared as text.
-    assert str(look(capture, keep)) == str(first)
-    assert str(kept_look(keep, capture.dir)) == str(first)
-    assert json.loads(keep.read_text())["tensors"][0]["tensor"] == "query"
+    assert str(look(capture, tmp_path / "figures")) == str(first)
 
 
-def test_a_saved_look_at_other_tensors_is_not_reused(capture: Capture, tmp_path: Path) -> None:
-    keep = tmp_path / "quick_analysis.json"
+def test_only_new_tensors_are_measured(
+    capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     capture.add(torch.randn(4, 4), "input")
-    look(capture, keep)
+    look(capture, tmp_path)
     capture.add(torch.randn(4, 4), "output")
-    assert kept_look(keep, capture.dir) is None
-    assert len(look(capture, keep).tensors) == 2
-    keep.write_text("junk")
-    assert kept_look(keep, capture.dir) is None
-    assert len(look(capture, keep).tensors) == 2
+    measured: list[str] = []
+
+    def measure_and_note(entry: CapturedTensor, request: Request) -> Measured:
+        measured.append(str(entry.metadata.get("tensor")))
+        return measure(entry, request)
+
+    monkeypatch.setattr(module, "measure", measure_and_note)
+    assert len(look(capture, tmp_path).tensors) == 2
+    assert measured == ["output"]
 
 
 @pytest.mark.parametrize("change", ["restored", "missing", "damaged"])
-def test_a_saved_look_at_other_values_is_not_reused(
+def test_measures_of_other_values_are_not_taken(
     capture: Capture, tmp_path: Path, change: str
 ) -> None:
-    keep = tmp_path / "quick_analysis.json"
     path = capture.dir / capture.add(torch.randn(4, 4), "input")["file"]
     whole = path.read_bytes()
     if change == "restored":
         path.unlink()
-    look(capture, keep)
+    look(capture, tmp_path)
     if change == "missing":
         path.unlink()
     else:
         path.write_bytes(whole if change == "restored" else b"junk")
-    assert kept_look(keep, capture.dir) is None
-    assert str(look(capture, keep)) == str(look(capture))
-
-
-def test_force_ignores_a_saved_look(capture: Capture, tmp_path: Path) -> None:
-    keep = tmp_path / "quick_analysis.json"
-    capture.add(torch.randn(4, 4), "input")
-    look(capture, keep)
-    content = json.loads(keep.read_text())
-    keep.write_text(json.dumps({**content, "tensors": []}))
-    assert look(capture, keep).tensors == ()
-    assert len(first_look(captured_in(capture.dir), keep, force=True).tensors) == 1
-    assert len(look(capture, keep).tensors) == 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        '{"version": 2}',
-        '{"version": 2, "of": []}',
-        '{"version": 2, "of": {"lists": [], "values": {}}, "tensors": [{}]}',
-        '{"version": 2, "of": {"lists": [], "values": {}}, "tensors": [3], "iterations": 5}',
-    ],
-)
-def test_a_foreign_or_damaged_saved_look_is_ignored(
-    capture: Capture, tmp_path: Path, content: str
-) -> None:
-    capture.add(torch.randn(4, 4), "input")
-    keep = tmp_path / "quick_analysis.json"
-    keep.write_text(content)
-    assert kept_look(keep, capture.dir) is None
-    assert len(look(capture, keep).tensors) == 1
+    assert str(look(capture, tmp_path)) == str(look(capture))
 
 
 def test_too_many_tensors_are_thinned_to_evenly_spread_iterations(

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 from quantexp.analysis.after_run import draw_sweep
 from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.lines import Band
+from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.quick.overview import draw_overview
 from quantexp.analysis.quick.schemes import Scheme, schemes_of
@@ -100,12 +101,12 @@ def test_ten_schemes_have_names_that_do_not_overlap(tmp_path: Path) -> None:
         assert max(box.x1 for box in boxes) <= figure.bbox.width
 
 
-def test_a_sweep_is_one_picture_from_the_saved_looks_at_its_runs(
+def test_a_sweep_is_one_picture_from_the_tables_of_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schemes(tmp_path)
     for run in runs_below(tmp_path):
-        first_look(captured_in(run.tensors), run.figures / "quick_analysis.json")
+        first_look(captured_in(run.tensors), MeasuresTable(run.figures))
     monkeypatch.setattr("quantexp.analysis.quick.first_look.measure", None)
     out = draw_sweep(tmp_path, tmp_path / "sweep.png")
     assert imread(out).shape[1] == 9 * 130

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from quantexp.analysis.draw.arguments import Request
 from quantexp.analysis.draw.verb import draw
+from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.report.cells import Numerics, Row, numerics
 from quantexp.analysis.report.deadline import Deadline
@@ -168,12 +169,12 @@ def test_unquantised_and_unjudged_slots_have_different_states(capture: Capture) 
     assert note.startswith("2 tensors were not judged for want of time: quantexp report")
 
 
-def test_a_saved_look_of_the_picture_is_reused_without_reading_values(capture: Capture) -> None:
+def test_measures_of_the_picture_are_taken_without_reading_values(capture: Capture) -> None:
     x = torch.randn(64, 1, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     capture.add(x, "input", formats=linear_formats(MX8))
     run = RunDir(capture.run_dir)
     looked = numerics(run, None, 100, Deadline(None))
-    first_look(captured_in(capture.dir), run.figures / "quick_analysis.json")
+    first_look(captured_in(capture.dir), MeasuresTable(run.figures))
     table = numerics(run, None, 100, Deadline(-1.0))
     assert table.notes == []
     assert content_of(table, "x wgrad") == content_of(looked, "x wgrad")
@@ -186,12 +187,10 @@ def test_the_assumed_format_of_a_filtered_picture_is_not_reused(capture: Capture
     run = RunDir(capture.run_dir)
     request = Request([str(run.root)], {"type": "bf16"}, run.figures, ("png",), ("quick_analysis",))
     draw(request, Console(quiet=True), print)
-    filtered = run.figures / "quick_analysis.filtered.json"
-    assert {path.name for path in run.figures.iterdir() if path.name[0] != "."} == {
+    assert {path.name for path in run.figures.iterdir()} == {
         "quick_analysis.filtered.png",
-        filtered.name,
+        "measures.jsonl",
     }
-    filtered.rename(run.figures / "quick_analysis.json")
     table = numerics(run, None, 100, Deadline(None))
     assert content_of(table, "x fprop", module="fc1")["state"] == "unquantised"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from quantexp.analysis.report.pictures import pictures
+from quantexp.analysis.report.write import pictures
 from tests.analysis.compare.runs import Runs
 
 PNG = b"\x89PNG\r\n\x1a\n"

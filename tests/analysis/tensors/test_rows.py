@@ -13,7 +13,7 @@ import torch
 from scipy.linalg import hadamard as scipy_hadamard
 
 from quantexp.analysis.draw.grids import grids_of
-from quantexp.analysis.numerics.measured import Request, measure
+from quantexp.analysis.measures.measured import Request, measure
 from quantexp.analysis.quick.first_look import first_look
 from quantexp.analysis.tensors.blocks import keeps_blocks
 from quantexp.analysis.tensors.rows import laid_out, num_blocks_of_padding, padding_of_transform

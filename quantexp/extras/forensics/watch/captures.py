@@ -134,5 +134,5 @@ class FollowedCapture:
         every = [*values, *unlisted(statistics, values)]
         entries = together((CapturedTensor.of(self._folder, line) for line in every), damage)
         lines = Lines(entries, [iteration], [iteration], damage=damage)
-        content = numerics_of(self._run, self._folder, lines, MAX_CELLS, Deadline(LOOK_S))
+        content = numerics_of(self._run, lines, MAX_CELLS, Deadline(LOOK_S))
         return asdict(content)

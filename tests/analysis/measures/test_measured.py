@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 from torch.nn.functional import pad
 
-from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
-from quantexp.analysis.numerics.operand import Axis, UnderFormat
+from quantexp.analysis.measures.measured import Measured, Request, measure, of_statistics
+from quantexp.analysis.measures.operand import Axis, UnderFormat
 from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics.counts import Counts
 from quantexp.capture.statistics.errors import quantisation_error

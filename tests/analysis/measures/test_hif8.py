@@ -7,7 +7,7 @@ import pytest
 import torch
 from en_dtypes import hifloat8
 
-from quantexp.analysis.numerics.hif8 import Tier, code_counts, tier_of, tier_shares
+from quantexp.analysis.measures.hif8 import Tier, code_counts, tier_of, tier_shares
 from quantexp.capture.statistics.counts import Counts
 from quantexp.formats import resolve
 

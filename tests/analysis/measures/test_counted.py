@@ -8,12 +8,11 @@ import pytest
 import scipy.stats  # type: ignore[import-untyped, unused-ignore]
 import torch
 
-from quantexp.analysis.draw.look import look_at
+from quantexp.analysis.measures.counted import count_values
 from quantexp.capture.statistics.histogram import QUANTILES
 from quantexp.capture.store.values import content_hash
 from quantexp.errors import CaptureError
-
-from .conftest import Look, stored
+from tests.analysis.draw.conftest import Look, stored
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -89,9 +88,9 @@ def test_odd_tensors_have_a_finding(look: Look, x: torch.Tensor, finding: str | 
 
 def test_values_that_do_not_match_their_hash_are_refused(tmp_path: Path) -> None:
     x = values(torch.bfloat16, 100)
-    assert look_at(stored(tmp_path, x, hash=content_hash(x))).record["count"] == 100
+    assert count_values(stored(tmp_path, x, hash=content_hash(x))).record["count"] == 100
     with pytest.raises(CaptureError, match="holds other values than the manifest's hash says"):
-        look_at(stored(tmp_path, x, hash=content_hash(x + 1)))
+        count_values(stored(tmp_path, x, hash=content_hash(x + 1)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reads one captured tensor once: its values, their counts, and the derived statistics.
+"""The values of one captured tensor, their counts, and the derived statistics.
 
 Of bfloat16 and float16 all numbers are exact: the tensor has at most 65,536 different values, and they are counted. Of
 float32 (and of any other dtype, taken as float32) moments, extremes and counts are exact, and quantiles too, by a
@@ -33,7 +33,8 @@ class CountedTensor:
     """A tensor with its counts."""
 
     entry: CapturedTensor
-    #: The captured values, memory-mapped; codes of block scales are decoded.
+    #: The captured values, memory-mapped; in `values`, codes of block scales are decoded.
+    raw: Tensor
     values: Tensor
     counted: Histogram
     #: The statistics of `quantexp.capture.statistics.summary`, with `shape` and `dtype`; missing values are None.
@@ -66,8 +67,29 @@ def nonfinite_words(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
+@dataclass(frozen=True)
+class StatisticsOnly:
+    """A tensor and its captured statistics."""
+
+    entry: CapturedTensor
+    #: The statistics with shape and dtype, as in `CountedTensor.record`.
+    record: dict[str, Any]
+
+    @classmethod
+    def of(cls, entry: CapturedTensor) -> StatisticsOnly:
+        """The statistics of a line without a file."""
+        metadata = entry.metadata
+        about = {"shape": list(metadata.get("shape") or ()), "dtype": str(metadata.get("dtype"))}
+        return cls(entry, about | dict(metadata["statistics"]))
+
+    @property
+    def finding(self) -> str | None:
+        """The anomaly shown beside the figures; None for an ordinary tensor."""
+        return finding_of(self.record)
+
+
 @torch.no_grad()
-def look_at(entry: CapturedTensor) -> CountedTensor:
+def count_values(entry: CapturedTensor) -> CountedTensor:
     """Read a tensor and count it.
 
     Raises:
@@ -85,7 +107,7 @@ def look_at(entry: CapturedTensor) -> CountedTensor:
     about = {"shape": list(raw.shape), "dtype": str(raw.dtype).removeprefix("torch.")}
     if largest := largest_tokens(entry.folder, entry.metadata, usable):
         record["largest"] = list(largest)
-    return CountedTensor(entry, usable, counted, about | record)
+    return CountedTensor(entry, raw, usable, counted, about | record)
 
 
 def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:

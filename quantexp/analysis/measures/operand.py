@@ -8,6 +8,10 @@ A value is its code times a scale; the exponent of the scale is
 
 A scale of a format in Python is not known. Blocks of zeros have no exponent and are counted apart, as are blocks with
 NaN or Inf, of which nothing is judged.
+
+What is quantised in place of an operand is a sample of complete blocks, transformed if required, with its options. The
+amax of a tensor scale is that of the whole tensor; after a Hadamard transform that of the sampled blocks, under delayed
+scaling the one that was handed over.
 """
 
 from __future__ import annotations
@@ -15,19 +19,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from math import lcm
 
 import torch
 from torch import Tensor
 
-from quantexp.analysis.numerics.hif8 import code_counts
+from quantexp.analysis.measures.hif8 import code_counts
 from quantexp.analysis.tensors.operands import DeclaredOperand
-from quantexp.analysis.tensors.rounded import rounded_part
-from quantexp.analysis.tensors.rows import num_blocks_of_padding
-from quantexp.analysis.tensors.sample import OperandSample
+from quantexp.analysis.tensors.rows import laid_out, num_blocks_of_padding, padding_of_transform
+from quantexp.analysis.tensors.sample import OperandSample, sample_blocks
 from quantexp.capture.statistics.counts import Counts, of_exponents
 from quantexp.capture.statistics.errors import Fidelity, quantisation_error
 from quantexp.capture.statistics.fidelity import E8M0_BIAS, blocks_by_exponent
-from quantexp.formats import Family, scales_of
+from quantexp.formats import Family, finite_amax, hadamard, scales_of
+
+_MX_BLOCK = 32
 
 
 class Axis(StrEnum):
@@ -60,7 +66,7 @@ class UnderFormat:
     #: The numbers of zero blocks, and of blocks with NaN or Inf.
     zero_blocks: int = 0
     nan_blocks: int = 0
-    #: hifp8: the number of values by exponent after scaling, without zeros (`quantexp.analysis.numerics.hif8`).
+    #: hifp8: the number of values by exponent after scaling, without zeros (`quantexp.analysis.measures.hif8`).
     code_exponents: Counts | None = None
 
 
@@ -81,7 +87,7 @@ def under_format(
     limit: int = 0,
 ) -> UnderFormat:
     """Judge an operand on about `limit` elements in complete blocks (0: on all); `amax` is the whole tensor's."""
-    part = rounded_part(x, declared, amax, limit)
+    part = _sample(x, declared, amax, limit)
     exponents, zero_blocks, nan_blocks = _scale_exponents(part, declared)
     is_hif8 = declared.format.family is Family.HIF8
     return UnderFormat(
@@ -133,3 +139,41 @@ def _scale_exponents(part: OperandSample, declared: DeclaredOperand) -> tuple[Co
     blocks_E = blocks_by_exponent(part.x, declared.spec, part.dim, part.amax)
     zero, *blocks, nan = blocks_E.tolist()
     return of_exponents(blocks, 1 - E8M0_BIAS), zero - empty, nan
+
+
+def _sample(
+    tensor: Tensor, declared: DeclaredOperand, amax: Tensor | None, limit: int
+) -> OperandSample:
+    """About `limit` elements of a tensor at most, in complete blocks; `amax` is the whole tensor's.
+
+    Without a limit (0) it is the whole tensor, as where blocks have several rows, and for a class in Python. Where
+    blocks are along tokens, an expert's rows lie by sequence.
+
+    Raises:
+        CaptureError: an expert's tensor of other rows than the manifest says.
+    """
+    spec = declared.spec
+    whole = lcm(_MX_BLOCK if spec.fmt.block is None else spec.block, spec.hadamard_block)
+    limit = 0 if spec.fmt.across > 1 or spec.fmt.family is Family.PYTHON else limit
+    padding = None
+    if declared.rows is not None and declared.dim == 0:
+        laid = laid_out(tensor, declared.rows)
+        tensor = laid.x
+        padding, _ = sample_blocks(laid.padding, 0, whole, limit or max(1, tensor.numel()))
+    part, dim = sample_blocks(tensor, declared.dim, whole, limit or max(1, tensor.numel()))
+    if spec.is_transformed:
+        part = _transformed(part, declared, dim)
+        amax = finite_amax(part)
+        if padding is not None:
+            padding = padding_of_transform(padding, dim, spec.hadamard_block)
+    if declared.amax is not None:
+        amax = torch.tensor(declared.amax)
+    return OperandSample(part, dim, amax if spec.is_scaled else None, padding)
+
+
+def _transformed(part: Tensor, declared: DeclaredOperand, dim: int) -> Tensor:
+    """The transformed tensor: the quantisation error is the same before and after the inverse transform."""
+    spec, signs = declared.spec, None
+    if declared.signs is not None:
+        signs = torch.tensor(declared.signs, dtype=torch.float32)
+    return hadamard(part, axis=dim, block=spec.hadamard_block, signs=signs, left=spec.left)

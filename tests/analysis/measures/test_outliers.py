@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.analysis.numerics.outliers import (
+from quantexp.analysis.measures.outliers import (
     channel_dims,
     head_dims,
     outliers,

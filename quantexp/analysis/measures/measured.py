@@ -9,14 +9,15 @@ matrix. Of statistics alone there is what the capture judged while the tensor pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_format
-from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
+from quantexp.analysis.measures.counted import CountedTensor
+from quantexp.analysis.measures.operand import UnderFormat, axis_of, under_format
+from quantexp.analysis.measures.outliers import Outliers, channel_dims, head_dims, outliers
 from quantexp.analysis.tensors.blocks import keeps_blocks
 from quantexp.analysis.tensors.largest import largest_tokens
 from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
@@ -36,6 +37,11 @@ from quantexp.quant.sites import Operand, Slot
 
 #: The number of sampled elements of an operand.
 NUM_ELEMENTS = 1 << 18
+#: The formats for judging a run without quantised operands.
+USUAL_FORMATS = ("mxfp8", "mxfp4", "hifp8")
+_UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse", None})
+#: What a note about an operand that is not judged begins with, where it has no slot, and how it goes on.
+OTHER_AXIS, NOT_JUDGED = "the other axis", " not judged: "
 _MOMENTS = ("mean", "std", "abs_max", "skew", "kurtosis", "zero_share")
 
 
@@ -48,6 +54,15 @@ class Request:
     num_elements: int = NUM_ELEMENTS
     #: Omits channels, heads, and the axis that no product reduces over.
     operands_only: bool = False
+
+    def covers(self, other: Request) -> bool:
+        """Whether its measures include those of another request: of all of its formats, of one, or of none."""
+        is_part = len(other.formats) <= 1 and set(other.formats) <= set(self.formats)
+        return (
+            (is_part or other.formats == self.formats)
+            and self.num_elements == other.num_elements
+            and (other.operands_only or not self.operands_only)
+        )
 
 
 @dataclass(frozen=True)
@@ -79,22 +94,40 @@ class Measured:
     #: The tokens at the largest values (`quantexp.analysis.tensors.largest`).
     largest: tuple[dict[str, Any], ...] = ()
 
+    @property
+    def source(self) -> str:
+        """`values` or `statistics`."""
+        return "values" if self.from_values else "statistics"
 
-def measure(entry: CapturedTensor, request: Request) -> Measured:
-    """The measures of a tensor from its values.
+
+def is_quantised(entry: CapturedTensor) -> bool:
+    """Whether any slot of the tensor's module has a format."""
+    slots = (entry.metadata.get("formats") or {}).values()
+    return any(slot.get("format") not in _UNQUANTISED for slot in slots)
+
+
+def usual_request(entries: Iterable[CapturedTensor]) -> Request:
+    """All measures of a run's tensors: under the formats that the run declares, or else under the usual ones."""
+    return Request(() if any(map(is_quantised, entries)) else USUAL_FORMATS)
+
+
+def measure(
+    entry: CapturedTensor, request: Request, counted: CountedTensor | None = None
+) -> Measured:
+    """The measures of a tensor from its values, which are read unless they have been `counted`.
 
     Raises:
         CaptureError: it has no values, or they cannot be read.
     """
     metadata = entry.metadata
-    x = entry.torch()
+    x = entry.torch() if counted is None else counted.raw
     place = Place.of(metadata)
     captured = metadata.get("statistics")
     if place.is_scale or not x.is_floating_point():
         bare = Measured(place, tuple(x.shape), _dtype(x), True, x.numel(), 0)
         recorded = captured if isinstance(captured, Mapping) else {}
         return _with_moments(bare, recorded, "codes of block scales, not judged")
-    record = captured if isinstance(captured, Mapping) else statistics(x)
+    record = captured if isinstance(captured, Mapping) else _counted_record(x, counted)
     whole = Measured(place, tuple(x.shape), _dtype(x), True, 0, 0)
     whole = _with_moments(whole, record, *_oddities(record))
     if x.numel() == 0 or whole.count == whole.nonfinite:
@@ -116,6 +149,10 @@ def measure(entry: CapturedTensor, request: Request) -> Measured:
         notes=whole.notes + notes,
         largest=largest_tokens(entry.folder, metadata, x),
     )
+
+
+def _counted_record(x: Tensor, counted: CountedTensor | None) -> dict[str, Any]:
+    return statistics(x) if counted is None else counted.record
 
 
 def of_statistics(metadata: Mapping[str, Any]) -> Measured:
@@ -188,7 +225,7 @@ def _operands(
     for slot, declared, is_declared in wanted:
         spec = declared.spec
         if not keeps_blocks(metadata, declared.dim, max(spec.block, spec.hadamard_block)):
-            notes.append(f"{slot or 'the other axis'} not judged: a sample without whole blocks")
+            notes.append(f"{slot or OTHER_AXIS}{NOT_JUDGED}a sample without whole blocks")
             continue
         numbers = replace(spec.along_any_axis, window=None)
         key = (numbers, declared.dim, tuple(declared.draw.values()))
@@ -206,11 +243,11 @@ def _operands(
                 ValueError,
                 CaptureError,
             ) as error:  # options that the format does not have, other rows
-                notes.append(f"{slot or 'the other axis'} not judged: {error}")
+                notes.append(f"{slot or OTHER_AXIS}{NOT_JUDGED}{error}")
         elif slot:
             again = replace(judged[key], slot=slot, declared=is_declared)
             judged[(key, slot)] = again
-    return tuple(judged.values()), tuple(notes)
+    return tuple(judged.values()), tuple(dict.fromkeys(notes))
 
 
 def _wanted(

@@ -1,0 +1,5 @@
+"""Captures of a few small tensors."""
+
+from tests.analysis.draw.conftest import look
+
+__all__ = ["look"]
