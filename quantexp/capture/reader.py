@@ -21,7 +21,7 @@ from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import user_path
-from quantexp.formats.lookup import know_format
+from quantexp.formats.definitions.files import know_format
 from quantexp.terminal.escaping import printable
 
 __all__ = [

@@ -18,8 +18,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import inverse_power_of_two, power_of_two
-from quantexp.formats.exact_mode import exact, exact_in_pool
+from quantexp.formats.families import block_amax_bits, scratch_size, tensor_scale
+from quantexp.formats.kernels import exact, exact_in_pool
 from quantexp.formats.layout import (
     Scratch,
     chunk_limit,
@@ -28,11 +28,9 @@ from quantexp.formats.layout import (
     memory_order,
     outer_axis_inner,
 )
-from quantexp.formats.mx import block_amax_bits, scratch_size
-from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
-from quantexp.formats.plain import checked_axis, constant, is_plain
 from quantexp.formats.quantising import quantise, quantise_dense
+from quantexp.formats.rounding import inverse_power_of_two, power_of_two, scale_field
 from quantexp.formats.scale_search import (
     binade_steps,
     fit_blocks,
@@ -41,7 +39,7 @@ from quantexp.formats.scale_search import (
     same,
 )
 from quantexp.formats.spec import AnySpec, QuantSpec, check_amax, resolve
-from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.torch_internals import checked_axis, constant, is_plain
 from quantexp.formats.types import Family
 
 #: Elements of a strip.

@@ -8,7 +8,8 @@ import torch
 from quantexp.extras.verify import rational as gold
 from quantexp.formats import philox
 from quantexp.formats.kernels import cpu
-from quantexp.formats.philox import Place, philox4x32, random_integers, random_integers_at
+from quantexp.formats.layout import Place
+from quantexp.formats.philox import philox4x32, random_integers, random_integers_at
 from quantexp.processes.threads import threads as using_threads
 
 CPU = torch.device("cpu")

@@ -134,7 +134,7 @@ def test_the_size_of_chunks_changes_no_draw(
     x = torch.randn(7, 70, 11, generator=torch.Generator().manual_seed(3))
     expected = [quantise(x, name, axis=axis, **DRAW) for axis in range(3)]
     monkeypatch.setattr(layout, "chunk_limit", lambda device: limit)
-    for module in ("mx", "nv", "per_tensor", "encoding"):
+    for module in ("families", "encoding"):
         monkeypatch.setattr(f"quantexp.formats.{module}.chunk_limit", lambda device: limit)
     for axis in range(3):
         assert_same(quantise(x, name, axis=axis, **DRAW), expected[axis])

@@ -12,7 +12,7 @@ import torch
 
 from quantexp.extras.verify import rational as gold
 from quantexp.formats import finite_amax, quantise, resolve
-from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.families import tensor_scale
 from tests.fake_gpu import copies
 
 from .tensors import assert_same

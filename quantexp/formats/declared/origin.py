@@ -15,11 +15,10 @@ from torch import Tensor
 
 from quantexp.formats.codes import code_values
 from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
-from quantexp.formats.declared.tiles import from_tiles, to_tiles
-from quantexp.formats.exact_mode import exact_in_pool
-from quantexp.formats.layout import outer_axis_inner
+from quantexp.formats.families import tensor_scale
+from quantexp.formats.kernels import exact_in_pool
+from quantexp.formats.layout import from_tiles, outer_axis_inner, to_tiles
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Element, Rounding
 
 
