@@ -515,7 +515,7 @@ def test_random_integers_are_philox(is_compiled: bool, monkeypatch: pytest.Monke
 
 
 def _far_numbers() -> list[int]:
-    from quantexp.extras.verify.rational import random_integer
+    from quantexp.extras.verify.draws import random_integer
 
     return [random_integer(at, 3, 4) for at in ((1 << 40) + 3, (1 << 62) + 1)]
 
