@@ -31,10 +31,9 @@ import torch
 from quantise_peers import torchao_round_trip
 from torch import Tensor
 
+from quantexp import compiled
 from quantexp.formats import quantise, quantise_both, resolve
-from quantexp.formats.kernels import cpu
-from quantexp.formats.kernels.choice import torch_alone
-from quantexp.processes import compiled
+from quantexp.formats.kernels import cpu, torch_alone
 
 FORMATS: dict[str, dict[str, Any]] = {
     "mxfp8": {"scale_rule": "rceil"},

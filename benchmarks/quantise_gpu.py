@@ -28,10 +28,10 @@ import torch
 from quantise_peers import by_compiled_torch, by_torch, torchao_round_trip
 from torch import Tensor
 
+from quantexp.formats.families import tensor_scale
 from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family
 
 #: As the schemes set them.

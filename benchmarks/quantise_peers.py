@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.formats.families import quantise_flat, quantise_mx
 from quantexp.formats.layout import outer_axis_inner
-from quantexp.formats.mx import quantise_mx
-from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family
 

@@ -20,9 +20,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from quantexp import compiled
 from quantexp.capture.statistics import summary
 from quantexp.capture.statistics.fidelity import Chosen, chosen_for
-from quantexp.processes import compiled
 
 
 def seconds(run: Callable[[], object]) -> float:

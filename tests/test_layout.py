@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,31 @@ def test_no_two_files_import_each_other() -> None:
     graph = grimp.build_graph("quantexp", "quantexp_launchers", cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert not circles(imports)
+
+
+_QUANTISE = """\
+import sys, torch
+from quantexp.formats import quantise
+quantise(torch.ones(32, dtype=torch.bfloat16), sys.argv[1])
+print(*(name for name in sys.modules if name.partition(".")[0] == "quantexp"))
+"""
+
+
+@pytest.mark.parametrize("code", ["compiled", "torch"])
+@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
+def test_quantising_a_tensor_needs_at_most_15_files(fmt: str, code: str) -> None:
+    """What a stranger reads to know how one number is rounded."""
+    environment = os.environ | ({"QUANTEXP_COMPILE": "0"} if code == "torch" else {})
+    process = subprocess.run(
+        [sys.executable, "-c", _QUANTISE, fmt],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    files = process.stdout.split()
+    assert "quantexp.formats.quantising" in files
+    assert len(files) <= 15, files
 
 
 @pytest.mark.parametrize("room", WITHOUT_TORCH)

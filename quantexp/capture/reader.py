@@ -20,7 +20,7 @@ from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import user_path
-from quantexp.formats.lookup import know_format
+from quantexp.formats.definitions.files import know_format
 from quantexp.reading.yaml_files import read_yaml
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import moved

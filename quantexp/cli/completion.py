@@ -30,7 +30,7 @@ from quantexp.cli.verbs import all_verbs, verb_named
 from quantexp.config.choices import choice_files, comment, groups
 from quantexp.extra import Service, service
 from quantexp.folders import user_path
-from quantexp.formats.lookup import known_names
+from quantexp.formats.definitions.files import known_names
 from quantexp.runs.find import FOLDERS
 from quantexp.schema import Aspect, Composition, PathsConfig
 from quantexp.schema.keys import section_of

@@ -126,7 +126,7 @@ def _compiled() -> Check:
         from quantexp.formats.kernels import cpu
     except (ImportError, OSError):
         return Check("compiled code", None, "not looked at: torch cannot be imported")
-    from quantexp.processes.compiled import compiled
+    from quantexp.compiled import compiled
 
     builds = [(compiled(module.SOURCE), module.SLOWER) for module in (cpu, native)]
     missing = [(build, slower) for build, slower in builds if not build.library]

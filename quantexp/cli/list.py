@@ -17,7 +17,7 @@ from quantexp.cli.kinds import KINDS
 from quantexp.cli.output import print_json
 from quantexp.config.choices import choice_files, comment, require_folder
 from quantexp.errors import ConfigError
-from quantexp.formats.lookup import FOLDER, read_format
+from quantexp.formats.definitions.files import FOLDER, read_format
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import WHOLE_ROW, Format
 from quantexp.formats.words import code_words, num_values, scale_words, smallest_value

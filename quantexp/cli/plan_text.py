@@ -15,8 +15,8 @@ from quantexp.capture.select.curves import curves_in_words
 from quantexp.cli.plan_backend import backend_lines, layer_ranges
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
+from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.definitions.python import python_name, source_file
-from quantexp.formats.lookup import format_of_record
 from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import about

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
-from quantexp.formats.lookup import FOLDER
+from quantexp.formats.definitions.files import FOLDER
 from quantexp.formats.table import BY_ANY_NAME
 
 #: Groups inside another group; any other folder in a group holds more choices of it (`quant=more/NAME`).

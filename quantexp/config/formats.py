@@ -18,8 +18,8 @@ from quantexp.config.choices import require_folder
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.formats.definitions.definition import canonical
+from quantexp.formats.definitions.files import FOLDER, read_format, shipped_formats
 from quantexp.formats.definitions.python import PYTHON, is_python, python_definition
-from quantexp.formats.lookup import FOLDER, read_format, shipped_formats
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.schema import QuantConfig
 

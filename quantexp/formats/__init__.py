@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from quantexp.formats.lookup import get_format
-from quantexp.formats.spec import QuantSpec, resolve
+from quantexp.formats.spec import QuantSpec, get_format, resolve
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import (
     Axis,
@@ -26,13 +25,13 @@ from quantexp.formats.types import (
 if TYPE_CHECKING:
     from quantexp.formats.decoding import decode
     from quantexp.formats.encoding import Scales, TwoLevelScales, encode
+    from quantexp.formats.families import finite_amax
     from quantexp.formats.grid import lies_on_grid
     from quantexp.formats.history import AmaxHistory
-    from quantexp.formats.philox import Place
+    from quantexp.formats.layout import Place
     from quantexp.formats.quantising import quantise
     from quantexp.formats.saturating import saturated
     from quantexp.formats.scaling import scales_of
-    from quantexp.formats.tensor_scale import finite_amax
     from quantexp.formats.transform import hadamard, random_signs
     from quantexp.formats.two_axes import quantise_both
 
@@ -67,12 +66,12 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "AmaxHistory": "history",
-    "Place": "philox",
+    "Place": "layout",
     "Scales": "encoding",
     "TwoLevelScales": "encoding",
     "decode": "decoding",
     "encode": "encoding",
-    "finite_amax": "tensor_scale",
+    "finite_amax": "families",
     "hadamard": "transform",
     "lies_on_grid": "grid",
     "quantise": "quantising",

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import MANTISSA_BITS, power_of_two
-from quantexp.formats.codes import value_table
+from quantexp.formats.codes import check_packable, unpack, unpacked_shape, value_table
 from quantexp.formats.encoding import (
     Scales,
     check_has_codes,
 )
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.families import total_scale
+from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.layout import (
     INPUT_DTYPES,
     blocked_shape,
@@ -22,11 +22,10 @@ from quantexp.formats.layout import (
     outer_axis_inner,
     positive_axis,
 )
-from quantexp.formats.nv import total_scale
 from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
-from quantexp.formats.packing import check_packable, unpack, unpacked_shape
-from quantexp.formats.plain import allowed_dtypes, check_constant, check_dense, is_plain
+from quantexp.formats.rounding import MANTISSA_BITS, power_of_two
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
+from quantexp.formats.torch_internals import allowed_dtypes, check_constant, check_dense, is_plain
 from quantexp.formats.types import Element, Family, Format
 
 

@@ -1,7 +1,7 @@
 """Encodes a tensor as the codes and scales that hardware would store.
 
 A byte contains one code, in its low bits if the element has fewer than eight, or on request two codes of four bits (see
-`packing`): the sign bit, then the magnitude as in the element's specification. MX scales are E8M0 bytes s + 127, with
+`codes`): the sign bit, then the magnitude as in the element's specification. MX scales are E8M0 bytes s + 127, with
 0xFF for NaN. NVFP4 has E4M3 bytes, with 0x7F for NaN, and a float32 factor of codes and block scales. An FP8 or HiF8
 scale is the float32 factor of the tensor. `decode` returns the values of `quantise`.
 """
@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quantexp.formats import nv
-from quantexp.formats.bits import MAGNITUDE_MASK, MANTISSA_BITS, as_bits
-from quantexp.formats.codes import hif8_code_table, value_key
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.codes import check_packable, hif8_code_table, pack, packed_shape, value_key
+from quantexp.formats.families import (
+    SCALED_VALUES,
+    mx_magnitudes,
+    nv_magnitudes,
+    scratch_size,
+    tensor_scale,
+)
+from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.layout import (
     Scratch,
     blocked_shape,
@@ -25,7 +30,6 @@ from quantexp.formats.layout import (
     chunks,
     outer_axis_inner,
 )
-from quantexp.formats.mx import scaled_magnitudes, scratch_size
 from quantexp.formats.operators import (
     operator,
     operator_arguments,
@@ -33,13 +37,11 @@ from quantexp.formats.operators import (
     unsigned,
     with_blocks_of_examples,
 )
-from quantexp.formats.packing import check_packable, pack, packed_shape
-from quantexp.formats.per_tensor import SCALED_VALUES
 from quantexp.formats.philox import random_numbers
-from quantexp.formats.plain import checked_axis, constant, is_plain
+from quantexp.formats.rounding import MAGNITUDE_MASK, MANTISSA_BITS, as_bits
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.table import BF16
-from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.torch_internals import checked_axis, constant, is_plain
 from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule, Scaling
 
 _FLOAT32_EMIN = -126
@@ -219,7 +221,7 @@ def _encode_mx(
     def encode_chunk(
         x_OBKI: Tensor, random_OBKI: Tensor | None, scratch: Scratch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, signed, field = scaled_magnitudes(x_OBKI, spec, random_OBKI, scratch)
+        q, signed, field = mx_magnitudes(x_OBKI, spec, random_OBKI, scratch)
         return q, signed, field >> MANTISSA_BITS
 
     return _encode_blocks(x, axis, spec, random, encode_chunk, nan_code=0xFF)
@@ -235,7 +237,7 @@ def _encode_nv(
     def encode_chunk(
         x_OBKI: Tensor, random_OBKI: Tensor | None, scratch: Scratch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, signed, block_scale = nv.scaled_magnitudes(x_OBKI, spec, scale, random_OBKI, scratch)
+        q, signed, block_scale = nv_magnitudes(x_OBKI, spec, scale, random_OBKI, scratch)
         is_nan = block_scale.isnan()
         code = magnitude_code(block_scale, element).masked_fill_(is_nan, nan_code)
         return q, signed, code

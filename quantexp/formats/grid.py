@@ -16,12 +16,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
-from quantexp.formats.plain import checked_axis, constant, is_plain
 from quantexp.formats.quantising import quantise
 from quantexp.formats.scale_search import fit_blocks, fit_flat, same
 from quantexp.formats.spec import AnySpec, QuantSpec, check_amax, resolve
+from quantexp.formats.torch_internals import checked_axis, constant, is_plain
 from quantexp.formats.types import Family
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats.tensor_scale import finite_amax
+from quantexp.formats.families import finite_amax
 
 
 class AmaxHistory:

@@ -3,6 +3,10 @@
 Legend: O all axes before the blocked one, N the blocked axis, I all axes after it, B blocks, K elements of a block.
 A tensor is viewed as x_ONI, a chunk of it as x_OBKI. The last block of an axis may be short; such blocks form separate
 chunks with a smaller K.
+
+Blocks of several rows lie in a matrix: R rows (all axes but the blocked one, flattened in order), N the blocked axis, m
+rows and n elements of a block. The last blocks of either axis may be short; they are filled with zeros, which change no
+scale.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from operator import index
 
 import torch
 from torch import Tensor
+
+from quantexp.formats.types import Format
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -42,6 +48,29 @@ class Chunk:
     def scales(self, scale_OBI: Tensor) -> Tensor:
         """The scales of this chunk's blocks, with extent 1 along K for broadcasting."""
         return scale_OBI[self.o, self.b, self.i].unsqueeze(2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The position of a tensor in a larger one: the larger one's shape, and the indices of the first element."""
+
+    whole: tuple[int, ...]
+    start: tuple[int, ...]
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Refuse a tensor that does not fit.
+
+        Raises:
+            ValueError: another number of axes, or the tensor exceeds the larger one.
+        """
+        fits = len(self.whole) == len(self.start) == len(shape) > 0 and all(
+            first >= 0 and first + extent <= most
+            for first, extent, most in zip(self.start, shape, self.whole, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"a tensor of shape {tuple(shape)} does not lie at {self.start} in one of {self.whole}"
+            )
 
 
 def check_out(x: Tensor, out: object) -> None:
@@ -196,3 +225,51 @@ class Scratch:
         num_elements = math.prod(shape)
         a, b, c = (buffer[:num_elements].view(*shape) for buffer in self._buffers)
         return a, b, c
+
+
+def to_tiles(x: Tensor, fmt: Format, axis: int) -> Tensor:
+    """x in float32 as [blocks, m n], contiguous; blocks in the order of rows, then along the axis."""
+    x_RN = _tile_rows(x, axis).to(torch.float32)
+    m, n = _tile_extents(x_RN.shape[1], fmt)
+    rows, columns = _tile_counts((x_RN.shape[0], x_RN.shape[1]), m, n)
+    padded = x_RN.new_zeros(rows * m, columns * n)
+    padded[: x_RN.shape[0], : x_RN.shape[1]] = x_RN
+    return padded.view(rows, m, columns, n).transpose(1, 2).reshape(rows * columns, m * n)
+
+
+def from_tiles(tiles: Tensor, shape: tuple[int, ...], fmt: Format, axis: int) -> Tensor:
+    """The inverse of `to_tiles`, of this shape."""
+    if not shape or 0 in shape:
+        return tiles[:1, :1].reshape(shape) if not shape else tiles.new_empty(shape)
+    order = [dim for dim in range(len(shape)) if dim != axis % len(shape)]
+    outer, extent = [shape[dim] for dim in order], shape[axis]
+    num_rows = math.prod(outer)
+    m, n = _tile_extents(extent, fmt)
+    rows, columns = _tile_counts((num_rows, extent), m, n)
+    padded = tiles.view(rows, columns, m, n).transpose(1, 2).reshape(rows * m, columns * n)
+    return padded[:num_rows, :extent].reshape(*outer, extent).movedim(-1, axis)
+
+
+def num_tiles(shape: tuple[int, ...], fmt: Format, axis: int) -> tuple[int, int]:
+    """The number of blocks across and along the axis; a 0-dim tensor has one, an empty one none."""
+    if 0 in shape:
+        return 0, 1
+    shape, axis = (shape, axis) if shape else ((1,), 0)
+    extent = shape[axis]
+    num_rows = math.prod(shape) // extent if extent else 0
+    return _tile_counts((num_rows, extent), *_tile_extents(extent, fmt))
+
+
+def _tile_rows(x: Tensor, axis: int) -> Tensor:
+    if not x.ndim or not x.numel():
+        return x.reshape(-1, 1)
+    return x.movedim(axis, -1).reshape(-1, x.shape[axis])
+
+
+def _tile_extents(extent: int, fmt: Format) -> tuple[int, int]:
+    assert fmt.block is not None
+    return fmt.across, min(fmt.block, max(extent, 1))
+
+
+def _tile_counts(shape: tuple[int, int], m: int, n: int) -> tuple[int, int]:
+    return -(-shape[0] // m), -(-shape[1] // n)

@@ -1,11 +1,11 @@
 """The operations on tensors as custom operators of torch: `torch.ops.quantexp`.
 
-Every operation has a function on plain tensors (see `plain`). Any other tensor reaches it through torch's dispatcher as
-an operator: torch.compile, torch.export and make_fx record one node, fake tensors have a shape, lazily negated views
-are materialised, and `torch.func.vmap` takes each example by itself. An operator has no derivative; the public
-functions give one to its result (`with_derivative_of`), because `torch.library.register_autograd` serves neither
-`torch.func.grad` nor forward derivatives. A process that loads an exported program imports the operators with
-`from quantexp.formats import quantise`.
+Every operation has a function on plain tensors (see `torch_internals`). Any other tensor reaches it through torch's
+dispatcher as an operator: torch.compile, torch.export and make_fx record one node, fake tensors have a shape, lazily
+negated views are materialised, and `torch.func.vmap` takes each example by itself. An operator has no derivative; the
+public functions give one to its result (`with_derivative_of`), because `torch.library.register_autograd` serves neither
+`torch.func.grad` nor forward derivatives. A process that loads an exported program imports the operators with `from
+quantexp.formats import quantise`.
 
 An operator takes a specification as text, for instance "mxfp8_e4m3 scale_rule=rceil", and seeds as signed integers.
 """

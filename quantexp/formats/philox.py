@@ -14,17 +14,15 @@ computes the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quantexp.formats.kernels import cpu
+from quantexp.formats.layout import Place
+from quantexp.formats.rounding import RANDOM_BITS
 from quantexp.formats.spec import QuantSpec, check_draw
 from quantexp.formats.types import Rounding
-
-#: Bits of each random number: the significant bits of float32.
-RANDOM_BITS = 24
 
 _WORD = 32
 _MASK = (1 << _WORD) - 1
@@ -57,29 +55,6 @@ def _product(a: int, b: Word) -> tuple[Word, Word]:
     """The upper and lower half of a product of two words."""
     product = a * b
     return (product >> _WORD) & _MASK, product & _MASK
-
-
-@dataclass(frozen=True)
-class Place:
-    """The position of a tensor in a larger one: the larger one's shape, and the indices of the first element."""
-
-    whole: tuple[int, ...]
-    start: tuple[int, ...]
-
-    def check(self, shape: Sequence[int]) -> None:
-        """Refuse a tensor that does not fit.
-
-        Raises:
-            ValueError: another number of axes, or the tensor exceeds the larger one.
-        """
-        fits = len(self.whole) == len(self.start) == len(shape) > 0 and all(
-            first >= 0 and first + extent <= most
-            for first, extent, most in zip(self.start, shape, self.whole, strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                f"a tensor of shape {tuple(shape)} does not lie at {self.start} in one of {self.whole}"
-            )
 
 
 def random_integers(count: int, seed: int, offset: int, device: torch.device) -> Tensor:

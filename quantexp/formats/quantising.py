@@ -3,37 +3,31 @@
 All arithmetic is float32 and exact except for the rounding to the grid. The product of a grid value and its scale is
 rounded once more to the tensor's dtype. This changes only values beyond the dtype's largest finite value (they become
 Inf): where the grid is finer than the dtype, so was the input. Subnormals are never flushed, even if torch is
-configured to flush them (see `exact_mode`).
+configured to flush them (see `kernels`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantexp.errors import FormatError
-from quantexp.formats.declared.arithmetic import quantise_grid
-from quantexp.formats.declared.tiles import from_tiles, to_tiles
-from quantexp.formats.definitions.python import DIGEST, PYTHON, PythonFormat, instance_of
-from quantexp.formats.exact_mode import exact, exact_in_pool
-from quantexp.formats.kernels.choice import kernel_for
+from quantexp.formats.families import quantise_flat, quantise_mx, quantise_nv, tensor_scale
+from quantexp.formats.kernels import exact, exact_in_pool, kernel_for
 from quantexp.formats.layout import (
+    Place,
     Target,
     check_out,
+    from_tiles,
     in_memory_order,
     inverse,
     memory_order,
     outer_axis_inner,
     positive_axis,
+    to_tiles,
 )
-from quantexp.formats.mx import quantise_mx
-from quantexp.formats.nv import quantise_nv
 from quantexp.formats.operators import (
     operator,
     operator_arguments,
@@ -42,18 +36,15 @@ from quantexp.formats.operators import (
     with_blocks_of_examples,
     with_derivative_of,
 )
-from quantexp.formats.per_tensor import quantise_flat
-from quantexp.formats.philox import Place, random_numbers
-from quantexp.formats.plain import (
+from quantexp.formats.spec import AnySpec, QuantSpec, check_draw, resolve
+from quantexp.formats.torch_internals import (
     check_amax_tensor,
     check_derivative,
     check_input,
     constant,
     is_plain,
 )
-from quantexp.formats.spec import AnySpec, QuantSpec, check_draw, resolve
-from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Family, Format, Rounding, ScaleRule, Scaling
+from quantexp.formats.types import Family, Rounding, ScaleRule, Scaling
 
 
 def quantise(
@@ -159,21 +150,32 @@ def _quantised(
     out: Tensor | None,
 ) -> Tensor:
     if spec.fmt.family is Family.PYTHON:
+        from quantexp.formats.declared.by_python import quantise_python
+
         check_draw(spec, seed, offset)
-        y = _quantise_python(x, spec.fmt, axis, seed, offset)
+        y = quantise_python(x, spec.fmt, axis, seed, offset)
         return y if out is None else out.copy_(y)
     scale = tensor_scale(x, spec, amax)
+    random = _random_numbers(x, spec, seed, offset, place)
     if spec.fmt.across > 1:
-        return _quantised_tiles(
-            x, spec, axis, scale, random_numbers(x, spec, seed, offset, place), out
-        )
+        return _quantised_tiles(x, spec, axis, scale, random, out)
     order = memory_order(x)
     dense = in_memory_order(x, order)
     target = Target(dense, order, out)
-    random = random_numbers(x, spec, seed, offset, place)
     random = None if random is None else random.permute(order).contiguous()
     quantise_dense(dense, target.dense, spec, order.index(axis) if order else 0, scale, random)
     return target.filled()
+
+
+def _random_numbers(
+    x: Tensor, spec: QuantSpec, seed: int | None, offset: int | None, place: Place | None
+) -> Tensor | None:
+    if spec.rounding is not Rounding.STOCHASTIC:
+        check_draw(spec, seed, offset)
+        return None
+    from quantexp.formats.philox import random_numbers
+
+    return random_numbers(x, spec, seed, offset, place)
 
 
 def _quantised_tiles(
@@ -264,6 +266,8 @@ def quantise_by_torch(
             random = None if random is None else random.view(extents)
             quantise_nv(x.view(extents), y.view(extents), spec, scale, random)
         case Family.GRID:
+            from quantexp.formats.declared.arithmetic import quantise_grid
+
             random = None if random is None else random.view(extents)
             quantise_grid(x.view(extents), y.view(extents), spec, scale, random)
         case Family.HIF8 | Family.FP8:
@@ -273,39 +277,3 @@ def quantise_by_torch(
             raise AssertionError("quantised before, with its axis as the caller counts it")
         case Family.BF16:
             y.copy_(x.to(torch.bfloat16))
-
-
-@cache
-def _python_instance(fmt: Format) -> PythonFormat:
-    """The object of a format of the family `python`.
-
-    Raises:
-        FormatError: as `instance_of`.
-    """
-    content = json.loads(fmt.definition)
-    return instance_of(content[PYTHON], content.get(DIGEST))
-
-
-def _quantise_python(
-    x: Tensor, fmt: Format, axis: int, seed: int | None, offset: int | None
-) -> Tensor:
-    """The result of the format's `quantise`, under a generator that seed and offset determine.
-
-    It gets a copy of x: a weight that it overwrote would be quantised in all other products, too.
-
-    Raises:
-        FormatError: it is no tensor of x's shape, dtype and device, or as `instance_of`.
-    """
-    words = hashlib.sha256(f"{seed or 0} {offset or 0}".encode()).digest()
-    generator = torch.Generator(device=x.device)
-    generator.manual_seed(int.from_bytes(words[:8], "big") >> 1)
-    with torch.no_grad():
-        y = _python_instance(fmt).quantise(x.detach().clone(), axis=axis, generator=generator)
-    is_like = isinstance(y, Tensor) and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
-    if not is_like:
-        got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-        raise FormatError(
-            f"quantise of the format {fmt.name} must return a tensor like x, {x.dtype} {tuple(x.shape)} on {x.device}, "
-            f"got {got}"
-        )
-    return y

@@ -13,22 +13,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, power_of_two
 from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
-from quantexp.formats.declared.tiles import from_tiles, to_tiles
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.families import (
+    PRE_SCALE,
+    block_amax_bits,
+    block_scales,
+    tensor_scale,
+    total_scale,
+)
+from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.layout import (
     chunk_limit,
     chunks,
+    from_tiles,
     outer_axis_inner,
+    to_tiles,
 )
-from quantexp.formats.mx import PRE_SCALE, block_amax_bits
-from quantexp.formats.mx_scale import can_saturate, scale_field
-from quantexp.formats.nv import block_scales, total_scale
 from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
-from quantexp.formats.plain import checked_axis, constant, is_plain
+from quantexp.formats.rounding import EXPONENT_MASK, can_saturate, power_of_two, scale_field
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
-from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.torch_internals import checked_axis, constant, is_plain
 from quantexp.formats.types import Family
 
 

@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.codes import code_values
+from quantexp.formats.families import nearest_scale, tensor_scale, total_scale
 from quantexp.formats.layout import chunk_limit, chunks, outer_axis_inner
-from quantexp.formats.nv import nearest_scale, total_scale
 from quantexp.formats.quantising import quantise_dense
 from quantexp.formats.rounding import round_magnitudes
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Element, Scaling
 
 #: One rounding of float32.

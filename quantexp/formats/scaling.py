@@ -11,9 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, MAGNITUDE_MASK, MANTISSA_BITS, as_bits
 from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
-from quantexp.formats.declared.tiles import num_tiles, to_tiles
 from quantexp.formats.encoding import (
     Scales,
     TwoLevelScales,
@@ -24,14 +22,19 @@ from quantexp.formats.encoding import (
     or_one,
     shapes_of_scales,
 )
-from quantexp.formats.exact_mode import exact_in_pool
-from quantexp.formats.layout import blocked_shape, outer_axis_inner
-from quantexp.formats.mx_scale import scale_field
-from quantexp.formats.nv import block_scales
+from quantexp.formats.families import block_scales, tensor_scale
+from quantexp.formats.kernels import exact_in_pool
+from quantexp.formats.layout import blocked_shape, num_tiles, outer_axis_inner, to_tiles
 from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
-from quantexp.formats.plain import checked_axis, constant, is_plain
+from quantexp.formats.rounding import (
+    EXPONENT_MASK,
+    MAGNITUDE_MASK,
+    MANTISSA_BITS,
+    as_bits,
+    scale_field,
+)
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
-from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.torch_internals import checked_axis, constant, is_plain
 from quantexp.formats.types import Family
 
 

@@ -7,13 +7,13 @@ long before there is a tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import TypeVar
 
-from quantexp.formats.lookup import get_format
+from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Axis, Family, Format, Hadamard, Rounding, ScaleRule, Scaling
 
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -105,6 +105,25 @@ class QuantSpec:
 
 #: A specification, or a format with its own options.
 AnySpec = str | Format | QuantSpec
+
+
+def get_format(name: str | Format, declared: Mapping[str, Format] | None = None) -> Format:
+    """The format with that name or alias; a `Format` is returned unchanged.
+
+    Args:
+        name: of the table, of `declared`, or of a shipped file; or package.module:Class.
+        declared: formats of a configuration, by name; they take precedence over shipped files.
+
+    Raises:
+        ValueError: no format has that name.
+    """
+    if isinstance(name, Format):
+        return name
+    if name in BY_ANY_NAME:
+        return BY_ANY_NAME[name]
+    from quantexp.formats.definitions.files import declared_by_name
+
+    return declared_by_name(name, declared or {})
 
 
 def constant_for_dynamo(function: _Function) -> _Function:

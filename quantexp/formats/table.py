@@ -133,3 +133,20 @@ _ALL = (
 FORMATS: Mapping[str, Format] = MappingProxyType({fmt.name: fmt for fmt in _ALL})
 #: The same by every name and alias.
 BY_ANY_NAME: Mapping[str, Format] = {name: fmt for fmt in _ALL for name in (fmt.name, *fmt.aliases)}
+#: The largest block of MX for which the tile of the compiled code fits two vectors' columns.
+MOST_BLOCK = 256
+#: Mantissa bits of the elements that MX's blocks may have in compiled code.
+MX_MANTISSAS = range(1, 4)
+
+
+def is_compiled(fmt: Format, block: int | None = None) -> bool:
+    """Whether the compiled kernels may take the format; stochastic rounding aside, which torch does for all.
+
+    The code of MX steps in powers of two up to 256 elements, and has tables for elements of 1 to 3 mantissa bits.
+    """
+    if fmt.family is not Family.MX:
+        return fmt.family in (Family.FP8, Family.HIF8)
+    extent = fmt.block if block is None else block
+    assert extent is not None
+    is_power = extent & (extent - 1) == 0
+    return is_power and extent <= MOST_BLOCK and fmt.element.mantissa_bits in MX_MANTISSAS

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.layout import (
     chunk_limit,
     chunks,
@@ -29,8 +29,9 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.operators import operator
-from quantexp.formats.philox import RANDOM_BITS, random_integers
-from quantexp.formats.plain import check_constant, check_dense, check_input, is_plain
+from quantexp.formats.philox import random_integers
+from quantexp.formats.rounding import RANDOM_BITS
+from quantexp.formats.torch_internals import check_constant, check_dense, check_input, is_plain
 
 
 def hadamard(

@@ -6,21 +6,13 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from quantexp.formats.exact_mode import exact
-from quantexp.formats.kernels.choice import kernel_for_both
+from quantexp.formats.kernels import exact, kernel_for_both
 from quantexp.formats.layout import (
     Target,
     check_out,
     in_memory_order,
     memory_order,
     positive_axis,
-)
-from quantexp.formats.plain import (
-    check_amax_tensor,
-    check_derivative,
-    check_input,
-    constant,
-    is_plain,
 )
 from quantexp.formats.quantising import quantise
 from quantexp.formats.spec import (
@@ -30,6 +22,13 @@ from quantexp.formats.spec import (
     check_draw,
     constant_for_dynamo,
     resolve,
+)
+from quantexp.formats.torch_internals import (
+    check_amax_tensor,
+    check_derivative,
+    check_input,
+    constant,
+    is_plain,
 )
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quantexp.compiled import address
 from quantexp.folders import written_beside
-from quantexp.processes.compiled import address
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,7 @@ from itertools import takewhile
 from typing import Any
 
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.formats.lookup import get_format
-from quantexp.formats.spec import QuantSpec
+from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.model.decoder import ATTENTION, EMBEDDING, OUTPUT
 from quantexp.quant.precision import ModuleId, PrecisionMap

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.definitions.python import DIGEST, PYTHON, instance_of
-from quantexp.formats.exact_mode import exact, exact_in_pool
+from quantexp.formats.kernels import exact, exact_in_pool
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Rounding, Scaling
 from quantexp.proof.arithmetic import tables

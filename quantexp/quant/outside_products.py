@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quantexp.errors import ConfigError
-from quantexp.formats.lookup import get_format, known_names
-from quantexp.formats.spec import QuantSpec
+from quantexp.formats.definitions.files import known_names
+from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.types import Axis, Family, Format, Scaling
 from quantexp.model.layout import Layout
 from quantexp.quant.choosing import QUANTISE_OPTIONS, Setting, scheme_spec

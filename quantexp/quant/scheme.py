@@ -16,8 +16,7 @@ from functools import cache
 from omegaconf import OmegaConf
 
 from quantexp.folders import conf_dir
-from quantexp.formats.lookup import get_format
-from quantexp.formats.spec import QuantSpec
+from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.types import Format
 from quantexp.quant.outside_products import (
     GRAD_REDUCE,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from quantexp.errors import ConfigError
-from quantexp.formats.lookup import get_format, known_names
-from quantexp.formats.spec import QuantSpec
+from quantexp.formats.definitions.files import known_names
+from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.types import Family, Format
 from quantexp.quant.choosing import scheme_spec
 from quantexp.quant.sites import DGRAD_G, FPROP_X

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from quantexp.errors import ConfigError
 from quantexp.formats.definitions.definition import declared_format
+from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
-from quantexp.formats.lookup import NAME, get_format, known_names
-from quantexp.formats.spec import QuantSpec
+from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, refuse, scheme_spec

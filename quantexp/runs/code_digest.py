@@ -30,7 +30,7 @@ DECIDING = (
     "extras/transformer_engine/scheme",
     "formats",
     "model",
-    "processes/compiled.py",
+    "compiled.py",
     "quant",
     "runs/device.py",
     "training/megatron",

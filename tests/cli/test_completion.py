@@ -14,7 +14,7 @@ from quantexp.cli.completion import candidate_lines, completions, script
 from quantexp.cli.kinds import KINDS, SHELLS
 from quantexp.cli.main import main
 from quantexp.cli.verbs import all_verbs
-from quantexp.formats.lookup import known_names
+from quantexp.formats.definitions.files import known_names
 from quantexp.quant.scheme import SCHEMES
 
 RUN = "llama32-1b_wikipedia_FA_mxfp8-1a2b3c4d"

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-import quantexp.processes.compiled
+import quantexp.compiled
 from quantexp.cli import doctor
 from quantexp.cli.doctor import Check, checks, record, show
 from quantexp.cli.main import main
+from quantexp.compiled import Compiled
 from quantexp.formats.certificate import Standing, State
-from quantexp.processes.compiled import Compiled
 
 
 def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +143,8 @@ def test_one_file_that_does_not_compile_leaves_the_others(monkeypatch: pytest.Mo
     def compiled(source: Path) -> Compiled:
         return Compiled(None, "it is broken") if source.name == "statistics.c" else real(source)
 
-    real = quantexp.processes.compiled.compiled
-    monkeypatch.setattr(quantexp.processes.compiled, "compiled", compiled)
+    real = quantexp.compiled.compiled
+    monkeypatch.setattr(quantexp.compiled, "compiled", compiled)
     words = "it is broken; statistics are computed by torch, several times slower"
     assert doctor._compiled() == Check("compiled code", None, words)
 

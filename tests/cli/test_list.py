@@ -20,7 +20,7 @@ from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.formats import Family, decode, get_format
 from quantexp.formats.codes import code_values
-from quantexp.formats.lookup import shipped_formats
+from quantexp.formats.definitions.files import shipped_formats
 from quantexp.formats.table import FORMATS
 from quantexp.quant.scheme import SCHEMES
 from quantexp.runs.metrics import last_metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.formats import FORMATS
-from quantexp.formats.lookup import shipped_formats
+from quantexp.formats.definitions.files import shipped_formats
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: The sections of the page, by their headings. The first ones hold for all formats.

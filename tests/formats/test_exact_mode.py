@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.formats import encode, exact_mode, quantise
-from quantexp.formats.exact_mode import exact, is_flushing
-from quantexp.formats.kernels.choice import torch_alone
+from quantexp.formats import encode, kernels, quantise
+from quantexp.formats.kernels import exact, is_flushing, torch_alone
 
 SMALLEST = 2.0**-126
 
@@ -28,8 +27,7 @@ def flushing() -> Iterator[None]:
 #: A process whose second thread of torch flushes; a pool that other tests have started cannot be made to.
 FLUSHING_POOL = """
 import torch
-from quantexp.formats.exact_mode import exact_in_pool
-from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels import cpu, exact_in_pool
 torch.set_num_threads(2)
 torch.set_flush_denormal(True)
 torch.zeros(1 << 20).add_(1)
@@ -109,7 +107,7 @@ def test_a_normal_number_does_not_become_zero(alone: bool) -> None:
 def test_a_forked_process_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    monkeypatch.setattr(exact_mode, "_is_forked", True)
+    monkeypatch.setattr(kernels, "_is_forked", True)
     quantise(torch.ones(32), "mxfp8")
     assert torch.get_num_threads() == 1
     torch.set_num_threads(before)

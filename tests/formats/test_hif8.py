@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.extras.verify import rational as gold
 from quantexp.extras.verify.cases import hard_values
+from quantexp.extras.verify.declared_gold import of_table, quantised
 from quantexp.extras.verify.exact import Case, answer
 from quantexp.extras.verify.oracles import en_dtypes_oracle
 from quantexp.formats import quantise
@@ -46,7 +46,7 @@ def test_random_float32_bits_agree_with_the_oracle(saturate: bool) -> None:
 @pytest.mark.parametrize("saturate", [True, False])
 def test_ties_and_their_float32_neighbours_agree_with_rational_arithmetic(saturate: bool) -> None:
     x = hard_values("hif8")
-    expected = np.array([gold.hif8(float(v), saturate=saturate) for v in x], dtype=np.float32)
+    expected = quantised(of_table("hifp8", saturate=saturate), x[None], "away")[0]
     assert_same(quantise(torch.from_numpy(x), "hifp8", saturate=saturate), expected)
 
 

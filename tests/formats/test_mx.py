@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.extras.verify import rational as gold
 from quantexp.extras.verify.cases import hard_blocks
+from quantexp.extras.verify.declared_gold import of_table, quantised
 from quantexp.extras.verify.exact import Case, answer
 from quantexp.extras.verify.oracles import gfloat_oracle, ml_dtypes_oracle
+from quantexp.extras.verify.rational import MX_ELEMENTS, SCALE_RULES
 from quantexp.formats import quantise
 
 from .tensors import as_numpy, assert_same, every_finite_value
 
-all_formats = pytest.mark.parametrize("name", gold.MX_ELEMENTS)
-all_rules = pytest.mark.parametrize("rule", gold.SCALE_RULES)
+all_formats = pytest.mark.parametrize("name", MX_ELEMENTS)
+all_rules = pytest.mark.parametrize("rule", SCALE_RULES)
 both_roundings = pytest.mark.parametrize("rounding", ["even", "away"])
 
 
@@ -69,7 +70,7 @@ def test_gfloat_and_ml_dtypes_agree_where_both_can_round() -> None:
 @both_roundings
 def test_hard_blocks_agree_with_rational_arithmetic(name: str, rule: str, rounding: str) -> None:
     blocks = hard_blocks(name, rule)[::16]
-    expected = np.stack([gold.mx_block(block.tolist(), name, rule, rounding) for block in blocks])
+    expected = quantised(of_table(name, scale_rule=rule), blocks, rounding)
     y = quantise(torch.from_numpy(blocks), name, scale_rule=rule, rounding=rounding)
     assert_same(y, expected)
 
@@ -120,15 +121,5 @@ def test_a_value_beyond_fp16_becomes_inf_in_fp16() -> None:
 def test_a_block_may_have_any_power_of_two_of_elements() -> None:
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(2))
     for block in (1, 2, 16, 64, 256, 1024):
-        expected = np.stack(
-            [
-                np.concatenate(
-                    [
-                        gold.mx_block(part.tolist(), "mxfp4_e2m1", "floor")
-                        for part in row.split(block)
-                    ]
-                )
-                for row in x
-            ]
-        )
+        expected = quantised(of_table("mxfp4_e2m1", block=block), x.numpy(), "even")
         assert_same(quantise(x, "mxfp4", block=block), expected)

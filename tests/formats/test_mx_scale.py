@@ -11,8 +11,7 @@ import torch
 from quantexp.extras.verify import rational as gold
 from quantexp.extras.verify.cases import hard_amaxes
 from quantexp.formats import FORMATS, ScaleRule
-from quantexp.formats.bits import power_of_two
-from quantexp.formats.mx_scale import can_saturate, scale_field
+from quantexp.formats.rounding import can_saturate, power_of_two, scale_field
 
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from quantexp.formats import quantise
-from quantexp.formats.plain import check_input, constant, is_plain, needs_derivative
+from quantexp.formats.torch_internals import check_input, constant, is_plain, needs_derivative
 
 X = torch.ones(2, 32)
 

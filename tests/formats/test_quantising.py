@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, encode, layout, quantise
-from quantexp.formats.lookup import shipped_formats
+from quantexp.formats.definitions.files import shipped_formats
 from quantexp.formats.types import Family
 
 from .tensors import as_numpy, assert_same, every_value, sqnr_db
@@ -60,15 +60,7 @@ def test_the_size_of_chunks_changes_nothing(
     expected = [quantise(x, name, axis=axis) for axis in range(3)]
     codes = [] if name == "bf16" else [encode(x, name, axis=axis) for axis in range(3)]
     monkeypatch.setattr(layout, "chunk_limit", lambda device: limit)
-    for module in (
-        "mx",
-        "nv",
-        "per_tensor",
-        "scale_search",
-        "encoding",
-        "decoding",
-        "tensor_scale",
-    ):
+    for module in ("families", "scale_search", "encoding", "decoding"):
         monkeypatch.setattr(f"quantexp.formats.{module}.chunk_limit", lambda device: limit)
     for axis in range(3):
         assert_same(quantise(x, name, axis=axis), expected[axis])

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.declared_gold import of_table, on_grid
+from quantexp.extras.verify.draws import random_integers
 from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise, resolve
 
 from .tensors import assert_same, every_finite_value
@@ -33,18 +35,13 @@ def grid_of(name: str) -> Sequence[Fraction]:
 
 def rounded(x: torch.Tensor, name: str) -> np.ndarray:
     """Each magnitude rounded with the random number of its position; x needs no scale."""
-    grid = grid_of(name)
+    element = of_table(name).element
+    numbers = random_integers(x.numel(), SEED, OFFSET)
     values = [
-        math.copysign(
-            float(
-                gold.stochastic(abs(Fraction(float(v))), grid, gold.random_integer(i, SEED, OFFSET))
-            ),
-            float(v),
-        )
-        for i, v in enumerate(x.flatten())
+        on_grid(element, float(v), "stochastic", int(number))
+        for v, number in zip(x.flatten(), numbers, strict=True)
     ]
-    y = np.array(values, dtype=np.float32)
-    return y + np.float32(0) if name == "hifp8" else y
+    return np.array(values, dtype=np.float32)
 
 
 def without_scale(x: torch.Tensor, name: str) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -134,7 +131,7 @@ def test_the_size_of_chunks_changes_no_draw(
     x = torch.randn(7, 70, 11, generator=torch.Generator().manual_seed(3))
     expected = [quantise(x, name, axis=axis, **DRAW) for axis in range(3)]
     monkeypatch.setattr(layout, "chunk_limit", lambda device: limit)
-    for module in ("mx", "nv", "per_tensor", "encoding"):
+    for module in ("families", "encoding"):
         monkeypatch.setattr(f"quantexp.formats.{module}.chunk_limit", lambda device: limit)
     for axis in range(3):
         assert_same(quantise(x, name, axis=axis, **DRAW), expected[axis])
@@ -206,11 +203,12 @@ def test_three_quarters_of_a_block_are_rounded_under_the_scale_of_the_whole(ties
     values = values[values.abs() > 2.0**-100]
     x = values[values.abs().float().argsort(stable=True)][:58336].view(-1, 32)[::7]
     y = quantise(x, "mxfp4", pre_scale=True, rounding=ties)
-    grid = gold.mx_magnitudes("mxfp4_e2m1")
+    element = of_table("mxfp4_e2m1").element
     for row, got in zip(x.float().tolist(), y.float().tolist(), strict=True):
         magnitudes = [abs(Fraction(v)) for v in row]
         scale = Fraction(2) ** gold.mx_scale(max(magnitudes), "mxfp4_e2m1", "floor")
-        expected = [gold.nearest(m * 3 / 4 / scale, grid, ties) * scale for m in magnitudes]
+        on = [Fraction(on_grid(element, m * 3 / 4 / scale, ties)) for m in magnitudes]
+        expected = [value * scale for value in on]
         assert [abs(Fraction(v)) for v in got] == expected
 
 

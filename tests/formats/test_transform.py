@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.draws import random_integers
 from quantexp.extras.verify.walsh import butterflies, factor, sylvester
 from quantexp.formats import hadamard, quantise, random_signs
 
@@ -97,7 +97,7 @@ def test_even_powers_of_two_are_orthonormal() -> None:
 
 def test_signs_come_from_seed_and_offset_and_are_alike_in_every_block() -> None:
     signs = random_signs(64, 2**40, 9, CPU)
-    numbers = [gold.random_integer(i, 2**40, 9) for i in range(64)]
+    numbers = random_integers(64, 2**40, 9)
     assert signs.tolist() == [1.0 if number < 2**23 else -1.0 for number in numbers]
     x = whole_numbers(3, 160)
     repeated = torch.cat([signs, signs, signs[:32]])

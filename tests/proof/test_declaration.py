@@ -9,7 +9,7 @@ import pytest
 
 from quantexp.config.compose import compose
 from quantexp.folders import conf_dir
-from quantexp.formats.lookup import get_format
+from quantexp.formats.spec import get_format
 from quantexp.proof.declaration import Declaration
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, precision_map
 from quantexp.quant.rules import changes

@@ -21,7 +21,7 @@ from quantexp.errors import CaptureError
 from quantexp.formats import Family, TwoLevelScales, scales_of
 from quantexp.formats.codes import code_values
 from quantexp.formats.decoding import scale_values
-from quantexp.formats.mx import PRE_SCALE
+from quantexp.formats.families import PRE_SCALE
 
 #: The number of elements among which the median block is determined.
 _SAMPLE_ELEMENTS = 1 << 17

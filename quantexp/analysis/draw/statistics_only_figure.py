@@ -41,7 +41,7 @@ from quantexp.analysis.style import (
 from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.capture.statistics.counts import from_json
 from quantexp.errors import CaptureError
-from quantexp.formats.lookup import format_of_record
+from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.types import Format
 
 _BOX = ("0.001", "0.01", "0.25", "0.5", "0.75", "0.99", "0.999")

@@ -21,8 +21,8 @@ from quantexp.capture.statistics.histogram import QUANTILES, Histogram
 from quantexp.capture.statistics.summary import summarise_counted
 from quantexp.errors import CaptureError
 from quantexp.formats.decoding import scale_values
+from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.layout import INPUT_DTYPES, in_memory_order, memory_order
-from quantexp.formats.lookup import format_of_record
 
 #: Elements of a chunk, which bounds the float64 copies.
 _CHUNK = 1 << 20

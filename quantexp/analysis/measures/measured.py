@@ -30,8 +30,8 @@ from quantexp.capture.statistics.errors import Fidelity
 from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax, get_format, resolve
+from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.layout import INPUT_DTYPES
-from quantexp.formats.lookup import format_of_record
 from quantexp.quant.choosing import scheme_spec
 from quantexp.quant.sites import Operand, Slot
 

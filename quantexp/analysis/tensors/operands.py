@@ -19,7 +19,7 @@ from quantexp.analysis.tensors.rows import ROW_SEQUENCES
 from quantexp.capture.operands import SOURCES
 from quantexp.errors import CaptureError
 from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, resolve
-from quantexp.formats.lookup import format_of_record
+from quantexp.formats.definitions.files import format_of_record
 from quantexp.quant.sites import Operand, Site, captured_dim, slots_of
 from quantexp.quant.step_state import Draw
 

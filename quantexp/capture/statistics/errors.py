@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Family, QuantSpec, finite_amax, quantise, resolve, saturated
+from quantexp.formats.families import PRE_SCALE
 from quantexp.formats.layout import INPUT_DTYPES
-from quantexp.formats.mx import PRE_SCALE
 from quantexp.formats.spec import AnySpec
 from quantexp.quant.step_state import Draw
 

@@ -32,9 +32,9 @@ from quantexp.capture.statistics.histogram import (
     Histogram,
     value_table,
 )
+from quantexp.compiled import address, library
 from quantexp.formats import Family, QuantSpec, encode
 from quantexp.formats.layout import INPUT_DTYPES, in_memory_order, memory_order
-from quantexp.processes.compiled import address, library
 
 SOURCE = Path(__file__).with_name("statistics.c")
 #: The warning when torch code is used instead.

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from quantexp.errors import ConfigError
-from quantexp.formats.lookup import get_format, known_names
-from quantexp.formats.spec import QuantSpec
+from quantexp.formats.definitions.files import known_names
+from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.quant.choosing import Setting, scheme_spec, transform_block

@@ -21,15 +21,15 @@ from torch.nn.functional import pad
 from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import Fidelity, fidelity, quantisation_error
 from quantexp.formats import Family, Format, ScaleRule, Scaling, resolve
-from quantexp.formats.bits import (
+from quantexp.formats.families import block_amax_bits
+from quantexp.formats.rounding import (
     EXPONENT_MASK,
     MANTISSA_BITS,
     inverse_power_of_two,
     power_of_two,
+    round_element,
+    scale_field,
 )
-from quantexp.formats.mx import block_amax_bits
-from quantexp.formats.mx_scale import scale_field
-from quantexp.formats.rounding import round_element
 
 #: Offsets of a block's exponent from the floor rule's.
 OFFSETS = range(-4, 7)

@@ -33,10 +33,9 @@ from quantexp.formats import (
     quantise,
     random_signs,
 )
-from quantexp.formats.mx import PRE_SCALE
+from quantexp.formats.families import PRE_SCALE, tensor_scale
 from quantexp.formats.philox import random_numbers
 from quantexp.formats.quantising import quantise_dense
-from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.quant.sites import Operand, Slot
 from quantexp.quant.step_state import Draw
 

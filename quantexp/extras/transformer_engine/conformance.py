@@ -27,7 +27,7 @@ from quantexp.extras.transformer_engine.rank.support import te_version, why_unsu
 from quantexp.extras.transformer_engine.scheme.hardware import version_numbers
 from quantexp.extras.transformer_engine.scheme.recipes import Kind, Recipe
 from quantexp.formats import QuantSpec, get_format, resolve
-from quantexp.formats.lookup import shipped_formats
+from quantexp.formats.definitions.files import shipped_formats
 from quantexp.quant.sites import Operand
 
 #: Names of an operand's copies, by the dimension that its blocks run along.

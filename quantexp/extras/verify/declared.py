@@ -21,7 +21,7 @@ from quantexp.extras.verify.gold_check import GOLD
 from quantexp.extras.verify.kernels import Placed
 from quantexp.extras.verify.tally import Tally
 from quantexp.formats import Format
-from quantexp.formats.words import is_compiled
+from quantexp.formats.table import is_compiled
 from quantexp.processes.threads import threads
 
 Array = NDArray[Any]

@@ -1,8 +1,9 @@
-"""A declared format in exact rational arithmetic, from its definition alone, by the nearest of all values.
+"""The exact gold: a format in rational arithmetic, from its definition alone, by the nearest of all values.
 
 This module imports nothing from `quantexp.formats` but the lists and searches of `rational`; it reads the YAML keys
 itself. An element is the list of its values, so there are neither binades nor bits. Where the family `grid` is defined
-by float32 operations (see `quantexp.formats.declared.arithmetic`), numpy's float32 performs them.
+by float32 operations (see `quantexp.formats.declared.arithmetic`), numpy's float32 performs them. `of_table` has the
+formats of the table, in the same keys.
 """
 
 from __future__ import annotations
@@ -35,6 +36,24 @@ _TIE = Fraction(1, 1 << 44)
 _PARTS = 32
 
 
+#: The formats of the table, as the definitions that they would have.
+TABLE: Mapping[str, Mapping[str, Any]] = {
+    "mxfp8_e4m3": {"element": "e4m3", "block": 32},
+    "mxfp8_e5m2": {"element": "e5m2", "block": 32},
+    "mxfp6_e2m3": {"element": "e2m3", "block": 32},
+    "mxfp6_e3m2": {"element": "e3m2", "block": 32},
+    "mxfp4_e2m1": {"element": "e2m1", "block": 32},
+    "nvfp4_e2m1": {"element": "e2m1", "block": 16, "scale": "e4m3", "tensor_scale": "fp32"},
+    "fp8_e4m3": {"element": "e4m3"},
+    "fp8_e5m2": {"element": "e5m2"},
+    "hifp8": {"element": "hif8", "scale": "none"},
+    "bf16": {
+        "element": {"exponent_bits": 8, "mantissa_bits": 7, "infinity": True},
+        "scale": "none",
+    },
+}
+
+
 @dataclass(frozen=True)
 class Gold:
     """A definition, ready to compute."""
@@ -51,6 +70,8 @@ class Gold:
     #: What a block's amax may be brought to, and the error that decides: mse, mae or max.
     candidates: tuple[float, ...] = ()
     choose: str = "mse"
+    #: Whether a block's amax is divided by the element's largest value before the scale of the tensor, as in NVFP4.
+    largest_first: bool = False
 
     @cached_property
     def scales(self) -> list[Fraction]:
@@ -106,9 +127,30 @@ def gold_of(content: Mapping[str, Any]) -> Gold:
     )
 
 
-def quantised(gold: Gold, x_RN: Array, rounding: str, random_RN: Array | None = None) -> Array:
-    """x (float32, blocks along the last axis) on the format's grid, float32; `random_RN` for stochastic rounding."""
-    t = _tensor_scale(gold, x_RN)
+def of_table(name: str, *, saturate: bool = True, **changes: Any) -> Gold:
+    """A format of the table, with `changes` to its definition.
+
+    Without `saturate`, a value that rounds to the next one after the largest, or is beyond it, overflows.
+    """
+    gold = replace(gold_of({**TABLE[name], **changes}), largest_first=name == "nvfp4_e2m1")
+    if saturate:
+        return gold
+    has_infinity = name in ("fp8_e5m2", "hifp8", "bf16")
+    return replace(gold, element=gold.element.overflowing(math.inf if has_infinity else math.nan))
+
+
+def quantised(
+    gold: Gold,
+    x_RN: Array,
+    rounding: str,
+    random_RN: Array | None = None,
+    amax: float | None = None,
+) -> Array:
+    """x (float32, blocks along the last axis) on the format's grid, float32.
+
+    `random_RN` is for stochastic rounding; `amax` replaces that of x in the scale of the tensor.
+    """
+    t = _tensor_scale(gold, x_RN, amax)
     y = np.empty_like(x_RN)
     if gold.block is None:
         y[...] = _flat(gold, x_RN, t, rounding, random_RN)
@@ -132,11 +174,12 @@ def scale_values(gold: Gold) -> list[float]:
     return [float(scales[i * (len(scales) - 1) // 8]) for i in range(9)]
 
 
-def _tensor_scale(gold: Gold, x: Array) -> np.float32 | None:
+def _tensor_scale(gold: Gold, x: Array, own_amax: float | None) -> np.float32 | None:
     if gold.tensor_scale == "none":
         return None
     finite = np.abs(x[np.isfinite(x)])
-    amax = Fraction(float(finite.max())) if finite.size else Fraction(0)
+    own = float(finite.max()) if finite.size else 0.0
+    amax = Fraction(own if own_amax is None else own_amax)
     if amax == 0:
         return np.float32(1)
     ratio = gold.target / amax if gold.multiplies else amax / gold.target
@@ -169,19 +212,22 @@ def _block(
         return np.full_like(x, np.nan)
     amax = np.float32(np.abs(x).max())
     with np.errstate(over="ignore", under="ignore"):
-        ratio = amax if t is None else amax / t
-        factors = [b if t is None else b * t for b in _block_scales(gold, ratio)]
+        factors = [b if t is None else b * t for b in _block_scales(gold, amax, t)]
         d = factors[0] if len(factors) == 1 else _best(gold, x, factors)
         y: Array = _rounded(gold.element, x / d, rounding, random) * d
     return y
 
 
-def _block_scales(gold: Gold, ratio: np.float32) -> list[np.float32]:
+def _block_scales(gold: Gold, amax: np.float32, t: np.float32 | None) -> list[np.float32]:
     """The scale of a block, or those among which it is chosen."""
+    largest = np.float32(float(gold.element.largest))
+    if gold.largest_first:
+        over = amax / largest
+        return [_on_scales(gold, over if t is None else over / t, gold.rule)]
+    ratio = amax if t is None else amax / t
     if gold.candidates:
         overs = [np.float32(ratio / np.float32(c)) for c in gold.candidates]
         return [_on_scales(gold, over, gold.rule) for over in overs]
-    largest = np.float32(float(gold.element.largest))
     if gold.scale == "e8m0":
         if gold.rule == "search":
             first = _power(gold, ratio, "rceil")
@@ -244,13 +290,14 @@ def _rounded(element: Values, v: Array, rounding: str, random: Array | None) -> 
     """Each number of v on the grid, float32; NaN stays."""
     draws = np.zeros(v.size, np.int64) if random is None else random.reshape(-1)
     results = [
-        _one(element, float(one), rounding, int(draw))
+        on_grid(element, float(one), rounding, int(draw))
         for one, draw in zip(v.reshape(-1), draws, strict=True)
     ]
     return np.array(results, np.float32).reshape(v.shape)
 
 
-def _one(element: Values, v: float, rounding: str, random: int) -> float:
+def on_grid(element: Values, v: float | Fraction, rounding: str, random: int = 0) -> float:
+    """The value of an element that v is rounded to; `random` decides if rounding is stochastic. NaN stays."""
     if math.isnan(v):
         return math.nan
     values = element.values
@@ -262,6 +309,8 @@ def _one(element: Values, v: float, rounding: str, random: int) -> float:
         exact = Fraction(v)
         above = bisect_right(values, exact)
         chosen = _beside(element, exact, above, rounding, random)
+    if element.overflow is not None and abs(chosen) == values[-1]:
+        return math.copysign(element.overflow, v)
     if chosen == 0 and element.has_negative_zero:
         return math.copysign(0.0, v)
     return float(chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -25,12 +25,24 @@ class Values:
     has_negative_zero: bool = True
     #: Of a list, the place of each value for ties to even; without it the even multiple of the step wins.
     places: tuple[int, ...] = ()
+    #: What the first and the last value stand for, if they are those beyond the finite ones.
+    overflow: float | None = None
+    #: Whether the spacing of values also grows towards the largest, as in HiFloat8.
+    is_tapered: bool = False
+
+    def overflowing(self, overflow: float) -> Values:
+        """The element with the value after the largest, of either sign, which stands for `overflow`."""
+        above = (
+            self.largest * Fraction(3, 2) if self.is_tapered else 2 * self.largest - self.values[-2]
+        )
+        return replace(self, values=(-above, *self.values, above), overflow=overflow)
 
 
 def element_values(content: object) -> tuple[Values, bool]:
     """The values of an element, and whether it is a float or an integer of which both signs are alike."""
     if content == "hif8":
-        return _signed(list(hif8_magnitudes()), 3, has_negative_zero=False), False
+        hif8 = _signed(list(hif8_magnitudes()), 3, has_negative_zero=False)
+        return replace(hif8, is_tapered=True), False
     if isinstance(content, str) and (match := re.fullmatch(r"e(\d+)m(\d+)", content)):
         e, m = int(match[1]), int(match[2])
         reserved = {"e4m3": 1, "e5m2": 1 << m}.get(content, 0)

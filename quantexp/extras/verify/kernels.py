@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import FORMATS, Format, decode, encode, hadamard, quantise
-from quantexp.formats.kernels import cpu, gpu
-from quantexp.formats.kernels.choice import torch_alone
+from quantexp.formats.kernels import cpu, gpu, torch_alone
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from quantexp.extras.verify.suite import SUBJECTS, TRANSFORM, devices, place, ve
 from quantexp.extras.verify.tally import Row, Tally
 from quantexp.formats import Format, get_format
 from quantexp.formats.certificate import Certificate, certify, save
-from quantexp.formats.lookup import read_format, shipped_formats
+from quantexp.formats.definitions.files import read_format, shipped_formats
 
 #: Reports the current subject.
 Tell = Callable[[str, Tally], None]

@@ -1,6 +1,6 @@
 """The family `grid`: any element in blocks of any shape, each under a scale of any kind.
 
-For a tensor scale t (see `tensor_scale`; 1 without one) and a block x, in float32, with each operation rounded once:
+For a tensor scale t (see `families`; 1 without one) and a block x, in float32, with each operation rounded once:
 
     b = rule(max |x| / t / max)      d = b t      q = e(x / d)      y = q d
 
@@ -31,14 +31,23 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS, as_bits, from_bits, power_of_two
 from quantexp.formats.codes import code_values
-from quantexp.formats.hif8 import spacing_to
+from quantexp.formats.families import nearest_scale
 from quantexp.formats.layout import Chunk, chunk_limit, chunks
-from quantexp.formats.mx_scale import scale_field
-from quantexp.formats.nv import nearest_scale
-from quantexp.formats.philox import RANDOM_BITS
-from quantexp.formats.rounding import break_ties, round_at_random, round_element, round_to_multiples
+from quantexp.formats.rounding import (
+    EXPONENT_MASK,
+    MANTISSA_BITS,
+    RANDOM_BITS,
+    as_bits,
+    break_ties,
+    from_bits,
+    power_of_two,
+    round_at_random,
+    round_element,
+    round_to_multiples,
+    scale_field,
+    spacing_to,
+)
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import HIF8
 from quantexp.formats.types import (

@@ -19,12 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, NAN_BITS
-from quantexp.formats.mx_scale import rule_offset
+from quantexp.compiled import address, library
+from quantexp.formats.rounding import EXPONENT_MASK, NAN_BITS, rule_offset
 from quantexp.formats.spec import QuantSpec
+from quantexp.formats.table import is_compiled
 from quantexp.formats.types import Family, Rounding
-from quantexp.formats.words import is_compiled
-from quantexp.processes.compiled import address, library
 
 SOURCE = Path(__file__).with_name("cpu.c")
 #: Consequence of missing compiled code, for messages.
@@ -95,7 +94,7 @@ class Compiled:
         self.random_integers = library.random_integers
         self.random_integers.argtypes = (ctypes.POINTER(_Draw), ctypes.c_int64)
         self.random_integers.restype = None
-        #: Exact arithmetic in that many of torch's threads (see `exact_mode`): whether a mode was changed.
+        #: Exact arithmetic in that many of torch's threads (see `exact_in_pool`): whether a mode was changed.
         self.make_threads_exact = library.make_threads_exact
         self.make_threads_exact.argtypes = (ctypes.c_int64,)
         self.make_threads_exact.restype = ctypes.c_int32

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
-from quantexp.formats.mx_scale import can_saturate, rule_offset
+from quantexp.formats.rounding import can_saturate, rule_offset
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.table import MX_BLOCK
+from quantexp.formats.table import MX_BLOCK, MX_MANTISSAS
 from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
-from quantexp.formats.words import MX_MANTISSAS
 
 #: Format families with kernels.
 FAMILIES = (Family.MX, Family.HIF8)

@@ -1,4 +1,4 @@
-"""HiFloat8 on a GPU, in Triton: `quantexp.formats.hif8` under at most one scale, bit for bit, in one pass.
+"""HiFloat8 on a GPU, in Triton: `rounding.hif8_values` under at most one scale, bit for bit, in one pass.
 
     v = clamp(x s)        C = 1.5 2^23 max(binade(v), 2^-22) max(2^floor(log2 |E|), 2) / 16        y = ((v + C) - C) / s
 

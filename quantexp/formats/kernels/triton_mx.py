@@ -1,4 +1,4 @@
-"""MX on a GPU, in Triton: `quantexp.formats.mx`, bit for bit, in one pass over the memory.
+"""MX on a GPU, in Triton: `quantexp.formats.families.quantise_mx`, bit for bit, in one pass over the memory.
 
     field = max((bits(amax) + OFFSET) & exponent - emax 2^23, 0)            one integer add for each scale rule
     a = |x| 2^-s        C = 1.5 max(binade(a), 2^emin) 2^(23 - m)        q = min((a + C) - C, max)        y = sign q 2^s

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.processes.compiled import address, compiled
+from quantexp.compiled import address, compiled
 from quantexp.proof.arithmetic.layout import chunk_limit
 
 SOURCE = Path(__file__).with_name("philox.c")

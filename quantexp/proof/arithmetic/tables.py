@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.compiled import address, compiled
+from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Element, Rounding, Scaling
-from quantexp.processes.compiled import address, compiled
 from quantexp.proof.arithmetic.layout import extents, memory_order
 from quantexp.proof.arithmetic.rounding import under
 from quantexp.proof.arithmetic.scales import divisors_of, finite_amax, is_chosen, tensor_scale

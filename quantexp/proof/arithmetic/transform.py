@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.spec import QuantSpec
 from quantexp.proof.arithmetic.layout import chunks, extents
 

@@ -16,7 +16,7 @@ from quantexp.analysis.measures.table import name_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
-from quantexp.formats.lookup import get_format
+from quantexp.formats.spec import get_format
 
 from ..captures import MX4, Capture, linear_formats  # noqa: TID252
 from ..quick.test_first_look import as_statistics  # noqa: TID252

@@ -18,7 +18,7 @@ from quantexp.extras.verify.suite import place
 from quantexp.extras.verify.tally import Row, Tally
 from quantexp.formats.declared import arithmetic
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.formats.lookup import shipped_formats
+from quantexp.formats.definitions.files import shipped_formats
 from quantexp.formats.types import Element, Rounding
 
 Captured = pytest.CaptureFixture[str]

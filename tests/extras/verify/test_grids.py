@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from quantexp.extras.verify import cases, rational
+from quantexp.extras.verify import cases
+from quantexp.extras.verify.declared_gold import on_grid
+from quantexp.extras.verify.declared_values import element_values
 from quantexp.extras.verify.grids import ELEMENTS, code_values, drawn, encoded, grid, nearest
 
-MX_NAMES = {name.partition("_")[2]: name for name in rational.MX_ELEMENTS}
 elements = pytest.mark.parametrize("element", ELEMENTS)
-
-
-def magnitudes(element: str) -> tuple[Fraction, ...]:
-    if element == "hif8":
-        return rational.hif8_magnitudes()
-    return rational.mx_magnitudes(MX_NAMES[element])
 
 
 def hard(element: str) -> np.ndarray:
@@ -35,7 +29,7 @@ def test_nearest_is_that_of_fractions(element: str, ties: str) -> None:
         expected = [1.0, 1.25, 4.0, 5.0, 2.0**-16, 2.0**-21, 0.0]
     else:
         x = hard(element)
-        expected = [float(rational.nearest(Fraction(v), magnitudes(element), ties)) for v in x]
+        expected = [on_grid(element_values(element)[0], float(v), ties) for v in x]
     assert nearest(element, x, True, ties).tolist() == expected
 
 
@@ -44,10 +38,9 @@ def test_drawn_is_that_of_fractions(element: str) -> None:
     x = np.abs(cases.hard_fractions(element)[:2000].astype(np.float64))
     random = np.random.default_rng(0).integers(0, 1 << 24, x.shape)
     random[::5], random[1::5] = 0, (1 << 24) - 1
-    points = magnitudes(element)
+    values, _ = element_values(element)
     expected = [
-        float(rational.stochastic(Fraction(v), points, int(r)))
-        for v, r in zip(x, random, strict=True)
+        on_grid(values, float(v), "stochastic", int(r)) for v, r in zip(x, random, strict=True)
     ]
     assert drawn(element, x, True, random).tolist() == expected
 

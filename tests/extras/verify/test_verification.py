@@ -19,7 +19,7 @@ from quantexp.extras.verify import verification as verb
 from quantexp.extras.verify.exact import KINDS
 from quantexp.formats import quantise
 from quantexp.formats.certificate import State, folder_in, standing
-from quantexp.formats.lookup import shipped_formats
+from quantexp.formats.definitions.files import shipped_formats
 
 Captured = pytest.CaptureFixture[str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantexp.extras.verify.rational import random_integer
+from quantexp.extras.verify.draws import random_integer
 from quantexp.extras.verify.walsh import butterflies, factor, signs_of, sylvester, transformed
 
 

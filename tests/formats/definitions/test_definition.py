@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.formats.lookup import (
+from quantexp.formats.definitions.files import (
     format_of_record,
     formats_in,
-    get_format,
     know_format,
     read_format,
     shipped_formats,
 )
+from quantexp.formats.spec import get_format
 from quantexp.formats.types import WHOLE_ROW, Family, Format, Scaling
 
 Keys = dict[str, Any]

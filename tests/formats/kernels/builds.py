@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp import compiled
 from quantexp.formats import quantise
-from quantexp.formats.kernels.choice import torch_alone
-from quantexp.processes import compiled
+from quantexp.formats.kernels import torch_alone
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 #: Flags that follow the usual ones and select an older processor's code on any x86.

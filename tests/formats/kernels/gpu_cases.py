@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.formats.families import quantise_flat, quantise_mx, tensor_scale
 from quantexp.formats.layout import outer_axis_inner
-from quantexp.formats.mx import quantise_mx
-from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, ScaleRule
 
 from ..tensors import assert_same, every_value  # noqa: TID252

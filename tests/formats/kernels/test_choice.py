@@ -8,25 +8,25 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from quantexp.formats import quantise
-from quantexp.formats.kernels import choice, cpu, gpu
+from quantexp import compiled
+from quantexp.formats import kernels, quantise
+from quantexp.formats.kernels import cpu, gpu
 from quantexp.formats.spec import resolve
-from quantexp.processes import compiled
 
 from .builds import DTYPES, assert_same_bits, by_torch, wild
 
 
 def test_a_cpu_has_the_compiled_kernel() -> None:
-    assert choice.kernel_for(torch.ones(3), resolve("mxfp8")) is cpu
-    assert choice.kernel_for_both(torch.ones(3, 3), resolve("mxfp8")) is cpu
-    assert choice.kernel_for(torch.ones(3), resolve("nvfp4")) is None
-    assert choice.kernel_for_both(torch.ones(3, 3), resolve("hifp8")) is None
+    assert kernels.kernel_for(torch.ones(3), resolve("mxfp8")) is cpu
+    assert kernels.kernel_for_both(torch.ones(3, 3), resolve("mxfp8")) is cpu
+    assert kernels.kernel_for(torch.ones(3), resolve("nvfp4")) is None
+    assert kernels.kernel_for_both(torch.ones(3, 3), resolve("hifp8")) is None
 
 
 def test_other_devices_have_none() -> None:
     x = torch.ones(3, device="meta")
-    assert choice.kernel_for(x, resolve("mxfp8")) is None
-    assert choice.kernel_for_amax(x) is None
+    assert kernels.kernel_for(x, resolve("mxfp8")) is None
+    assert kernels.kernel_for_amax(x) is None
 
 
 def test_a_gpu_has_the_triton_kernels_unless_there_is_an_obstacle(
@@ -34,15 +34,15 @@ def test_a_gpu_has_the_triton_kernels_unless_there_is_an_obstacle(
 ) -> None:
     with FakeTensorMode():
         x = torch.ones(3, 3, device="cuda")
-    assert choice.kernel_for(x, resolve("mxfp8")) is None, "it holds no values"
+    assert kernels.kernel_for(x, resolve("mxfp8")) is None, "it holds no values"
     monkeypatch.setattr(gpu, "reads", lambda x: True)
-    assert choice.kernel_for(x, resolve("mxfp8")) is gpu
-    assert choice.kernel_for_both(x, resolve("mxfp8")) is gpu
-    assert choice.kernel_for_amax(x) is gpu
-    assert choice.kernel_for(x, resolve("nvfp4")) is None
-    assert choice.kernel_for_both(x, resolve("hifp8")) is None, "a scale of the tensor has no axis"
-    with choice.torch_alone():
-        assert choice.kernel_for(x, resolve("mxfp8")) is None
+    assert kernels.kernel_for(x, resolve("mxfp8")) is gpu
+    assert kernels.kernel_for_both(x, resolve("mxfp8")) is gpu
+    assert kernels.kernel_for_amax(x) is gpu
+    assert kernels.kernel_for(x, resolve("nvfp4")) is None
+    assert kernels.kernel_for_both(x, resolve("hifp8")) is None, "a scale of the tensor has no axis"
+    with kernels.torch_alone():
+        assert kernels.kernel_for(x, resolve("mxfp8")) is None
 
 
 def test_without_a_compiler_torch_quantises_and_one_message_is_printed(
@@ -57,7 +57,7 @@ def test_without_a_compiler_torch_quantises_and_one_message_is_printed(
         for _ in range(3):
             assert_same_bits(quantise(x, "mxfp8"), expected)
             assert quantise(x, "hifp8", scaling="current").isfinite().any()
-        assert choice.kernel_for(x, resolve("mxfp8")) is None
+        assert kernels.kernel_for(x, resolve("mxfp8")) is None
     finally:
         for cached in (cpu.functions, compiled.library):
             cached.cache_clear()
@@ -72,7 +72,7 @@ def test_the_torch_code_may_overwrite_its_input(name: str, dtype: torch.dtype) -
     x = wild(dtype, 40, 90)
     for axis in (0, 1):
         copy = x.clone()
-        with choice.torch_alone():
+        with kernels.torch_alone():
             quantise(copy, name, axis=axis, out=copy)
         assert_same_bits(copy, by_torch(x, name, axis=axis))
 

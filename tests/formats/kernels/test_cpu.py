@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.formats import FORMATS, finite_amax, quantise, tensor_scale
-from quantexp.formats.kernels import cpu
-from quantexp.formats.kernels.choice import torch_alone
+from quantexp.formats import FORMATS, finite_amax, quantise
+from quantexp.formats.families import tensor_scale
+from quantexp.formats.kernels import cpu, torch_alone
 from quantexp.formats.spec import resolve
 from quantexp.formats.types import Family, ScaleRule
 
@@ -214,6 +214,6 @@ def test_autograd_detects_overwritten_tensors() -> None:
 def test_scales_are_torchs_where_amax_is_compiled() -> None:
     x = wild(torch.bfloat16, 5000)
     options = resolve("hifp8", scaling="current")
-    assert tensor_scale.tensor_scale(x, options, None) == tensor_scale.tensor_scale(
+    assert tensor_scale(x, options, None) == tensor_scale(
         x, options, x[x.isfinite()].abs().max().float()
     )

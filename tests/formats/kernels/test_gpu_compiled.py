@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES, Launch, mx_constants
-from quantexp.formats.lookup import get_format
+from quantexp.formats.spec import get_format
 from quantexp.formats.types import Rounding, ScaleRule
 
 from .gpu_cases import needs_triton

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quantexp.formats import quantise, quantise_both
-from quantexp.formats.kernels import choice, gpu
+from quantexp.formats.families import tensor_scale
+from quantexp.formats.kernels import gpu, kernel_for, torch_alone
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.tensor_scale import tensor_scale
 
 from ..tensors import assert_same, every_value  # noqa: TID252
 from . import gpu_cases as cases
@@ -135,13 +135,13 @@ def test_more_elements_than_32_bits_count() -> None:
 def test_the_functions_of_a_run_use_the_kernels() -> None:
     x = cases.noise((70, 96), torch.bfloat16)
     there = x.cuda()
-    assert choice.kernel_for(there, resolve("mxfp8")) is gpu
+    assert kernel_for(there, resolve("mxfp8")) is gpu
     both_formats: tuple[tuple[str, dict[str, Any]], ...] = (
         ("mxfp8", {"scale_rule": "rceil"}),
         ("hifp8", {"scaling": "current"}),
     )
     for fmt, options in both_formats:
-        with choice.torch_alone():
+        with torch_alone():
             expected = [quantise(x, fmt, axis=axis, **options) for axis in (0, 1)]
         assert_same(quantise(there, fmt, axis=0, **options).cpu(), expected[0])
         assert_same(quantise(there.t(), fmt, axis=0, **options).t().cpu(), expected[1])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from quantexp.formats.families import tensor_scale
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.tensor_scale import tensor_scale
 
 from ..tensors import assert_same, every_value  # noqa: TID252
 from . import gpu_cases as cases

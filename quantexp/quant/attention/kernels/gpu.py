@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Axis, Family, QuantSpec, Rounding, Scaling, finite_amax
-from quantexp.formats.kernels import gpu
-from quantexp.formats.kernels.choice import is_torch_alone
-from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.families import tensor_scale
+from quantexp.formats.kernels import gpu, is_torch_alone
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.kernels.launches import (
     LAUNCHES,

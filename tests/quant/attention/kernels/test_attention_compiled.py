@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quantexp.formats.kernels.gpu import mx_constants
-from quantexp.formats.lookup import get_format
+from quantexp.formats.spec import get_format
 from quantexp.formats.types import Rounding, ScaleRule
 from quantexp.quant.attention.kernels.gpu import padded
 from quantexp.quant.attention.kernels.launches import Constants, OfDS, OfP, launch_for

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quantexp.formats.kernels import gpu as quantising
-from quantexp.formats.kernels.choice import torch_alone
+from quantexp.formats.kernels import torch_alone
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.kernels.gpu import claims, obstacles, padded
 from quantexp.quant.attention.kernels.launches import launch_for

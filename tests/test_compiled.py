@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.processes import compiled
-from quantexp.processes.compiled import address, library
+from quantexp import compiled
+from quantexp.compiled import address, library
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_another_source_processor_or_compiler_is_compiled_anew(
 
 def test_simultaneous_compilations_do_not_interfere(source: Path, tmp_path: Path) -> None:
     words = (
-        "import sys; from pathlib import Path; from quantexp.processes.compiled import library; "
+        "import sys; from pathlib import Path; from quantexp.compiled import library; "
         "print(library(Path(sys.argv[1]), '').library.seven())"
     )
 

@@ -1,4 +1,4 @@
-"""Finds a number format by its name: in the table, among declared formats, or in the shipped files. Needs no torch."""
+"""Declared formats by name: those of a configuration, of the shipped files, and of recorded runs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -26,21 +26,13 @@ RESERVED = ("high", "reuse", "null", "none", "true", "false")
 _recorded: dict[str, Format] = {}
 
 
-def get_format(name: str | Format, declared: Mapping[str, Format] | None = None) -> Format:
-    """The format with that name or alias; a `Format` is returned unchanged.
-
-    Args:
-        name: of the table, of `declared`, or of a shipped file; or package.module:Class.
-        declared: formats of a configuration, by name; they take precedence over shipped files.
+def declared_by_name(name: str, declared: Mapping[str, Format]) -> Format:
+    """The format of that name that is none of the table; see `quantexp.formats.get_format`.
 
     Raises:
         ValueError: no format has that name.
     """
-    if isinstance(name, Format):
-        return name
-    if name in BY_ANY_NAME:
-        return BY_ANY_NAME[name]
-    for formats in (declared or {}, shipped_formats(), _recorded):
+    for formats in (declared, shipped_formats(), _recorded):
         if name in formats:
             return formats[name]
     if is_python(name):
@@ -61,7 +53,9 @@ def format_of_record(record: Mapping[str, Any]) -> Format:
         ValueError: no format has that name, or the definition is none of this version.
     """
     name, definition = str(record.get("format")), record.get("definition")
-    return get_format(name) if definition is None else declared_format(name, json.loads(definition))
+    if definition is not None:
+        return declared_format(name, json.loads(definition))
+    return BY_ANY_NAME[name] if name in BY_ANY_NAME else declared_by_name(name, {})
 
 
 def know_format(record: Mapping[str, Any]) -> None:
