@@ -43,9 +43,10 @@ class Sent:
         self.runs = [RunDir(root / f"m_d_s{i}-{time.time_ns():x}") for i in range(count)]
         for task, run in enumerate(self.runs):
             run.root.mkdir()
-            values = {"submission": self.name, "task": task, "job_id": f"{self.id}_{task}"}
+            job = {"submission": self.name, "task": task, "job_id": f"{self.id}_{task}"}
             run.config.write_text("launcher:\n  num_processes: 1\n")
-            write_status(run.status, Status(created=now(), iterations=8, **values))  # type: ignore[arg-type]
+            values = {"launcher": "slurm", "created": now(), "iterations": 8, **job}
+            write_status(run.status, Status(**values))  # type: ignore[arg-type]
 
     def begin(self, task: int) -> None:
         """Write the status of a worker that runs and has done 3 iterations."""
@@ -89,7 +90,8 @@ def test_array_that_runs_and_waits(send: Callable[..., Sent]) -> None:
     assert entries[0].where == f"job {sent.id}_0 running on n1"
     assert re.fullmatch(rf"job {sent.id}_2 waiting \((Resources|Priority)\)", entries[2].where)
     statuses = [sent.status(task) for task in range(3)]
-    alone = Status(submission=sent.name, task=1)  # its submitter did not live to write the number
+    # Its submitter did not live to write the number.
+    alone = Status(launcher="slurm", submission=sent.name, task=1)
     run = sent.runs[0]
     running, first, second, same = (live_job(run, status) for status in [*statuses, alone])
     assert running == f"job {sent.id}_0 is running on n1"
