@@ -34,6 +34,8 @@ GRACE_S = 1.0
 MOST_BYTES = 1 << 16
 #: Seconds between two looks for room.
 _LOOK_S = 0.05
+#: Seconds until a signal is seen that came just before the loop began to wait: nothing else would wake it.
+_SIGNAL_S = 1.0
 
 
 class Connections(ABC):
@@ -79,10 +81,17 @@ class Connections(ABC):
 
     async def _serve(self) -> None:
         accepting = asyncio.create_task(self._accept())
-        over = asyncio.create_task(self._is_over.wait())
-        await asyncio.wait({accepting, over}, return_when=asyncio.FIRST_COMPLETED)
+        over = asyncio.create_task(self._wait_for_end())
+        done = set[asyncio.Task[None]]()
+        while not done:
+            done, _ = await asyncio.wait(
+                {accepting, over}, timeout=_SIGNAL_S, return_when=asyncio.FIRST_COMPLETED
+            )
         if accepting.done():
             accepting.result()
+
+    async def _wait_for_end(self) -> None:
+        await self._is_over.wait()
 
     async def _accept(self) -> None:
         most = min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
