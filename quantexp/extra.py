@@ -98,6 +98,10 @@ class Service(Enum):
         return self.value[0]
 
 
+#: The extras of this project that serve the core, some of them numbers and their proof.
+_OWN = frozenset(each.extra for each in Service)
+
+
 @dataclass(frozen=True)
 class Extra:
     """What an extra adds. Its module is imported for `quantexp --help`, so it imports no torch."""
@@ -109,9 +113,24 @@ class Extra:
 
 @cache
 def _points() -> dict[str, EntryPoint]:
+    """The entry points by name.
+
+    Raises:
+        ConfigError: two packages register one name, or one that is this project's: a run would not say which served.
+    """
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        own = f"quantexp.extras.{point.name}:EXTRA"
+        expected = own if point.name in _OWN else points.get(point.name, point).value
+        if point.value != expected:
+            raise ConfigError(
+                f"an installed package registers {point.value} as the extra {point.name}, which is {expected}: "
+                "uninstall that package"
+            )
+        points[point.name] = point
+    return points
 
 
 @cache

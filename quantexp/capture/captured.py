@@ -20,6 +20,7 @@ from quantexp.capture.assembly import assembled, require_cover
 from quantexp.capture.lines import tensor_key
 from quantexp.capture.parts import Part
 from quantexp.capture.statistics.counts import Counts, from_json
+from quantexp.capture.statistics.moments import moments
 from quantexp.capture.store.manifest import ManifestLine
 from quantexp.capture.store.values import has_hash, load_values, name_of, path_of
 from quantexp.errors import CaptureError
@@ -264,18 +265,7 @@ def _combined_moments(records: Sequence[Mapping[str, Any]]) -> dict[str, float |
         / total
         for k in range(3)
     )
-    low, high = min(r["min"] for r in records), max(r["max"] for r in records)
-    # A spread at the level of float64 rounding has no skewness or kurtosis.
-    has_spread = m2 > 1e-24 * max(low * low, high * high) and m2**2 > 0
-    return {
-        "mean": mean,
-        "std": math.sqrt(m2),
-        "min": low,
-        "max": high,
-        "abs_max": max(abs(low), abs(high)),
-        "skew": m3 / m2**1.5 if has_spread else None,
-        "kurtosis": m4 / m2**2 if has_spread else None,
-    }
+    return moments(mean, m2, m3, m4, min(r["min"] for r in records), max(r["max"] for r in records))
 
 
 def _about(record: Mapping[str, Any], mean: float) -> tuple[float, float, float]:

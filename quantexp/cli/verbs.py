@@ -178,8 +178,17 @@ GROUPS = {
 
 @cache
 def all_verbs() -> dict[str, Verb]:
-    """The verbs of the core and of the installed extras, as the help lists them."""
-    of_extras = {word: verb for extra in extras().values() for word, verb in extra.verbs.items()}
+    """The verbs of the core and of the installed extras, as the help lists them.
+
+    Raises:
+        ConfigError: an extra has a verb of the core, or two have the same.
+    """
+    of_extras: dict[str, Verb] = {}
+    for name, extra in extras().items():
+        for word, verb in extra.verbs.items():
+            if word in VERBS or word in of_extras:
+                raise ConfigError(f"the extra {name} has the verb {word}, which there is already")
+            of_extras[word] = verb
     known = {**VERBS, **of_extras}
     return {**{word: known[word] for word in _listed() if word in known}, **known}
 

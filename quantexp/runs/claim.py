@@ -96,8 +96,7 @@ def claimed(run: RunDir) -> Iterator[str]:
 def _create(run: RunDir, own: Claim) -> None:
     text = json.dumps(asdict(own))
     try:
-        with run.claim.open("x") as stream:
-            stream.write(text)
+        created = run.claim.open("x")
     except FileExistsError:
         if (holder := claimant(run)) is not None:
             raise RunInUseError(
@@ -105,8 +104,14 @@ def _create(run: RunDir, own: Claim) -> None:
                 f"delete {run.claim}"
             ) from None
         write_whole(run.claim, text)
-    except OSError:
-        run.claim.unlink(missing_ok=True)  # created, and then the disk was full
+        return
+    try:
+        with created:
+            created.write(text)
+    except (
+        OSError
+    ):  # the disk is full; a file that could not be created may be another's claim, and stays
+        run.claim.unlink(missing_ok=True)
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from quantexp import __version__
-from quantexp.extra import GROUP, extras
+from quantexp import __version__, extra
+from quantexp.cli import verbs
+from quantexp.errors import ConfigError
+from quantexp.extra import GROUP, Extra, Verb, extras
 from tests.conftest import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -153,3 +156,46 @@ def test_a_run_trains_is_proved_captures_and_is_reported_without_any_extra(tmp_p
     assert (run.parent / "tensors/manifest.jsonl").is_file()
     output(folder, "-m", "quantexp", "report", str(run.parent))
     assert (run.parent / "report.html").is_file()
+
+
+class _Point:
+    """An entry point of another package."""
+
+    def __init__(self, name: str, value: str, extra: Extra | None = None) -> None:
+        self.name, self.value, self.module, self.extra = name, value, value.partition(":")[0], extra
+
+    def load(self) -> Extra | None:
+        return self.extra
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        # Its `native watch` would prove whatever its `native spec` computes.
+        (
+            [_Point("transformer_engine", "other.package:EXTRA")],
+            "registers other.package:EXTRA as the extra transformer_engine, which is "
+            "quantexp.extras.transformer_engine:EXTRA",
+        ),
+        (
+            [_Point("mine", "one:EXTRA"), _Point("mine", "two:EXTRA")],
+            "registers two:EXTRA as the extra mine, which is one:EXTRA",
+        ),
+        (
+            [_Point("mine", "one:EXTRA", Extra({"compare": Verb("", "", ())}))],
+            "the extra mine has the verb compare, which there is already",
+        ),
+        (
+            [_Point(name, f"{name}:EXTRA", Extra({"look": Verb("", "", ())})) for name in "ab"],
+            "the extra b has the verb look, which there is already",
+        ),
+    ],
+)
+def test_no_package_takes_the_place_of_an_extra_or_a_verb(
+    points: list[_Point], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: points)
+    for module, name in ((extra, "_points"), (extra, "extra_named"), (verbs, "all_verbs")):
+        monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        verbs.all_verbs()

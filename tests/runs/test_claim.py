@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +157,24 @@ def test_folder_that_cannot_be_written_keeps_no_claim(
     with pytest.raises(RunError, match="cannot be written: No space left on device"), claimed(run):
         pass
     assert not run.claim.exists()
+
+
+def test_claim_of_another_machine_outlives_an_error_of_the_file_server(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(run, FAR)
+    opened = Path.open
+
+    def fails(path: Path, mode: str = "r", **keywords: Any) -> Any:
+        if mode == "x":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, mode, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fails)
+        with pytest.raises(RunError, match="cannot be written: "), claimed(run):
+            pass
+    assert read_claim(run) == FAR
 
 
 def test_deleted_folder_does_not_come_back(run: RunDir, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_override_that_resolves_to_a_secret_is_refused(monkeypatch: pytest.Monke
         ("HF_TOKEN=$HF_TOKEN python", None),
         ("token = read_token_of(path)", None),
         ("MAX_TOKENS=1000000000", None),
-        ("SSH_PRIVATE_KEY=/home/me/.ssh/id_1234", None),
+        ("SSH_PRIVATE_KEY=/keys/id_1234", None),
     ],
 )
 def test_value_after_the_name_of_a_secret_is_one(text: str, expected: str | None) -> None:

@@ -16,6 +16,7 @@ import pytest
 from quantexp.errors import RunError
 from quantexp.runs.snapshot import check_snapshot, environment, require_snapshot, take_snapshot
 
+ROOT = Path(__file__).parents[2]
 take_uncached = take_snapshot.__wrapped__
 
 
@@ -34,6 +35,23 @@ def test_snapshot_is_laid_out_as_a_wheel_is(snapshot: Path) -> None:
     ):
         assert (snapshot / file).is_file()
     assert not list(snapshot.rglob("__pycache__"))
+
+
+def test_every_file_of_the_checkout_is_in_it(snapshot: Path) -> None:
+    packages = {
+        "quantexp/": ROOT / "quantexp",
+        "quantexp_launchers/": ROOT / "launchers/quantexp_launchers",
+        "quantexp/conf/": ROOT / "conf",
+    }
+    expected = {
+        f"{name}{file}"
+        for name, folder in packages.items()
+        for file in subprocess.run(
+            ["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    }
+    assert expected
+    assert {file for file in expected if not (snapshot / file).is_file()} == set()
 
 
 def test_other_users_cannot_read_or_change_it(snapshot: Path) -> None:

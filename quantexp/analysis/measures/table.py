@@ -25,8 +25,8 @@ from quantexp.runs.code_digest import code_digest
 from quantexp.runs.status import write_whole
 
 NAME = "measures.jsonl"
-#: What measures and draws, below `quantexp`.
-_CODE = ("analysis", "capture/statistics", "formats", "quant")
+#: What reads, measures and draws, below `quantexp`.
+CODE = ("analysis", "capture", "compiled.py", "formats", "model", "quant")
 
 
 class _Line(TypedDict):
@@ -185,7 +185,7 @@ def key_of(entry: CapturedTensor) -> str:
 
 @cache
 def _code() -> str:
-    return code_digest(parts=_CODE)
+    return code_digest(parts=CODE)
 
 
 def _digest(content: Any) -> str:

@@ -8,6 +8,8 @@ the variance of a constant is 0 to 1e-20 of its square.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -78,3 +80,22 @@ def central_moments(sums: list[float]) -> tuple[float, float, float, float]:
     m3 = c - 3 * a * b + 2 * a**3
     m4 = d - 4 * a * c + 6 * a * a * b - 3 * a**4
     return pivot + a, m2, m3, max(0.0, m4)
+
+
+def moments(
+    mean: float, m2: float, m3: float, m4: float, low: float, high: float
+) -> dict[str, float | None]:
+    """The record of a tensor's moments, from its central ones and its extremes.
+
+    A spread at the level of float64 rounding has no skewness or kurtosis.
+    """
+    spread = m2 > 1e-24 * max(low * low, high * high)
+    return {
+        "mean": mean,
+        "std": math.sqrt(m2),
+        "min": low,
+        "max": high,
+        "abs_max": max(abs(low), abs(high)),
+        "skew": m3 / m2**1.5 if spread and m2**1.5 else None,
+        "kurtosis": m4 / m2**2 if spread and m2**2 else None,
+    }

@@ -7,7 +7,6 @@ the quantiles, which are those of the elements truncated to bfloat16.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +34,7 @@ from quantexp.capture.statistics.histogram import (
     of_patterns,
     pattern_counts,
 )
-from quantexp.capture.statistics.moments import central_moments, power_sums
+from quantexp.capture.statistics.moments import central_moments, moments, power_sums
 from quantexp.capture.statistics.together import Pending, Together
 from quantexp.capture.statistics.totals import Totals
 from quantexp.formats.layout import INPUT_DTYPES
@@ -293,19 +292,7 @@ def _exponents_of(counted: Histogram, zeros: Tensor) -> Tensor:
 def _moments(sums: Sequence[float]) -> dict[str, float | None]:
     if not sums[0]:
         return dict.fromkeys(_NO_MOMENTS)
-    mean, m2, m3, m4 = central_moments(list(sums))
-    low, high = sums[6:8]
-    # A spread at the level of float64 rounding has no skewness or kurtosis.
-    spread = m2 > 1e-24 * max(low * low, high * high)
-    return {
-        "mean": mean,
-        "std": math.sqrt(m2),
-        "min": low,
-        "max": high,
-        "abs_max": max(abs(low), abs(high)),
-        "skew": m3 / m2**1.5 if spread and m2**1.5 else None,
-        "kurtosis": m4 / m2**2 if spread and m2**2 else None,
-    }
+    return moments(*central_moments(list(sums)), *sums[6:8])
 
 
 def _quantiles(count: float, quantiles: Sequence[float]) -> dict[str, float] | None:

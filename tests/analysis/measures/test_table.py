@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 
 from quantexp.analysis.measures.measured import Request, measure
 from quantexp.analysis.measures.row import TensorRow, Wanted, read_row
-from quantexp.analysis.measures.table import NAME, MeasuresTable, key_of
+from quantexp.analysis.measures.table import CODE, NAME, MeasuresTable, key_of
 from quantexp.capture.reader import CapturedTensor
 from tests.analysis.captures import BF16, MX8, linear_formats
 from tests.analysis.draw.conftest import normal, stored
@@ -181,3 +183,22 @@ def test_force_repeats_the_requested_work_and_keeps_the_record_of_the_rest(out: 
     forced.add("a", "1", ROW, ["a.png"])
     assert forced.find("a", "1") is not None
     assert MeasuresTable(out).once("b", 1, lambda: pytest.fail("it was drawn before")) == 1
+
+
+#: Rooms that hold no number of a tensor.
+_WITHOUT_NUMBERS = ("errors", "folders", "reading", "runs", "schema", "terminal")
+
+
+def test_every_module_that_measures_is_in_the_digest_of_the_code() -> None:
+    code = (
+        "import sys\nimport quantexp.analysis.measures.row\n"
+        "print(*(m for m in sys.modules if m.startswith('quantexp.')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    parts = {f"quantexp.{part.removesuffix('.py')}" for part in (*CODE, *_WITHOUT_NUMBERS)}
+    outside = {
+        module
+        for module in shown.stdout.split()
+        if not any(f"{module}.".startswith(f"{part}.") for part in parts)
+    }
+    assert outside == set()
