@@ -116,8 +116,15 @@ def test_a_step_has_the_loss_and_gradients_of_quantexps_own_loop(
         train(experiment, iter(batches), observer, device)
     (ours,) = observer.gradients_by_name
     assert ours.keys() == theirs["gradients"].keys()
+    # Without oneDNN's bf16 product (AVX2) torch adds in an order that depends on its operands' strides, which differ in
+    # the logits' gradients of the two loops: 1e-4 of a product's elements, where this was measured, are rounded to the
+    # neighbour in bf16, at most 2^-7 away.
+    by_stride = "output_layer.weight"
+    bound = 0.0 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 2**-7 * 1e-3**0.5
     for name, gradient in ours.items():
-        assert torch.equal(gradient, theirs["gradients"][name]), name
+        difference = torch.linalg.vector_norm(gradient - theirs["gradients"][name])
+        limit = bound if name == by_stride else 0.0
+        assert difference <= limit * torch.linalg.vector_norm(gradient), name
     # Sums of 64 and of 256 losses, each divided once: equal to the last bits of float32.
     assert lines(run)[0]["loss"] == pytest.approx(observer.metrics[0].loss, rel=1e-6)
 
