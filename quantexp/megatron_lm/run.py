@@ -87,6 +87,7 @@ class LmRun:
         self.observer = RunObserver(self.context, self.device)
         self.observer.built(self.chunks)
         self.observer.watched.rotary = None  # their arguments know more kinds
+        self.observer.watched.initial = None  # the script draws them
         if (declaration := self.observer.watched.declaration) is not None:
             declaration.of_module = self.schemes.of_module
         self._context = self.context

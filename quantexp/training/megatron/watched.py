@@ -32,6 +32,7 @@ from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
+from quantexp.proof.initial_weights import difference
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
 from quantexp.proof.model_border import pass_borders
@@ -43,13 +44,14 @@ from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
-from quantexp.schema import ModelConfig, QuantConfig
+from quantexp.schema import ModelConfig, QuantConfig, TrainingConfig
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
+from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.shares import is_emulated, ranks_of, sequence_shares, shares_of
 
 #: Short iterations from one that sees what the map does not list to the next.
@@ -98,6 +100,8 @@ class Watched:
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
         self.rotary = None if model is None else Rotary(model, *ranks.context)
         self.declaration = Declaration(quant, model.num_layers) if quant and model else None
+        #: The parts that the seed fills, and what for, until they are compared; None if they come from elsewhere.
+        self.initial: tuple[Mapping[str, Part], ModelConfig, TrainingConfig] | None = None
 
     def begin(self, iteration: int, index: int) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""
@@ -121,6 +125,7 @@ class Watched:
         borders = self.borders(own, observed, COMPLETE)
         observed.bordered = frozenset(borders)
         observed.others = [
+            *self._other_than_drawn(),
             *self._other_than_configured(declared, iteration),
             *self.histories.begin(self._merge(declared)),
         ]
@@ -143,6 +148,17 @@ class Watched:
 
     def _other_than_configured(self, declared: PrecisionMap, iteration: int) -> list[str]:
         return [] if self.declaration is None else self.declaration.differences(declared, iteration)
+
+    def _other_than_drawn(self) -> list[str]:
+        """What is wrong with the weights that the run begins with, once."""
+        if self.initial is None:
+            return []
+        (parts, model, training), self.initial = self.initial, None
+        wrong = {
+            name: difference(part.parameter, part.shard, part.tensor, model, training)
+            for name, part in parts.items()
+        }
+        return [f"{name}: {words}" for name, words in wrong.items() if words]
 
     def _merge(
         self, declared: PrecisionMap

@@ -70,6 +70,8 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("histories exchanged", "resumed delayed", 3, "its amax history did not follow"),
     ("TE 3342", "mxfp8", 1, "linear."),
     ("Primus 932", "sr rht", 1, "linear."),
+    ("torchtitan 1720", "bf16", 1, "initial weights are not those of the seed"),
+    ("initial weights too wide", "mxfp4", 1, "initial weights are not those of the seed"),
 ]
 #: The other settings, where a run takes longer or starts others.
 SLOW: list[tuple[str, str, int, str]] = [
@@ -119,6 +121,9 @@ SLOW: list[tuple[str, str, int, str]] = [
     ("experts of rank 1", "ep2 mxfp4", 1, "rank 1"),
     ("rank 1 attention", "cp2 mxfp4 tiled", 1, "rank 1"),
     ("dk of the own queries", "cp2 all slots fp8", 1, "dgrad_k"),
+    ("torchtitan 1720", "tp2 sp mxfp4", 1, "initial weights are not those of the seed"),
+    ("initial weights too wide", "pp2 interleaved mxfp8", 1, "linear_proj.weight"),
+    ("initial weights too wide", "tp2 experts fp8", 1, "linear_fc2.weight"),
 ]
 _NUMBER = re.compile(r"iteration (\d+)")
 

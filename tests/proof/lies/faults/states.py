@@ -423,3 +423,21 @@ add(
     _clip_all,
 )
 _ = When
+
+
+# What enters the residual stream starts as wide as everything else.
+def _without_depth(planter: Planter) -> None:
+    from importlib import import_module
+
+    def make(original: Any) -> Any:
+        def axis_of(name: str) -> int | None:
+            planter.fire()
+            return None if original(name) == 1 else original(name)
+
+        return axis_of
+
+    owner = import_module("quantexp.training.megatron.initial_weights")
+    planter.attribute(owner, "axis_of", make(vars(owner)["axis_of"]))
+
+
+add("initial weights too wide", "proj and fc2 start too wide", Group.STATE, _without_depth)

@@ -1,0 +1,78 @@
+"""The weights with which a run begins, against those that its seed and configuration draw.
+
+The first rows of each parameter are drawn again, by none of the code that drew the model's. A generator begins a tensor
+with the same numbers however large the tensor is, but for its last 16.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quantexp.model.huggingface.parameters import Parameter
+from quantexp.model.shards import Shard
+from quantexp.quant.step_state import seed_of
+from quantexp.schema import ModelConfig, TrainingConfig
+
+#: Elements of a parameter that are drawn again, up to a whole row.
+DRAWN = 4096
+#: The matrices whose products are added to the residual stream.
+_INTO_STREAM = ("linear_proj.weight", "linear_fc2.weight")
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+def difference(
+    parameter: Parameter, shard: Shard, tensor: Tensor, model: ModelConfig, training: TrainingConfig
+) -> str:
+    """What a rank's part of a parameter has instead, in words; empty if it is right.
+
+    Args:
+        parameter: the whole parameter.
+        shard: the part of it that `tensor` is.
+        tensor: in the working dtype, before the first step.
+        model: for the spread, which depends on the number of layers.
+        training: for the seed, and the elements that `chaos` moves.
+    """
+    rows = math.ceil(DRAWN / (parameter.width or 1))
+    whole = _drawn(parameter, model, training.seed)[:rows].to(tensor.dtype)
+    if training.chaos:
+        whole = _moved(whole, parameter, training)
+    own = tensor.detach()
+    if shard.axis == 0:
+        held = [row for start, stop in shard.ranges for row in range(start, stop)]
+        seen = [(i, row) for i, row in enumerate(held) if row < rows]
+        own, expected = own[[i for i, _ in seen]], whole[[row for _, row in seen]]
+    elif shard.axis == 1:
+        own, expected = own[:rows], torch.cat([whole[:, a:b] for a, b in shard.ranges], 1)
+    else:
+        own, expected = own[:rows], whole
+    wrong = int((own.cpu() != expected).sum())
+    return f"{wrong} of {own.numel()} initial weights are not those of the seed" if wrong else ""
+
+
+def _drawn(parameter: Parameter, model: ModelConfig, seed: int) -> Tensor:
+    """The first `DRAWN` elements in whole rows, or more, in float32."""
+    if parameter.width is None:
+        return torch.full(parameter.shape, 0.0 if parameter.name.endswith(".bias") else 1.0)
+    is_output = parameter.name.endswith(_INTO_STREAM)
+    std = model.init_std / (math.sqrt(2 * model.num_layers) if is_output else 1.0)
+    generator = torch.Generator().manual_seed(seed_of(seed, parameter.name))
+    return _beginning(parameter).normal_(0.0, std, generator=generator)
+
+
+def _beginning(parameter: Parameter) -> Tensor:
+    """Memory for the rows that are drawn again and 16 elements more, in whole rows."""
+    rows, width = parameter.shape[0], math.prod(parameter.shape[1:])
+    return torch.empty(min(rows, math.ceil((DRAWN + width + 16) / width)), *parameter.shape[1:])
+
+
+def _moved(whole: Tensor, parameter: Parameter, training: TrainingConfig) -> Tensor:
+    """What `training.chaos` makes of the first rows: 1% are one unit in the last place larger or smaller; not zeros."""
+    seed = seed_of(seed_of(training.seed, f"chaos {training.chaos}"), parameter.name)
+    share = _beginning(parameter).uniform_(generator=torch.Generator().manual_seed(seed))
+    share = share[: len(whole)]
+    bits = whole.view(_BITS[whole.element_size()])
+    steps = (share < 0.005).to(bits.dtype) - (share >= 0.995).to(bits.dtype)
+    return torch.where(whole == 0, whole, (bits + steps).view(whole.dtype))
