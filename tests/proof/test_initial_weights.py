@@ -12,6 +12,7 @@ from quantexp.proof.initial_weights import DRAWN, difference
 from quantexp.schema import ModelConfig, TrainingConfig
 from quantexp.training.megatron.initial_weights import draw_weights, perturb_weights
 from quantexp.training.megatron.parameters import Part
+from quantexp.training.megatron.transformer_config import DTYPES
 
 MODEL = ModelConfig(num_layers=4, init_std=0.02)
 _LAYER = "decoder.layers.1."
@@ -44,7 +45,8 @@ def test_what_the_seed_draws_is_right_and_nothing_else(
     case: str, dtype: torch.dtype, chaos: int
 ) -> None:
     part = _part(*_PARTS[case], dtype)
-    training = TrainingConfig(seed=7, chaos=chaos)
+    precision = {each: name for name, each in DTYPES.items()}[dtype]
+    training = TrainingConfig(seed=7, chaos=chaos, precision=precision)
     draw_weights({part.parameter.name: part}, MODEL, training.seed)
     perturb_weights({part.parameter.name: part}, training)
 

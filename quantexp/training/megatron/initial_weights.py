@@ -24,6 +24,7 @@ from quantexp.model.shards import Shard, axis_of
 from quantexp.quant.step_state import seed_of
 from quantexp.schema import ModelConfig, TrainingConfig
 from quantexp.training.megatron.parameters import Part
+from quantexp.training.megatron.transformer_config import DTYPES
 
 #: The share of elements that `perturb_weights` moves.
 PERTURBED_SHARE = 0.01
@@ -50,15 +51,17 @@ def perturb_weights(parts: Mapping[str, Part], training: TrainingConfig) -> None
     if not training.chaos:
         return
     seed = seed_of(training.seed, f"chaos {training.chaos}")
+    dtype = DTYPES[training.precision]
     for name, part in parts.items():
         generator = torch.Generator().manual_seed(seed_of(seed, name))
         drawn = torch.rand(part.parameter.shape, generator=generator)
         whole = (drawn < PERTURBED_SHARE / 2).char() - (drawn >= 1 - PERTURBED_SHARE / 2).char()
         steps = torch.empty(part.tensor.shape, dtype=torch.int8)
         _copy_part(whole, part.shard, steps)
-        bits = _BITS[part.tensor.element_size()]
-        moved = part.tensor.view(bits) + steps.to(part.tensor.device, bits)
-        part.tensor.copy_(torch.where(part.tensor == 0, part.tensor, moved.view(part.tensor.dtype)))
+        own = part.tensor.to(dtype)  # norms are in float32 until Megatron rounds them
+        bits = own.view(_BITS[dtype.itemsize])
+        moved = (bits + steps.to(bits)).view(dtype)
+        part.tensor.copy_(torch.where(own == 0, own, moved))
 
 
 def _copy_part(whole: Tensor, shard: Shard, to: Tensor) -> None:
