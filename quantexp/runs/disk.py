@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from quantexp.errors import QuantexpError
 from quantexp.terminal.units import human_bytes
 
 #: Errors of a full disk.
@@ -70,6 +71,14 @@ def explanation(error: OSError) -> str | None:
     missing = _missing(file, getattr(error, "num_bytes", 0)) if error.errno in FULL else ""
     remedy = _REMEDIES[error.errno].format(disk=file.parent)
     return f"{file} cannot be written ({error.strerror}{missing}); {remedy}"
+
+
+def first_line(error: Exception) -> str:
+    """The error in one line: its own words if it is a user's, else with its type."""
+    if isinstance(error, OSError) and (words := explanation(error)) is not None:
+        return words
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, QuantexpError) else f"{type(error).__name__}: {first}"
 
 
 def _missing(file: Path, num_bytes: int) -> str:
