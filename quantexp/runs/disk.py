@@ -1,4 +1,4 @@
-"""Explains why a file cannot be written: which file, how much is missing, and what to do.
+"""Writes files whole, and explains why one cannot be written: which file, how much is missing, and what to do.
 
 An `OSError` of `write` does not name its file, and torch's zip writer raises a `RuntimeError` about a position in the
 file. `writing` adds the file and its size to both; `explanation` is the line that a user sees.
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quantexp.errors import QuantexpError
+from quantexp.folders import sync
 from quantexp.terminal.units import human_bytes
 
 #: Errors of a full disk.
@@ -50,6 +51,25 @@ def writing(file: Path, num_bytes: int = 0) -> Iterator[None]:
         if cause is error:
             raise
         raise cause from error
+
+
+def write_whole(file: Path, text: str, *, is_durable: bool = False) -> None:
+    """Write a file atomically: to a temporary name beside it, then rename; an error leaves no temporary file.
+
+    With `is_durable`, a later power failure leaves it as it is; otherwise the file may be empty or zero then.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with writing(file, len(text)):
+            temporary.write_text(text)
+            if is_durable:
+                sync(temporary)
+            temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if is_durable:
+        sync(file.parent)
 
 
 def _cause(error: Exception, file: Path, num_bytes: int) -> OSError | None:
