@@ -142,7 +142,7 @@ def _in_process(words: list[str]) -> Row:
 def _measures(run: Path, experiment: Any) -> Row:
     """What a run recorded, beside what `plan` says of its memory; on a CPU the whole resident set."""
     from quantexp.cli.plan_record import make_plan
-    from quantexp.launch.summary import proof_line
+    from quantexp.launch.progress import proof_line
 
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     proof = json.loads((run / "precision.json").read_text())

@@ -53,6 +53,30 @@ def test_no_two_files_import_each_other() -> None:
     assert not circles(imports)
 
 
+_COMPOSE = """\
+import sys
+from quantexp.config.compose import compose
+compose(sys.argv[1:])
+print(*(name for name in sys.modules if name.startswith("quantexp")))
+"""
+
+
+def test_composing_the_main_command_needs_at_most_70_files() -> None:
+    """What a stranger reads to know how words become an experiment; what a key asks for is imported with the key."""
+    words = ["model=llama32-1b", "dataset=wikipedia", "quant=FA_linear_mxfp8", "training=fast"]
+    files = _files_of([sys.executable, "-c", _COMPOSE, *words])
+    assert "quantexp.config.validate.experiment" in files
+    assert len(files) <= 70, sorted(files)
+
+
+def _files_of(command: list[str], **variables: str) -> list[str]:
+    """The modules that a program prints."""
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | variables
+    )
+    return process.stdout.split()
+
+
 _QUANTISE = """\
 import sys, torch
 from quantexp.formats import quantise
@@ -65,15 +89,8 @@ print(*(name for name in sys.modules if name.partition(".")[0] == "quantexp"))
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
 def test_quantising_a_tensor_needs_at_most_15_files(fmt: str, code: str) -> None:
     """What a stranger reads to know how one number is rounded."""
-    environment = os.environ | ({"QUANTEXP_COMPILE": "0"} if code == "torch" else {})
-    process = subprocess.run(
-        [sys.executable, "-c", _QUANTISE, fmt],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    files = process.stdout.split()
+    variables = {"QUANTEXP_COMPILE": "0"} if code == "torch" else {}
+    files = _files_of([sys.executable, "-c", _QUANTISE, fmt], **variables)
     assert "quantexp.formats.quantising" in files
     assert len(files) <= 15, files
 

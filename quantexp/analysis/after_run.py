@@ -1,12 +1,15 @@
 """Draws what `analysis.auto` selects: for a finished run, for a skipped run, and for a finished sweep.
 
-A run draws itself in its worker. One that is skipped, since it has completed before, gets from the process that skips
-it what its folder does not have yet. A sweep's report is written by the process that worked through it, beside its
-list. A failure to draw is printed and changes no run's state.
+A run that ends is drawn by a child of its rank 0, `python -m quantexp.analysis.after_run`, which `training.drawing`
+starts. One that is skipped, since it has completed before, gets from the process that skips it what its folder does not
+have yet. A sweep's report is written by the process that worked through it, beside its list. A failure to draw is
+printed and changes no run's state.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,6 +22,8 @@ from rich.markup import escape
 from quantexp.errors import QuantexpError
 from quantexp.extra import Service, service
 from quantexp.folders import for_shell, short_path
+from quantexp.processes.with_parent import end_with_parent
+from quantexp.runs.disk import first_line
 from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.schema import AutoDraw
@@ -125,3 +130,32 @@ def _report_failure(words: str, console: Console) -> Iterator[None]:
         if not isinstance(error, QuantexpError):
             traceback.print_exc(file=sys.stderr)
         console.print(f"[red]{escape(words)}[/]: {escape(str(error))}", soft_wrap=True)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve a rank: for each word on standard input, `figures` or `report`, a line of JSON on standard output.
+
+    The line is null, or the failure: its reason in one line, and its traceback. What a library prints goes to standard
+    error.
+    """
+    end_with_parent(None)
+    run, drawing = RunDir(Path(argv[0])), AutoDraw(argv[1])
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for what in sys.stdin:
+        failure = None
+        try:
+            if what.strip() == "figures":
+                draw_figures(run, drawing)
+            else:
+                from quantexp.analysis.report.write import write_report
+
+                write_report([run.root], run.root, REPORT_LOOK_S)
+        except Exception as error:  # noqa: BLE001  (the rank reports it)
+            failure = first_line(error), traceback.format_exc().rstrip()
+        answers.write(f"{json.dumps(failure)}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

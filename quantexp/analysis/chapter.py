@@ -31,8 +31,8 @@ from quantexp.analysis.pool import Pool
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.errors import CaptureError
+from quantexp.runs.disk import write_whole
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import write_whole
 from quantexp.terminal.units import duration
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
 from quantexp.cli.kinds import KINDS, SHELLS
 
 
@@ -93,11 +92,6 @@ def _captures(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _draw(parser: argparse.ArgumentParser) -> None:
-    add_draw_arguments(parser)
-    add_config_dir(parser)
-
-
 _SIDES = "runs, parts of their names, a sweep's list, a folder of runs"
 
 
@@ -106,7 +100,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-#: Adds the arguments and flags of a verb to its parser; those of an extra have their own.
+#: Adds the arguments and flags of a verb to its parser, unless the verb has its own.
 FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "train": add_train,
     "plan": _plan,
@@ -120,7 +114,6 @@ FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "compare": _compare,
     "report": _words("+", "DIR", _SIDES),
     "captures": _captures,
-    "draw": _draw,
     "export": _words("+", "RUN", "a run, or a part of its name"),
     "doctor": add_json,
     "completion": _words("*", "SHELL", f"one of {', '.join(SHELLS)}"),

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import argparse
 from functools import cache
 
 from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
+from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
+from quantexp.cli.flags import add_config_dir
 from quantexp.cli.kinds import SHELLS
 from quantexp.errors import ConfigError
 from quantexp.extra import GROUP, INSTALL, Verb, extras
@@ -20,6 +23,12 @@ _CHANGES = (
     "[launcher.key=value ...] [parallel.key=value ...] [checkpoint.key=value ...] [memory=ignore] "
     "[code=current] [training.restart=true]"
 )
+
+
+def _draw(parser: argparse.ArgumentParser) -> None:
+    add_draw_arguments(parser)
+    add_config_dir(parser)
+
 
 #: The verbs of the core.
 VERBS = {
@@ -136,6 +145,7 @@ VERBS = {
             "draw FA_mxfp8 layer=0-3 --only distributions out=draw",
             "draw runs out=draw launcher=slurm launcher.max_parallel=8",
         ),
+        add_arguments=_draw,
     ),
     "export": Verb(
         "write a saved model as published models are, or for Megatron-LM",

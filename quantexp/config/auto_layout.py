@@ -7,7 +7,7 @@
 The rates are those of one H100 with NVLink and a 400 Gb/s link, at the efficiency that large messages and products
 reach; only their ratios matter. A group sends within a node if its ranks are neighbours in one. Tensor parallelism
 between nodes is left out. Of equal costs the layout with less memory is first. Needs no torch. The number of processes,
-where `launcher.num_processes=0` leaves it to the request and the layout, is chosen before (`with_num_processes`).
+where `launcher.num_processes=0` leaves it to the request and the layout, is chosen before (`config.completing`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quantexp.config.validate.experiment import validate
-from quantexp.config.validate.launcher import check_share_of_batch
-from quantexp.config.validate.parallel import validate_parallel
+from quantexp.config.validate.parallel import check_share_of_batch, validate_parallel
 from quantexp.errors import ConfigError
 from quantexp.memory.communication import communication_bytes
 from quantexp.memory.footprint import fullest_rank
@@ -56,42 +55,12 @@ class Candidate:
     cost_s: float
 
 
-def with_num_processes(experiment: Experiment) -> Experiment:
-    """The experiment itself, or with `launcher.num_processes=0` the one with a number.
-
-    It is a process for each requested GPU, or else the fewest that the layout needs, equally many on every node.
-    """
-    launcher = experiment.launcher
-    if launcher.num_processes:
-        return experiment
-    if launcher.gpus_per_node:
-        number = launcher.nodes * launcher.gpus_per_node
-    else:
-        number = math.lcm(launcher.nodes, _fewest(experiment))
-    complete = dataclasses.replace(launcher, num_processes=max(1, number))
-    return dataclasses.replace(experiment, launcher=complete)
-
-
-def _fewest(experiment: Experiment) -> int:
-    """The smallest number of processes in which every group of the layout is complete."""
-    parallel = experiment.parallel
-    dense = parallel.tensor * parallel.context * parallel.pipeline
-    if experiment.model.moe is None:
-        return dense
-    return math.lcm(dense, parallel.expert * (parallel.expert_tensor or 1) * parallel.pipeline)
-
-
 def with_layout(experiment: Experiment) -> Experiment:
-    """The experiment itself, or with `parallel.auto` the one with the first of its `candidates`.
-
-    Its `parallel.auto` is then false, and its sizes are numbers.
+    """The experiment of `parallel=auto` with the first of its `candidates`; `parallel.auto` is then false.
 
     Raises:
-        ConfigError: with `parallel.auto`, any other key is invalid, a size is set too, the memory of a process is
-            unknown, or no layout fits.
+        ConfigError: any other key is invalid, a size is set too, the memory of a process is unknown, or no layout fits.
     """
-    if not experiment.parallel.auto:
-        return experiment
     validate(_in_one_process(experiment))
     check_limits("launcher", experiment.launcher)
     _refuse_sizes(experiment.parallel)

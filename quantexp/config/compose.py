@@ -28,10 +28,8 @@ from quantexp.config.composition_errors import NULL_SECTION, clean_errors
 from quantexp.config.environment import environment_overrides
 from quantexp.config.formats import fill_formats, folders_of
 from quantexp.config.in_force import iterations_of, name_in_force, quantises, sites_in_force
-from quantexp.config.launchers import check_launcher
 from quantexp.config.load import load, load_sweep
-from quantexp.config.overrides import numbers_as_typed, quoted, readable
-from quantexp.config.published_choice import with_published_choice, words_to_choose_by
+from quantexp.config.overrides import numbers_as_typed, quoted, readable, words_to_choose_by
 from quantexp.config.validate.tracking import check_installed, check_store
 from quantexp.config.values import check_number
 from quantexp.config.words import check_meaning, check_text
@@ -142,7 +140,10 @@ def finished(config: DictConfig) -> Experiment:
     refuse_secrets(asdict(experiment))
     check_installed(experiment.tracking)
     check_store(experiment.tracking)
-    check_launcher(experiment.launcher)
+    if experiment.launcher.options or not experiment.launcher.is_local:
+        from quantexp.config.launchers import check_launcher
+
+        check_launcher(experiment.launcher)
     sites = sites_in_force(experiment)
     if not quantises(experiment, sites) and not is_unquantised(derived_name(experiment.quant)):
         _refuse_an_idle_scheme(experiment, str(config.hydra.runtime.choices.get("quant")))
@@ -195,6 +196,8 @@ def composed(words: list[str]) -> DictConfig:
     first = words_to_choose_by(words)
     config = hydra_compose("config", first, return_hydra_config=True)
     if config.model.get("from_hf") is not None:
+        from quantexp.config.published_choice import with_published_choice
+
         chosen = with_published_choice(words, config)
         config = hydra_compose("config", chosen, return_hydra_config=True)
     _refuse_lost_mappings(words, config)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from quantexp.config.tasks import check_tasks
 from quantexp.errors import ConfigError
-from quantexp.model.checkpoints import named
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import PrecisionMap, declared_maps, forward_only, precision_map
-from quantexp.runs.paths import RunDir
-from quantexp.runs.recorded_config import read_config
-from quantexp.schema import CaptureLevel, Experiment, LrSchedule
+from quantexp.schema import CaptureLevel, EvaluateConfig, Experiment, LrSchedule
 from quantexp.schema.limits import check_limits, next_multiple
+from quantexp.schema.training import run_and_iteration
 
 
 def check_evaluation(experiment: Experiment) -> None:
@@ -40,7 +37,7 @@ def _check_evaluate(experiment: Experiment) -> None:
     """Refuse keys without an effect, and an evaluation without weights."""
     evaluate, training = experiment.evaluate, experiment.training
     check_limits("evaluate", evaluate)
-    check_tasks(experiment)
+    _check_tasks(experiment)
     if not evaluate.only:
         for key in ("each_layer", "each_module", "tasks"):
             if getattr(evaluate, key):
@@ -57,6 +54,22 @@ def _check_evaluate(experiment: Experiment) -> None:
         raise ConfigError(
             f"{setting} has no effect on quantexp evaluate, which trains nothing: drop it"
         )
+
+
+def _check_tasks(experiment: Experiment) -> None:
+    """Refuse tasks that cannot run, and keys of tasks without a task."""
+    evaluate = experiment.evaluate
+    if evaluate.tasks:
+        from quantexp.config.tasks import check_tasks
+
+        check_tasks(experiment)
+        return
+    for key in ("task_folder", "limit", "fewshot", "score_template"):
+        if (value := getattr(evaluate, key)) != getattr(EvaluateConfig, key):
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError(
+                f"evaluate.{key}={shown} has no effect without tasks: add tasks=NAME, or drop it"
+            )
 
 
 def settings_of_training(experiment: Experiment) -> list[str]:
@@ -98,7 +111,7 @@ def evaluated_only(experiment: Experiment) -> Experiment:
 def map_iteration(experiment: Experiment) -> int:
     """The iteration, from 1, whose precision map an evaluation without training uses: that of the checkpoint."""
     start = experiment.training.start_from
-    return 1 if start is None else max(1, named(start)[1])
+    return 1 if start is None else max(1, run_and_iteration(start)[1])
 
 
 def maps_of(experiment: Experiment) -> list[PrecisionMap]:
@@ -157,15 +170,3 @@ def num_evaluations(experiment: Experiment, first: int) -> int:
     if every is None or first > last:
         return 0
     return last // every - (first - 1) // every + (last % every != 0)
-
-
-def was_evaluated(experiment: Experiment, run: RunDir) -> bool:
-    """Whether a completed run has evaluated the requested held-out samples.
-
-    Raises:
-        RunError: the run's configuration cannot be read.
-    """
-    requested = asdict(experiment.evaluation)
-    if requested["every"] is None:
-        return True
-    return read_config(run).get("evaluation") == requested

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from quantexp.config.evaluation import settings_of_training
 from quantexp.errors import ConfigError
-from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.precision import precision_map
 from quantexp.quant.units import Unit, aspects_of, units_of
 from quantexp.schema import Experiment
@@ -28,7 +27,7 @@ def check_gradient(experiment: Experiment) -> None:
         return
     if experiment.evaluate.only:
         raise ConfigError("gradient.only and evaluate.only are different runs; drop one of them")
-    first = first_iteration(experiment)
+    first = experiment.first_iteration
     if training.last_iteration != first:
         raise ConfigError(
             f"training.stop_after must be {first} with gradient.only=true, which is about one iteration, got "
@@ -46,7 +45,7 @@ def units_compared(experiment: Experiment, iteration: int | None = None) -> list
     aspects = aspects_of(experiment.gradient.by)
     if not aspects:
         return []
-    first = first_iteration(experiment) if iteration is None else iteration
+    first = experiment.first_iteration if iteration is None else iteration
     return units_of([precision_map(experiment.model, experiment.quant, first)], aspects)
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from quantexp.config.evaluation import map_iteration
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Format
-from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.outside_products import state_slots
 from quantexp.quant.precision import PrecisionMap, configured, forward_only, precision_map
 from quantexp.quant.rules import changes
@@ -32,7 +31,7 @@ def iterations_of(experiment: Experiment) -> tuple[int, int]:
     """The first and the last iteration, from 1, whose maps are in force; of an evaluation the checkpoint's alone."""
     if experiment.evaluate.only:
         return (map_iteration(experiment),) * 2
-    return first_iteration(experiment), experiment.training.last_iteration
+    return experiment.first_iteration, experiment.training.last_iteration
 
 
 def maps_between(experiment: Experiment, first: int, last: int) -> list[PrecisionMap]:

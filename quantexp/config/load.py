@@ -21,9 +21,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from quantexp.config.auto_layout import with_layout, with_num_processes
 from quantexp.config.choices import groups
-from quantexp.config.completing import complete_dataset, complete_start
+from quantexp.config.completing import complete_dataset, complete_start, with_num_processes
 from quantexp.config.evaluation import evaluated_only
 from quantexp.config.formats import fill_formats, user_folders
 from quantexp.config.validate.data import validate_data
@@ -31,7 +30,6 @@ from quantexp.config.validate.experiment import validate
 from quantexp.config.values import check_values, memory_of
 from quantexp.errors import ConfigError, UnreadableError
 from quantexp.reading.yaml_files import read_yaml, read_yaml_text
-from quantexp.runs.status import write_whole
 from quantexp.schema import (
     CaptureConfig,
     CaptureRule,
@@ -72,7 +70,12 @@ def load(config: DictConfig) -> Experiment:
     complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
-    experiment = evaluated_only(with_layout(with_num_processes(Experiment(**parts))))
+    experiment = with_num_processes(Experiment(**parts))
+    if experiment.parallel.auto:
+        from quantexp.config.auto_layout import with_layout
+
+        experiment = with_layout(experiment)
+    experiment = evaluated_only(experiment)
     validate(experiment)
     return experiment
 
@@ -95,6 +98,8 @@ def load_sweep(config: DictConfig) -> SweepConfig:
 
 def save(experiment: Experiment, file: Path) -> None:
     """Write the resolved configuration; `read` returns the same experiment."""
+    from quantexp.runs.disk import write_whole  # composing writes nothing
+
     write_whole(file, yaml.dump(plain(experiment), Dumper=_Dumper, sort_keys=False, width=1000))
 
 

@@ -22,6 +22,8 @@ from quantexp.errors import ConfigError
 from quantexp.schema.keys import kind_of
 from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
+#: The key of a published configuration, which replaces the chosen model.
+FROM_HF = "model.from_hf"
 _KEY = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_$][\w$./:@-]*", re.ASCII)
 _CALL = re.compile(r"\s*(?P<name>\w+)\s*\(.*", re.DOTALL)
 _PAIRS = {"]": "[", "}": "{", ")": "("}
@@ -40,6 +42,22 @@ _FORMS = {
     "bool": "bool(value)",
 }
 _NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])", re.ASCII)
+
+
+def key_of(word: str) -> str:
+    """The key of an override, without a plus."""
+    return word.lstrip("+").partition("=")[0]
+
+
+def words_to_choose_by(words: list[str]) -> list[str]:
+    """The overrides that determine the published configuration: with `model.from_hf`, without the model's other keys.
+
+    Those keys may belong to a part (`model.mla`) that only the published model has.
+    """
+    keys = [key_of(word) for word in words]
+    if FROM_HF not in keys:
+        return words
+    return [w for w, key in zip(words, keys, strict=True) if key == FROM_HF or key[:6] != "model."]
 
 
 def readable(words: list[str]) -> list[str]:

@@ -17,23 +17,11 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
+from quantexp.config.overrides import FROM_HF, key_of
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir, user_path
 from quantexp.model.checkpoint_hashes import require_intact
 from quantexp.model.huggingface.configuration import numbers, read_config
-
-_KEY = "model.from_hf"
-
-
-def words_to_choose_by(words: list[str]) -> list[str]:
-    """The overrides that determine the published configuration: with `model.from_hf`, without the model's other keys.
-
-    Those keys may belong to a part (`model.mla`) that only the published model has.
-    """
-    keys = [_key(word) for word in words]
-    if _KEY not in keys:
-        return words
-    return [w for w, key in zip(words, keys, strict=True) if key == _KEY or key[:6] != "model."]
 
 
 def with_published_choice(words: list[str], config: DictConfig) -> list[str]:
@@ -52,11 +40,7 @@ def with_published_choice(words: list[str], config: DictConfig) -> list[str]:
     if file.is_file():
         require_intact(file, only=(file.name,))
     choice = _stored(file, _file_keys(config, words))
-    return [*(word for word in words if _key(word) != "model"), f"model={choice}"]
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+").partition("=")[0]
+    return [*(word for word in words if key_of(word) != "model"), f"model={choice}"]
 
 
 def _file_keys(config: DictConfig, words: list[str]) -> dict[str, Any]:
@@ -69,9 +53,9 @@ def _file_keys(config: DictConfig, words: list[str]) -> dict[str, Any]:
     if own and own.get("from_hf") is not None:
         return {key: value for key, value in own.items() if key != "defaults"}
     for word in words:
-        if _key(word) == "model":
+        if key_of(word) == "model":
             raise ConfigError(
-                f"{word} and {_KEY}={config.model.from_hf} both choose the model; drop one of them"
+                f"{word} and {FROM_HF}={config.model.from_hf} both choose the model; drop one of them"
             )
     return {}
 

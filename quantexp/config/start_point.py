@@ -15,20 +15,19 @@ from pathlib import Path
 from quantexp.config.load import read
 from quantexp.errors import DataError, RunError, UnreadableError
 from quantexp.folders import user_path
-from quantexp.model import checkpoints
 from quantexp.model.checkpoints import (
     PADDING,
     STATE,
     STATE_INDEX,
     folder_of,
     is_published,
-    named,
     saved_iterations,
 )
 from quantexp.runs.find import runs_named, scope
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
 from quantexp.schema import Experiment
+from quantexp.schema.training import run_and_iteration
 
 #: The options that, with the data, determine the tokens of an iteration.
 _ORDER = ("seed", "seq_length", "global_batch_size", "iterations")
@@ -68,7 +67,7 @@ class StartPoint:
 
 def first_iteration(experiment: Experiment, own: StartPoint | None) -> int:
     """The first iteration of a run that goes on from its own checkpoint, or of one that has none, from 1."""
-    return checkpoints.first_iteration(experiment) if own is None else own.iteration + 1
+    return experiment.first_iteration if own is None else own.iteration + 1
 
 
 def start_point(experiment: Experiment) -> StartPoint | None:
@@ -81,7 +80,7 @@ def start_point(experiment: Experiment) -> StartPoint | None:
     if training.start_from is None:
         return None
     option = f"training.start_from={training.start_from}"
-    iteration = named(training.start_from)[1]
+    iteration = run_and_iteration(training.start_from)[1]
     root = user_path(experiment.paths.root).absolute()
     point = StartPoint(started_run(training.start_from, root), iteration)
     if iteration not in (saved := saved_iterations(point.run)):
@@ -123,7 +122,7 @@ def started_run(start_from: str, root: Path) -> RunDir:
         DataError: no run has this name, or several do.
     """
     option = f"training.start_from={start_from}"
-    name, iteration = named(start_from)
+    name, iteration = run_and_iteration(start_from)
     try:
         runs = scope(name, root).runs
     except RunError as error:

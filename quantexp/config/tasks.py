@@ -41,20 +41,12 @@ def tasks_of(words: Iterable[str]) -> list[str]:
 
 
 def check_tasks(experiment: Experiment) -> None:
-    """Refuse tasks that cannot run, whatever their names.
+    """Refuse the tasks of an experiment if they cannot run, whatever their names.
 
     Raises:
-        ConfigError: the keys of tasks without a task; several processes; the package is missing.
+        ConfigError: several processes; the package is missing; the folder is none.
     """
     evaluate = experiment.evaluate
-    if not evaluate.tasks:
-        for key in ("task_folder", "limit", "fewshot", "score_template"):
-            if (value := getattr(evaluate, key)) != getattr(EvaluateConfig, key):
-                shown = str(value).lower() if isinstance(value, bool) else value
-                raise ConfigError(
-                    f"evaluate.{key}={shown} has no effect without tasks: add tasks=NAME, or drop it"
-                )
-        return
     if (number := experiment.launcher.num_processes) > 1:
         raise ConfigError(
             f"evaluate.tasks run in one process, got launcher.num_processes={number}; drop the tasks, or evaluate "

@@ -13,7 +13,7 @@ from quantexp.config.words import control_character
 from quantexp.errors import ConfigError
 from quantexp.schema import MemoryCheck
 from quantexp.schema.keys import kind_of
-from quantexp.schema.missing import MISSING
+from quantexp.schema.limits import MISSING
 
 #: Keys of text with choices that YAML reads as true and false.
 _TRUTH_VALUES = ("analysis.auto", "launcher.sbatch.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantexp.config.choices import NOT_CHOSEN, groups
 from quantexp.errors import ConfigError
-from quantexp.schema.missing import MISSING
+from quantexp.schema.limits import MISSING
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

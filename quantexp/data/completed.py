@@ -4,7 +4,6 @@ from pathlib import Path
 
 from quantexp.data.binary import pair_paths
 from quantexp.data.prepared import card_path, default_prefix, read_card, tokenizer_folder
-from quantexp.data.sample import sample_label
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.folders import user_path
@@ -12,9 +11,9 @@ from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 
 def complete(dataset: DatasetConfig) -> None:
-    """Sets path, tokenizer, split and label.
+    """Sets path, tokenizer, split and label of a dataset that is not the built-in sample.
 
-    A dataset without a path, a blend or the sample has the path of what `prepare` wrote, if there is anything.
+    One without a path or a blend has the path of what `prepare` wrote, if there is anything.
     Tokenizer and split come from the card beside the first path, else they are the defaults.
 
     Raises:
@@ -22,7 +21,7 @@ def complete(dataset: DatasetConfig) -> None:
     """
     default = Path(default_prefix(dataset.name))
     written = (card_path(default), *pair_paths(default))
-    if not (dataset.path or dataset.blend or dataset.sample) and any(p.exists() for p in written):
+    if not (dataset.path or dataset.blend) and any(p.exists() for p in written):
         dataset.path = str(default)
     prefix = next(iter(paths(dataset)), None)
     card = read_card(prefix) if prefix is not None else None
@@ -36,7 +35,7 @@ def complete(dataset: DatasetConfig) -> None:
     dataset.tokenizer = dataset.tokenizer or TokenizerKind.huggingface
     if dataset.split is None:
         dataset.split = DEFAULT_SPLIT if card is None else card.split
-    dataset.label = sample_label(dataset.name) if dataset.sample else dataset.name
+    dataset.label = dataset.name
 
 
 def paths(dataset: DatasetConfig) -> dict[Path, float]:

@@ -16,16 +16,17 @@ from quantexp.data.prepared import card_path
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
-from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, PrepareConfig, TokenizerKind
+from quantexp.schema.dataset import (
+    DEFAULT_SPLIT,
+    SYNTHETIC,
+    DatasetConfig,
+    PrepareConfig,
+    TokenizerKind,
+)
 
-#: The generated data, and a number that is incremented whenever its documents change.
-SYNTHETIC, SYNTHETIC_VERSION = "synthetic", 1
+#: Incremented whenever the generated documents change.
+SYNTHETIC_VERSION = 1
 _SAMPLES = {"wikipedia": "wikipedia.xml", "dolma": "dolma.jsonl"}
-
-
-def sample_label(dataset_name: str) -> str:
-    """The displayed name of built-in data."""
-    return f"{dataset_name} ({'generated' if dataset_name == SYNTHETIC else 'built-in sample'})"
 
 
 def read_sample(dataset_name: str) -> Iterator[Document]:

@@ -18,7 +18,6 @@ from quantexp.config.gradient import num_passes as num_gradient_passes
 from quantexp.config.gradient import units_compared
 from quantexp.folders import cache_dir
 from quantexp.launch.machine_rates import Rates, rates_of
-from quantexp.model.checkpoints import first_iteration
 from quantexp.model.sizes import flops_per_iteration, num_parameters
 from quantexp.runs.device import device_class
 from quantexp.schema import Experiment, Recompute
@@ -51,7 +50,7 @@ class Duration:
 def work(experiment: Experiment) -> Work:
     """Iterations, tokens and FLOPs of a whole training, or of the forward passes of an evaluation without one."""
     training = experiment.training
-    iterations = training.last_iteration - first_iteration(experiment) + 1
+    iterations = training.last_iteration - experiment.first_iteration + 1
     sequences = training.global_batch_size
     flop = flops_per_iteration(experiment.model, training.seq_length, sequences)
     if experiment.evaluate.only:
@@ -95,7 +94,7 @@ def _share_of_threads(experiment: Experiment, rates: Rates) -> float:
 
 def _evaluated_flop(experiment: Experiment) -> float:
     """FLOPs of the evaluations' forward passes, a third of a training iteration's."""
-    times = num_evaluations(experiment, first_iteration(experiment))
+    times = num_evaluations(experiment, experiment.first_iteration)
     samples, length = num_samples(experiment), experiment.training.seq_length
     return times * flops_per_iteration(experiment.model, length, samples) / 3
 

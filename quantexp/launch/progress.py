@@ -21,9 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from quantexp.errors import RunError, UnreadableError
+from quantexp.quant.label import describe_format
+from quantexp.quant.slots import WORKING
 from quantexp.runs.metrics import Speed, recent_metrics, speed_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Phase, Status, instant, read_status
+from quantexp.schema import Precision
 from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 from quantexp.terminal.units import clock, duration, human_bytes
@@ -252,3 +255,21 @@ def captured_size(num_tensors: int, num_bytes: int) -> str:
     if num_tensors and not num_bytes:
         return f"statistics of {num_tensors} tensors"
     return f"{num_tensors} tensors, {human_bytes(num_bytes)}"
+
+
+def proof_line(proof: Mapping[str, Any] | None, precision: Precision) -> str:
+    """The proof of engagement in one line."""
+    if proof is None:
+        return "none"
+    entries = proof["entries"]
+    quantised = [e for e in entries if e["format"] != WORKING]
+    engaged = sum(e.get("status") == "engaged" for e in quantised)
+    inconclusive = sum(e.get("status") == "inconclusive" for e in entries)
+    parts = [
+        f"{engaged} of {len(quantised)} quantised slots engaged, "
+        f"{len(entries) - len(quantised)} slots {describe_format(WORKING, precision)}, "
+        f"{proof.get('quantised_calls', 0)} quantised operands seen"
+    ]
+    if inconclusive:
+        parts.append(f"{inconclusive} inconclusive")
+    return "; ".join(parts)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from quantexp.errors import ConfigError, RunError, UnreadableError
 from quantexp.folders import require_text, user_path
-from quantexp.model.checkpoints import named
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import is_same_folder, moved, read_config
 from quantexp.schema import CaptureLevel, Code, Experiment
+from quantexp.schema.training import run_and_iteration
 
 #: The keys that hold paths: section -> keys.
 _PATHS = {
@@ -37,7 +37,7 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
     for section, key, path in _paths(copied):
         setattr(getattr(copied, section), key, str(user_path(path).absolute()))
     if copied.training.start_from is not None:
-        name, iteration = named(copied.training.start_from)
+        name, iteration = run_and_iteration(copied.training.start_from)
         if (run := user_path(name)).exists():
             copied.training.start_from = f"{run.absolute()}@{iteration}"
     return copied
@@ -81,7 +81,7 @@ def in_place(experiment: Experiment, run: RunDir) -> Experiment:
         setattr(getattr(copied, section), key, moved(path, recorded_root, root))
     copied.paths.root = str(root)
     if copied.training.start_from is not None:
-        name, iteration = named(copied.training.start_from)
+        name, iteration = run_and_iteration(copied.training.start_from)
         copied.training.start_from = f"{moved(name, recorded_root, root)}@{iteration}"
     return copied
 

@@ -5,12 +5,13 @@ Not so if other code or other versions of packages made it: its numbers may be o
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from quantexp import __version__
-from quantexp.capture.select.rules import captured_iterations, holds_values
+from quantexp.capture.select.rules import holds_values
+from quantexp.capture.select.schedule import captured_iterations
 from quantexp.capture.store.manifest import MANIFEST, ManifestLine
-from quantexp.config.evaluation import was_evaluated
 from quantexp.config.load import read_capture
 from quantexp.errors import ConfigError, RunError, UnreadableError
 from quantexp.folders import user_path
@@ -19,6 +20,7 @@ from quantexp.reading.json_files import json_lines
 from quantexp.runs.code_digest import code_digest
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import UNKNOWN_CODE, codes_of, read_provenance, versions
+from quantexp.runs.recorded_config import read_config
 from quantexp.runs.status import INTERRUPTED, State, read_status
 from quantexp.schema import CaptureConfig, CaptureLayout, CaptureLevel, CaptureValues, Experiment
 
@@ -71,7 +73,7 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
     saved = iterations_saved(experiment.checkpoint, status.iteration)
     if not set(kept(experiment.checkpoint, saved)) <= set(saved_iterations(run)):
         return None
-    if not was_evaluated(experiment, run):
+    if not _was_evaluated(experiment, run):
         return None
     if not covers(earlier, experiment.capture, experiment.training.last_iteration):
         return None
@@ -153,3 +155,15 @@ def _captures_exist(tensors: Path, requested: CaptureLevel) -> bool:
         return False
     files = [line.get("file") for line in lines]  # null: exceeded the budget
     return all(file is not None and (tensors / file).is_file() for file in files)
+
+
+def _was_evaluated(experiment: Experiment, run: RunDir) -> bool:
+    """Whether a completed run has evaluated the requested held-out samples.
+
+    Raises:
+        RunError: the run's configuration cannot be read.
+    """
+    requested = asdict(experiment.evaluation)
+    if requested["every"] is None:
+        return True
+    return read_config(run).get("evaluation") == requested

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,11 +22,10 @@ from quantexp.config.in_force import idle_rules
 from quantexp.folders import for_shell, short_path
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
-from quantexp.launch.progress import captured_size, tokens_words
+from quantexp.launch.progress import captured_size, proof_line, tokens_words
 from quantexp.model.checkpoints import next_iteration, saved_iterations
 from quantexp.model.label import describe_model
-from quantexp.quant.label import describe_format, describe_scheme, is_unquantised
-from quantexp.quant.slots import WORKING
+from quantexp.quant.label import describe_scheme, is_unquantised
 from quantexp.runs.evaluation import read_evaluation
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
@@ -140,24 +138,6 @@ def print_how_to_go_on_with_sweep(
 
 def _print_command(command: str, console: Console) -> None:
     console.print(f"  [bold]{escape(command)}[/]", soft_wrap=True)
-
-
-def proof_line(proof: Mapping[str, Any] | None, precision: Precision) -> str:
-    """The proof of engagement in one line."""
-    if proof is None:
-        return "none"
-    entries = proof["entries"]
-    quantised = [e for e in entries if e["format"] != WORKING]
-    engaged = sum(e.get("status") == "engaged" for e in quantised)
-    inconclusive = sum(e.get("status") == "inconclusive" for e in entries)
-    parts = [
-        f"{engaged} of {len(quantised)} quantised slots engaged, "
-        f"{len(entries) - len(quantised)} slots {describe_format(WORKING, precision)}, "
-        f"{proof.get('quantised_calls', 0)} quantised operands seen"
-    ]
-    if inconclusive:
-        parts.append(f"{inconclusive} inconclusive")
-    return "; ".join(parts)
 
 
 def tracking_lines(outcome: Outcome) -> dict[str, str]:

@@ -13,7 +13,7 @@ from megatron.core.utils import unwrap_model
 from quantexp.errors import QuantexpError, RunError
 from quantexp.folders import cache_dir
 from quantexp.formats.certificate import standing
-from quantexp.launch.summary import proof_line
+from quantexp.launch.progress import proof_line
 from quantexp.megatron_lm.folder import (
     amax_histories,
     beside,
@@ -25,12 +25,13 @@ from quantexp.megatron_lm.folder import (
 from quantexp.megatron_lm.schemes import schemes_of_file
 from quantexp.quant.precision import PrecisionMap, quantises_output
 from quantexp.quant.weight_cache.weights import WeightCopies
+from quantexp.runs.disk import first_line
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
 from quantexp.runs.status import Phase, State, finish, now, read_json, write_json
 from quantexp.schema import Experiment
 from quantexp.training.context import RunContext
-from quantexp.training.log import LOG, first_line, log_to_stderr
+from quantexp.training.log import LOG, log_to_stderr
 from quantexp.training.megatron.collectives import gather, merge_amaxes
 from quantexp.training.megatron.device import device_name
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts

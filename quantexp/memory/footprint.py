@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantexp.capture.select.budget import rank_bytes_of_iteration
-from quantexp.capture.select.rules import captured_iterations
+from quantexp.capture.select.schedule import captured_iterations
 from quantexp.memory.activations import (
     activation_bytes,
     largest_layer_bytes,

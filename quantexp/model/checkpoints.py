@@ -19,14 +19,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantexp.errors import ConfigError, DataError, RunError
+from quantexp.errors import DataError, RunError
 from quantexp.folders import existing
 from quantexp.model.huggingface.file_names import INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.sizes import element_bytes
 from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment
-from quantexp.schema.limits import check_limits
 
 #: The folder of the training state in a checkpoint's folder, if it is saved, and its index.
 STATE, STATE_INDEX = "state", "state.json"
@@ -64,35 +63,6 @@ def kept(checkpoint: CheckpointConfig, saved: Sequence[int]) -> list[int]:
 def most_at_once(checkpoint: CheckpointConfig, saved: Sequence[int]) -> int:
     """The largest number of checkpoints that are there at once: one is removed only after the next one is whole."""
     return len(kept(checkpoint, saved[:-1])) + 1 if saved else 0
-
-
-def check_checkpoint(checkpoint: CheckpointConfig, iterations: int) -> None:
-    """Refuse intervals that save nothing, and keys that do nothing.
-
-    Raises:
-        ConfigError: names key, value and bound.
-    """
-    check_limits("checkpoint", checkpoint)
-    if checkpoint.keep_every is not None and checkpoint.keep_last is None:
-        raise ConfigError(
-            f"checkpoint.keep_every={checkpoint.keep_every} needs checkpoint.keep_last=N: without it all stay"
-        )
-    if not checkpoint.publish and not checkpoint.optimizer:
-        raise ConfigError(
-            "checkpoint.publish=false needs checkpoint.optimizer=true: a checkpoint without both has no weights"
-        )
-    if checkpoint.every is None:
-        if checkpoint.optimizer and not checkpoint.at_end and checkpoint.every_min is None:
-            raise ConfigError(
-                "checkpoint.optimizer needs checkpoints to be kept in: checkpoint.every=N, checkpoint.every_min=N or "
-                "checkpoint.at_end=true"
-            )
-        return
-    if checkpoint.every > iterations:
-        raise ConfigError(
-            f"checkpoint.every must be at most training.iterations={iterations}, got {checkpoint.every}; "
-            "checkpoint.at_end=true saves the last iteration's"
-        )
 
 
 def folder_of(run: RunDir, iteration: int) -> Path:
@@ -181,45 +151,4 @@ def require_room(experiment: Experiment, root: Path) -> None:
         raise RunError(
             f"{number} checkpoints would take {required / 1e9:.3g} GB, and {root} has {free / 1e9:.3g} GB free; raise "
             "checkpoint.every, set checkpoint.keep_last=N, or set paths.root to another disk"
-        )
-
-
-def named(text: str) -> tuple[str, int]:
-    """The run and the iteration of `training.start_from`.
-
-    Raises:
-        ConfigError: the text does not have this form.
-    """
-    run, at, iteration = text.rpartition("@")
-    if not (run and at and iteration.isdecimal() and int(iteration) > 0):
-        raise ConfigError(f"training.start_from must be RUN@ITERATION, got {text!r}")
-    return run, int(iteration)
-
-
-def first_iteration(experiment: Experiment) -> int:
-    """The first iteration of a run, from 1; an evaluation without training counts its own."""
-    start = experiment.training.start_from
-    return 1 if start is None or experiment.evaluate.only else named(start)[1] + 1
-
-
-def check_start(experiment: Experiment) -> None:
-    """Refuse contradictory keys.
-
-    Raises:
-        ConfigError: names them.
-    """
-    training = experiment.training
-    if training.start_from is None:
-        if training.start_optimizer:
-            raise ConfigError("training.start_optimizer needs training.start_from=RUN@ITERATION")
-        return
-    if experiment.model.init_from is not None:
-        raise ConfigError(
-            f"training.start_from={training.start_from} and model.init_from={experiment.model.init_from} both give the "
-            "first weights; drop one of them"
-        )
-    if (first := first_iteration(experiment)) > training.iterations:
-        raise ConfigError(
-            f"training.start_from={training.start_from} begins with iteration {first}, and training.iterations is "
-            f"{training.iterations}"
         )

@@ -14,8 +14,8 @@ from typing import BinaryIO
 from quantexp.errors import UnreadableError
 from quantexp.terminal.units import human_bytes
 
-#: Bytes of a text file.
-MOST_TEXT = 1 << 26
+#: Bytes of a text file, and levels of nesting in any file.
+MOST_TEXT, MOST_LEVELS = 1 << 26, 64
 
 
 def open_file(file: Path) -> BinaryIO:

@@ -17,12 +17,12 @@ from typing import Any, BinaryIO, TypeVar
 import orjson
 
 from quantexp.errors import UnreadableError
-from quantexp.reading.files import open_file, read_bytes, unreadable
+from quantexp.reading.files import MOST_LEVELS, open_file, read_bytes, unreadable
 from quantexp.reading.typed import WrongTypeError, typed
 from quantexp.terminal.units import human_bytes
 
-#: Bytes of a file, values in it, levels of nesting, and bytes of a line.
-MOST_BYTES, MOST_VALUES, MOST_LEVELS, MOST_LINE = 1 << 27, 10_000_000, 64, 1 << 24
+#: Bytes of a file, values in it, and bytes of a line.
+MOST_BYTES, MOST_VALUES, MOST_LINE = 1 << 27, 10_000_000, 1 << 24
 
 _Kind = TypeVar("_Kind")
 #: A value that Python's own writer may write.

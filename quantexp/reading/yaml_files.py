@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from quantexp.errors import UnreadableError
-from quantexp.reading.files import read_text
-from quantexp.reading.json_files import MOST_LEVELS
+from quantexp.reading.files import MOST_LEVELS, read_text
 
 #: Bytes of a file, and digits of a number.
 MOST_BYTES, _MOST_DIGITS = 1 << 22, 400

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from quantexp.errors import RunInUseError, UnreadableError
 from quantexp.reading.json_files import read_json
+from quantexp.runs.disk import write_whole
 from quantexp.runs.fencing import take_over
 from quantexp.runs.lock import cannot_write
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import write_whole
 
 #: Bytes of a claim.
 MOST_BYTES = 1 << 12

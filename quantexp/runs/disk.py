@@ -1,4 +1,4 @@
-"""Explains why a file cannot be written: which file, how much is missing, and what to do.
+"""Writes files whole, and explains why one cannot be written: which file, how much is missing, and what to do.
 
 An `OSError` of `write` does not name its file, and torch's zip writer raises a `RuntimeError` about a position in the
 file. `writing` adds the file and its size to both; `explanation` is the line that a user sees.
@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from quantexp.errors import QuantexpError
+from quantexp.folders import sync
 from quantexp.terminal.units import human_bytes
 
 #: Errors of a full disk.
@@ -51,6 +53,25 @@ def writing(file: Path, num_bytes: int = 0) -> Iterator[None]:
         raise cause from error
 
 
+def write_whole(file: Path, text: str, *, is_durable: bool = False) -> None:
+    """Write a file atomically: to a temporary name beside it, then rename; an error leaves no temporary file.
+
+    With `is_durable`, a later power failure leaves it as it is; otherwise the file may be empty or zero then.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with writing(file, len(text)):
+            temporary.write_text(text)
+            if is_durable:
+                sync(temporary)
+            temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if is_durable:
+        sync(file.parent)
+
+
 def _cause(error: Exception, file: Path, num_bytes: int) -> OSError | None:
     """The error of the system behind an error; None if there is none."""
     if isinstance(error, OSError):
@@ -70,6 +91,14 @@ def explanation(error: OSError) -> str | None:
     missing = _missing(file, getattr(error, "num_bytes", 0)) if error.errno in FULL else ""
     remedy = _REMEDIES[error.errno].format(disk=file.parent)
     return f"{file} cannot be written ({error.strerror}{missing}); {remedy}"
+
+
+def first_line(error: Exception) -> str:
+    """The error in one line: its own words if it is a user's, else with its type."""
+    if isinstance(error, OSError) and (words := explanation(error)) is not None:
+        return words
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, QuantexpError) else f"{type(error).__name__}: {first}"
 
 
 def _missing(file: Path, num_bytes: int) -> str:

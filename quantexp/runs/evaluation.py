@@ -13,9 +13,10 @@ from typing import Any, NotRequired, Required, TypedDict
 
 from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import Count
+from quantexp.runs.disk import write_whole
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import does_only
-from quantexp.runs.status import write_json, write_whole
+from quantexp.runs.status import write_json
 
 #: The sums of a line of documents.jsonl, in the order of `quantexp.extras.evaluate.token_measures.TokenMeasure`.
 DOCUMENT_COLUMNS = (

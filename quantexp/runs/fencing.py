@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 
+from quantexp.runs.disk import write_whole
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import write_whole
 
 #: The variable in which a launcher names each of its starts, such as the job's id and its restart count.
 START = "QUANTEXP_START"

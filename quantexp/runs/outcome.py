@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from quantexp.processes.silence import Silence
+from quantexp.runs.disk import write_whole
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import ENDED_SILENTLY, end_record, outcome_of_ranks, write_record
 from quantexp.runs.status import (
@@ -17,7 +18,6 @@ from quantexp.runs.status import (
     now,
     read_status,
     write_status,
-    write_whole,
 )
 
 #: The reason that a rank of a job records on SIGTERM: it cannot know who sent the signal.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -12,10 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
-from quantexp.folders import sync
 from quantexp.reading import json_files
 from quantexp.reading.typed import REQUIRED, Count, Like, Rule
-from quantexp.runs.disk import writing
+from quantexp.runs.disk import write_whole
 from quantexp.runs.redaction import redacted_text
 
 #: The words for a run whose status cannot be read, and for a run without a folder, in the place of a state.
@@ -196,25 +194,6 @@ def write_json(file: Path, content: object, *, is_durable: bool = False) -> None
 
 def _whole_escape(escape: re.Match[str]) -> str:
     return escape[0] if escape["half"] is None else rf"\\{escape['half']}"
-
-
-def write_whole(file: Path, text: str, *, is_durable: bool = False) -> None:
-    """Write a file atomically: to a temporary name beside it, then rename; an error leaves no temporary file.
-
-    With `is_durable`, a later power failure leaves it as it is; otherwise the file may be empty or zero then.
-    """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with writing(file, len(text)):
-            temporary.write_text(text)
-            if is_durable:
-                sync(temporary)
-            temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    if is_durable:
-        sync(file.parent)
 
 
 def requeues(status: Status) -> list[dict[str, Any]]:

@@ -8,10 +8,6 @@ Choices are Enums whose member names are what the user types.
 
 from __future__ import annotations
 
-from quantexp.schema.analysis import (
-    AnalysisConfig,
-    AutoDraw,
-)
 from quantexp.schema.capture import (
     CaptureConfig,
     CaptureLayout,
@@ -27,6 +23,8 @@ from quantexp.schema.dataset import (
     TokenizerKind,
 )
 from quantexp.schema.experiment import (
+    AnalysisConfig,
+    AutoDraw,
     Code,
     Composition,
     Experiment,
@@ -36,9 +34,12 @@ from quantexp.schema.experiment import (
 )
 from quantexp.schema.launcher import (
     ContainerRuntime,
+    Dispatcher,
     JobConfig,
     LauncherConfig,
+    ParallelConfig,
     SlurmConfig,
+    Unaligned,
 )
 from quantexp.schema.model import (
     AuxLoss,
@@ -46,11 +47,6 @@ from quantexp.schema.model import (
     ModelConfig,
     MoeConfig,
     YarnConfig,
-)
-from quantexp.schema.parallel import (
-    Dispatcher,
-    ParallelConfig,
-    Unaligned,
 )
 from quantexp.schema.quant import (
     Backend,

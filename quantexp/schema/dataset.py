@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import FOLDER_NAME, at_most, between, limited
-from quantexp.schema.missing import MISSING
+from quantexp.schema.limits import FOLDER_NAME, MISSING, at_most, between, limited
 
 #: The default shares of training, validation and test.
 DEFAULT_SPLIT = "95,5,0"
+#: The dataset whose sample is generated.
+SYNTHETIC = "synthetic"
 
 
 class TokenizerKind(Enum):

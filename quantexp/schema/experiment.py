@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.analysis import AnalysisConfig
 from quantexp.schema.capture import CaptureConfig
 from quantexp.schema.dataset import DatasetConfig
-from quantexp.schema.launcher import LauncherConfig
+from quantexp.schema.launcher import LauncherConfig, ParallelConfig
+from quantexp.schema.limits import Limit, limited
 from quantexp.schema.model import ModelConfig
-from quantexp.schema.parallel import ParallelConfig
 from quantexp.schema.quant import QuantConfig
 from quantexp.schema.tracking import TrackingConfig
 from quantexp.schema.training import (
@@ -20,6 +19,7 @@ from quantexp.schema.training import (
     EvaluationConfig,
     GradientConfig,
     TrainingConfig,
+    run_and_iteration,
 )
 
 
@@ -39,6 +39,38 @@ class Code(Enum):
     recorded = "recorded"
     #: The present one; provenance.json records the change.
     current = "current"
+
+
+class AutoDraw(Enum):
+    """The figures drawn after a run."""
+
+    everything = "true"
+    quick = "quick"
+    nothing = "false"
+
+
+_AUTO = Limit(
+    lambda text: text.lower() in {auto.value for auto in AutoDraw},
+    "must be quick (one picture), true (all figures) or false (none)",
+)
+
+
+@dataclass
+class AnalysisConfig:
+    """The analysis after a run."""
+
+    #: quick: figures/quick_analysis.png and report.html; true: also the whole tree of `quantexp draw`, as PNG;
+    #: false: nothing.
+    auto: str = limited("quick", _AUTO)
+
+    @property
+    def drawing(self) -> AutoDraw:
+        """`auto` as an Enum; the field is a string because OmegaConf accepts no Enum member `true`.
+
+        Raises:
+            ValueError: any other value.
+        """
+        return AutoDraw(self.auto.lower())
 
 
 @dataclass
@@ -80,6 +112,16 @@ class Experiment:
     #: Run again although a completed run with this identity exists; the earlier attempt is kept.
     force: bool = False
     code: Code = Code.recorded
+
+    @property
+    def first_iteration(self) -> int:
+        """The first iteration of the run, from 1; an evaluation without training counts its own.
+
+        Raises:
+            ConfigError: `training.start_from` is not RUN@ITERATION.
+        """
+        start = self.training.start_from
+        return 1 if start is None or self.evaluate.only else run_and_iteration(start)[1] + 1
 
     @property
     def memory_gb(self) -> float | None:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from quantexp.errors import ConfigError
 
 _T = TypeVar("_T")
+#: OmegaConf's marker of a required value; importing OmegaConf is slower than the whole schema.
+MISSING: Any = "???"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from enum import Enum
 
 from quantexp.schema.limits import (
     FOLDER_NAME,
+    MISSING,
     NOT_NEGATIVE,
     POSITIVE,
     Limit,
@@ -14,7 +15,6 @@ from quantexp.schema.limits import (
     between,
     limited,
 )
-from quantexp.schema.missing import MISSING
 
 #: The bounds of sizes: about eight times the largest published ones, and little enough for a plan to count in seconds.
 _LAYERS, _WIDTHS, _HEADS, _EXPERTS = (between(1, most) for most in (1_000, 1 << 24, 16_384, 4_096))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quantexp.errors import ConfigError
 from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_most, between, limited
 
 _BELOW_ONE = Limit(lambda value: 0 <= value < 1, "must lie in [0, 1)")
@@ -209,3 +210,15 @@ class CheckpointConfig:
     keep_last: int | None = limited(None, *_ITERATIONS)
     #: With keep_last: also keep the checkpoints of multiples of N iterations.
     keep_every: int | None = limited(None, *_ITERATIONS)
+
+
+def run_and_iteration(text: str) -> tuple[str, int]:
+    """The run and the iteration of `training.start_from`.
+
+    Raises:
+        ConfigError: the text does not have this form.
+    """
+    run, at, iteration = text.rpartition("@")
+    if not (run and at and iteration.isdecimal() and int(iteration) > 0):
+        raise ConfigError(f"training.start_from must be RUN@ITERATION, got {text!r}")
+    return run, int(iteration)

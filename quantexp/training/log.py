@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from quantexp.errors import QuantexpError
-from quantexp.runs.disk import explanation
 from quantexp.runs.redaction import RedactingFormatter
 
 #: The logger of everything that a run prints.
@@ -99,14 +97,6 @@ def is_library_file(filename: str) -> bool:
     """Whether a warning's file belongs to an installed copy of one of the libraries."""
     parts = Path(filename).parts
     return "site-packages" in parts and any(name in parts for name in LIBRARIES)
-
-
-def first_line(error: Exception) -> str:
-    """The error in one line: its own words if it is a user's, else with its type."""
-    if isinstance(error, OSError) and (words := explanation(error)) is not None:
-        return words
-    first = (str(error).strip().splitlines() or [""])[0]
-    return first if isinstance(error, QuantexpError) else f"{type(error).__name__}: {first}"
 
 
 def log_to(log: Path) -> None:

@@ -59,7 +59,7 @@ class RunObserver:
         from quantexp.capture.names import start_timestamp
         from quantexp.capture.record.recorder import Recorder
         from quantexp.capture.select.choice import last_captured
-        from quantexp.capture.select.rules import captured_iterations
+        from quantexp.capture.select.schedule import captured_iterations
         from quantexp.capture.store.folder import CaptureStore
         from quantexp.capture.store.kept import NOTHING, kept
         from quantexp.training.megatron.collectives import gather

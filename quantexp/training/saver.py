@@ -36,10 +36,11 @@ from quantexp.model.pieces import Piece
 from quantexp.model.rank_records import RankRecord, await_records, write_record
 from quantexp.model.retention import remove_others
 from quantexp.model.training_state import StateIndex
+from quantexp.runs.disk import first_line
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.status import Phase
 from quantexp.training.context import RunContext
-from quantexp.training.log import LOG, first_line
+from quantexp.training.log import LOG
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.state_shards import RankState, index_of, weights_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quantexp.capture.select.choice import takes_micro_batch
-from quantexp.capture.select.rules import captured_iterations
+from quantexp.capture.select.schedule import captured_iterations
 from quantexp.capture.store.token_list import TokenList
 from quantexp.model.layout import Layout, Place
 from quantexp.schema import CaptureLevel, Experiment

@@ -17,14 +17,13 @@ import signal
 import sys
 from pathlib import Path
 
-from quantexp.analysis.after_run import REPORT_LOOK_S, draw_figures
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError
 from quantexp.extra import Service, required
 from quantexp.processes.unresponsive import leave_if_stuck
 from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
 from quantexp.runs.claim import drop_claim
-from quantexp.runs.disk import explanation
+from quantexp.runs.disk import explanation, first_line
 from quantexp.runs.fencing import TakenOverError, own_start
 from quantexp.runs.lock import take_lock
 from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, SAVED_BEFORE_LIMIT
@@ -40,13 +39,8 @@ from quantexp.runs.status import (
 )
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.training.context import RunContext
-from quantexp.training.log import (
-    LOG,
-    first_line,
-    log_to,
-    log_to_stderr,
-    redirect_library_messages,
-)
+from quantexp.training.drawing import Drawing
+from quantexp.training.log import LOG, log_to, log_to_stderr, redirect_library_messages
 from quantexp.training.observer import RunObserver
 from quantexp.training.rank_session import rank_session
 from quantexp.training.requests import Request
@@ -104,6 +98,7 @@ class Worker:
     ) -> None:
         self.context = RunContext(run, experiment, rank, in_job=in_job)
         self._observer: RunObserver | None = None
+        self._drawing = Drawing(run, experiment)
         #: The signal that ends the run, if one does.
         self._signal: str | None = None
         #: The final status is being written, or has been.
@@ -183,6 +178,8 @@ class Worker:
             except TakenOverError:
                 LOG.error("the run was started again elsewhere: this attempt ends")
                 return 1
+            finally:
+                self._drawing.close()
 
     def _run_until_interrupted(self) -> int:
         try:
@@ -251,18 +248,20 @@ class Worker:
 
     def _report(self) -> None:
         """Write report.html; a failure to write it does not change the run's state."""
-        if not self.context.rank.leads:
-            return
-        try:
-            from quantexp.analysis.report.write import write_report
-
-            write_report([self.context.run.root], self.context.run.root, REPORT_LOOK_S)
-        except Exception as error:  # noqa: BLE001
-            root = shlex.quote(str(self.context.run.root))
-            LOG.exception("report.html was not written; quantexp report %s", root)
-            self._note(f"report.html was not written ({first_line(error)}); quantexp report {root}")
+        if self.context.rank.leads and not self._made("report", "report.html was not written"):
             with contextlib.suppress(OSError):  # the final state is already written
                 self.context.write_status()
+
+    def _made(self, what: str, otherwise: str) -> bool:
+        """Have the run's `figures` or `report` made; a failure is logged, and added to the reason in these words."""
+        failure = self._drawing.make(what)
+        if failure is None:
+            return True
+        verb = "draw" if what == "figures" else what
+        again = f"quantexp {verb} {shlex.quote(str(self.context.run.root))}"
+        LOG.error("\n".join(filter(None, (f"{otherwise}; {again}", failure.traceback))))
+        self._note(f"{otherwise} ({failure.reason}); {again}")
+        return False
 
     def _note(self, words: str) -> None:
         """Add to the reason what failed after training, which is complete."""
@@ -316,14 +315,7 @@ class Worker:
     def _draw(self) -> None:
         """Draw the figures; a failure to draw them does not change the run's state."""
         self.context.set_phase(Phase.DRAWING)
-        try:
-            draw_figures(self.context.run, self.context.experiment.analysis.drawing)
-        except Exception as error:
-            if self.context.interrupted:  # a library converted the KeyboardInterrupt
-                raise KeyboardInterrupt from error
-            root = shlex.quote(str(self.context.run.root))
-            LOG.exception("the figures were not drawn; quantexp draw %s", root)
-            self._note(f"the figures were not drawn ({first_line(error)}); quantexp draw {root}")
+        self._made("figures", "the figures were not drawn")
 
 
 def leave_process(code: int) -> None:

@@ -13,7 +13,7 @@ from quantexp.config.start_point import start_point
 from quantexp.errors import ConfigError, DataError
 from quantexp.launch.identity import hash8, identity
 from quantexp.launch.recorded import with_absolute_paths
-from quantexp.model.checkpoints import first_iteration, folder_of
+from quantexp.model.checkpoints import folder_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import read_status
 from quantexp.schema import Experiment
@@ -162,7 +162,7 @@ def test_path_of_the_run_does_not_depend_on_the_working_directory(tiny: Tiny, in
         with_absolute_paths(tiny(*FOUR, "training.start_from=name@2")).training.start_from
         == "name@2"
     )
-    assert first_iteration(experiment) == 3
+    assert experiment.first_iteration == 3
     assert experiment.capture.first_iteration == 3
 
 

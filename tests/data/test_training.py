@@ -144,7 +144,8 @@ def test_a_run_finds_what_prepare_wrote(tmp_path: Path, monkeypatch: pytest.Monk
     given = DatasetConfig(name="wikipedia", path=f"{tmp_path}/data/wikipedia")
     complete(given)
     assert data_identity(dataset, 4) == data_identity(given, 4)
-    for other in ({"sample": True}, {"blend": {"data/wikipedia": 1}}, {"name": "dolma"}):
+    assert compose([*owners, "dataset.sample=true"], None, {}).dataset.path is None
+    for other in ({"blend": {"data/wikipedia": 1}}, {"name": "dolma"}):
         others = DatasetConfig(**({"name": "wikipedia"} | other))
         complete(others)
         assert others.path is None

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from quantexp.config.compose import compose
 from quantexp.launch.outcome import Outcome
+from quantexp.launch.progress import proof_line
 from quantexp.launch.summary import (
     print_how_to_go_on,
     print_how_to_go_on_with_sweep,
     print_outcome,
     print_sweep,
-    proof_line,
 )
 from quantexp.model.checkpoints import folder_of
 from quantexp.runs.metrics import Speed

@@ -22,7 +22,7 @@ from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import UnreadableError
 from quantexp.reading.json_files import lines_of, value_of
 from quantexp.runs.code_digest import code_digest
-from quantexp.runs.status import write_whole
+from quantexp.runs.disk import write_whole
 
 NAME = "measures.jsonl"
 #: What reads, measures and draws, below `quantexp`.

@@ -35,10 +35,11 @@ from quantexp.errors import RunError, UnreadableError
 from quantexp.extra import Service, service
 from quantexp.folders import user_path
 from quantexp.reading.files import read_bytes
+from quantexp.runs.disk import write_whole
 from quantexp.runs.evaluation import is_evaluation
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import now, write_whole
+from quantexp.runs.status import now
 from quantexp.terminal.escaping import printable
 
 FILE_NAME = "report.html"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from quantexp.capture.division import WEIGHT_LIKE, Holder
 from quantexp.capture.operands import source_of
 from quantexp.capture.select.choice import Expected, expected_alike, takes_micro_batch
-from quantexp.capture.select.rules import captured_iterations
+from quantexp.capture.select.schedule import captured_iterations
 from quantexp.errors import CaptureError
 from quantexp.folders import existing, user_path
 from quantexp.model.decoder import OUTPUT, is_routed

@@ -28,12 +28,12 @@ from quantexp.capture.select.rules import (
     RESIDUALS,
     ROUTER_LOGITS,
     Take,
-    captured_iterations,
     keeps_operands,
     rules_on,
     take_by,
 )
 from quantexp.capture.select.sample import sample_of, sampled_shape
+from quantexp.capture.select.schedule import captured_iterations
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family
 from quantexp.model.decoder import (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from quantexp.capture.names import place
 from quantexp.capture.operands import first_quantised
 from quantexp.capture.select.choice import expected_tensors
-from quantexp.capture.select.rules import captured_iterations
+from quantexp.capture.select.schedule import captured_iterations
 from quantexp.quant.precision import precision_map
 from quantexp.quant.rules import changes
 from quantexp.schema import Experiment, TrackedStatistic

@@ -36,8 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 from quantexp.config.environment import environment_overrides
 from quantexp.config.hydra_internals import BasicSweeper
 from quantexp.config.load import load_sweep
-from quantexp.config.overrides import readable
-from quantexp.config.published_choice import words_to_choose_by
+from quantexp.config.overrides import readable, words_to_choose_by
 from quantexp.config.sweep.axes import Axis, Variant, axes, bare, check_count, zipped
 from quantexp.config.sweep.request import Request, request
 from quantexp.config.yaml_files import check_yaml

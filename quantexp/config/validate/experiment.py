@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from quantexp.capture.names import RESIDUAL, ROUTER
-from quantexp.capture.select.rules import (
-    check_capture_rules,
-    check_layout,
-    check_schedule,
-    ends_by_itself,
-)
+from quantexp.capture.select.schedule import check_schedule, ends_by_itself
 from quantexp.config.evaluation import check_evaluation
-from quantexp.config.gradient import check_gradient
 from quantexp.config.validate.data import validate_data
-from quantexp.config.validate.launcher import validate_launcher
 from quantexp.config.validate.model import validate_model
-from quantexp.config.validate.parallel import validate_parallel
+from quantexp.config.validate.parallel import validate_launcher, validate_parallel
 from quantexp.config.validate.tracking import validate_statistics, validate_tracking
 from quantexp.errors import ConfigError
-from quantexp.extra import Service, require_extra, required
-from quantexp.model.checkpoints import check_checkpoint, check_start, first_iteration
 from quantexp.model.decoder import OUTPUT
-from quantexp.quant.alignment import check_alignment
-from quantexp.quant.attention.fusable import require_fused_attention
+from quantexp.model.layout import Layout
 from quantexp.quant.outside_products import check_outside_products
 from quantexp.quant.precision import check_rules, decoder_modules, precision_map, quantises_output
 from quantexp.quant.rules import changes
-from quantexp.quant.scoring import scored_spec
 from quantexp.quant.slots import declared_formats, resolve_site, site_configs
 from quantexp.schema import (
     AttentionPath,
     Backend,
+    CaptureLayout,
+    CheckpointConfig,
     Experiment,
+    GradientConfig,
     LrSchedule,
     TrainingConfig,
     TriggerConfig,
@@ -52,11 +43,14 @@ def validate(experiment: Experiment) -> None:
     check_limits("training", experiment.training)
     _training(experiment.training)
     validate_parallel(experiment)
-    check_start(experiment)
+    _start(experiment)
     _stop_after(experiment)
-    check_gradient(experiment)
+    if experiment.gradient != GradientConfig():
+        from quantexp.config.gradient import check_gradient
+
+        check_gradient(experiment)
     check_evaluation(experiment)
-    check_checkpoint(experiment.checkpoint, experiment.training.iterations)
+    _checkpoint(experiment.checkpoint, experiment.training.iterations)
     check_limits("capture", experiment.capture)
     _count_rules(experiment)
     _capture(experiment)
@@ -65,7 +59,10 @@ def validate(experiment: Experiment) -> None:
     check_limits("quant", experiment.quant)
     _scheme(experiment)
     _backend(experiment)
-    check_alignment(experiment)
+    if not Layout.of(experiment).is_whole:
+        from quantexp.quant.alignment import check_alignment
+
+        check_alignment(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
     validate_statistics(experiment)
@@ -75,23 +72,30 @@ def validate(experiment: Experiment) -> None:
 def _extras(experiment: Experiment) -> None:
     """Refuse keys of an extra that is not installed."""
     ring, backend = experiment.capture.ring, experiment.quant.backend
-    if backend is not Backend.emulated:
-        require_extra("transformer_engine", f"quant.backend={backend.value}")
-    if experiment.evaluate.only:
-        require_extra("evaluate", "evaluate.only=true")
-    if experiment.gradient.only:
-        require_extra("bisect", "gradient.only=true")
-    if ring is not None:
-        require_extra("forensics", f"capture.ring={ring}")
+    for extra, asked, is_set in (
+        ("transformer_engine", f"quant.backend={backend.value}", backend is not Backend.emulated),
+        ("evaluate", "evaluate.only=true", experiment.evaluate.only),
+        ("bisect", "gradient.only=true", experiment.gradient.only),
+        ("forensics", f"capture.ring={ring}", ring is not None),
+    ):
+        if is_set:
+            from quantexp.extra import require_extra
+
+            require_extra(extra, asked)
 
 
 def _backend(experiment: Experiment) -> None:
     """Refuse what the scheme's backend cannot run, and a recipe without an effect."""
     quant = experiment.quant
     if quant.backend is not Backend.emulated:
-        required(Service.BACKEND_CHECK, f"quant.backend={quant.backend.value}")(experiment)
+        asked = f"quant.backend={quant.backend.value}"
     elif quant.recipe is not None:
-        required(Service.BACKEND_CHECK, f"quant.recipe={quant.recipe.value}")(experiment)
+        asked = f"quant.recipe={quant.recipe.value}"
+    else:
+        return
+    from quantexp.extra import Service, required
+
+    required(Service.BACKEND_CHECK, asked)(experiment)
 
 
 def _count_rules(experiment: Experiment) -> None:
@@ -129,8 +133,27 @@ def _training(training: TrainingConfig) -> None:
         )
 
 
+def _start(experiment: Experiment) -> None:
+    """Refuse contradictory keys of the first weights."""
+    training = experiment.training
+    if training.start_from is None:
+        if training.start_optimizer:
+            raise ConfigError("training.start_optimizer needs training.start_from=RUN@ITERATION")
+        return
+    if experiment.model.init_from is not None:
+        raise ConfigError(
+            f"training.start_from={training.start_from} and model.init_from={experiment.model.init_from} both give the "
+            "first weights; drop one of them"
+        )
+    if (first := experiment.first_iteration) > training.iterations:
+        raise ConfigError(
+            f"training.start_from={training.start_from} begins with iteration {first}, and training.iterations is "
+            f"{training.iterations}"
+        )
+
+
 def _stop_after(experiment: Experiment) -> None:
-    training, first = experiment.training, first_iteration(experiment)
+    training, first = experiment.training, experiment.first_iteration
     stop = training.stop_after
     if stop is not None and not first <= stop <= training.iterations:
         raise ConfigError(
@@ -154,14 +177,36 @@ def _decay(training: TrainingConfig) -> None:
         )
 
 
+def _checkpoint(checkpoint: CheckpointConfig, iterations: int) -> None:
+    """Refuse intervals that save nothing, and keys that do nothing."""
+    check_limits("checkpoint", checkpoint)
+    if checkpoint.keep_every is not None and checkpoint.keep_last is None:
+        raise ConfigError(
+            f"checkpoint.keep_every={checkpoint.keep_every} needs checkpoint.keep_last=N: without it all stay"
+        )
+    if not checkpoint.publish and not checkpoint.optimizer:
+        raise ConfigError(
+            "checkpoint.publish=false needs checkpoint.optimizer=true: a checkpoint without both has no weights"
+        )
+    if checkpoint.every is None:
+        if checkpoint.optimizer and not checkpoint.at_end and checkpoint.every_min is None:
+            raise ConfigError(
+                "checkpoint.optimizer needs checkpoints to be kept in: checkpoint.every=N, checkpoint.every_min=N or "
+                "checkpoint.at_end=true"
+            )
+        return
+    if checkpoint.every > iterations:
+        raise ConfigError(
+            f"checkpoint.every must be at most training.iterations={iterations}, got {checkpoint.every}; "
+            "checkpoint.at_end=true saves the last iteration's"
+        )
+
+
 def _capture(experiment: Experiment) -> None:
     capture, model = experiment.capture, experiment.model
     check_schedule(capture, experiment.training.last_iteration)
-    check_layout(capture)
-    modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
-    routers = [] if model.moe is None else [ROUTER]
-    output = [OUTPUT] if quantises_output(experiment.quant) else []
-    check_capture_rules(capture, model.num_layers, [*modules, *output, RESIDUAL, *routers])
+    if capture.rules or capture.layout is not CaptureLayout.by_run:
+        _capture_rules(experiment)
     if capture.router_logits and model.moe is None:
         raise ConfigError(
             f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"
@@ -171,12 +216,26 @@ def _capture(experiment: Experiment) -> None:
             "capture.trigger needs capture.ring=N, the statistics that it writes; add it, or drop the trigger"
         )
     if capture.format is not None:
+        from quantexp.quant.scoring import scored_spec
+
         scored_spec(capture.format, declared_formats(experiment.quant))
     if capture.stop_after_capture and not ends_by_itself(capture):
         raise ConfigError(
             "capture.stop_after_capture needs something that ends: capture=tensors or capture=stats, and "
             "capture.control_iter of at least 1 or capture.iterations"
         )
+
+
+def _capture_rules(experiment: Experiment) -> None:
+    from quantexp.capture.names import RESIDUAL, ROUTER
+    from quantexp.capture.select.rules import check_capture_rules, check_layout
+
+    capture, model = experiment.capture, experiment.model
+    check_layout(capture)
+    modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
+    routers = [] if model.moe is None else [ROUTER]
+    output = [OUTPUT] if quantises_output(experiment.quant) else []
+    check_capture_rules(capture, model.num_layers, [*modules, *output, RESIDUAL, *routers])
 
 
 def _fits(experiment: Experiment) -> None:
@@ -205,4 +264,6 @@ def _scheme(experiment: Experiment) -> None:
     for iteration in changes(quant):
         precision_map(experiment.model, quant, iteration)
     if experiment.training.attention is AttentionPath.fused:
+        from quantexp.quant.attention.fusable import require_fused_attention
+
         require_fused_attention(experiment.model, quant)

@@ -7,8 +7,6 @@ import os
 from dataclasses import fields
 from urllib.parse import urlsplit
 
-from quantexp.capture.select.curves import possible_curves
-from quantexp.config.in_force import sites_in_force
 from quantexp.errors import ConfigError
 from quantexp.runs.redaction import without_userinfo
 from quantexp.schema import (
@@ -74,6 +72,9 @@ def validate_statistics(experiment: Experiment) -> None:
         raise ConfigError(
             f"{key} needs captured iterations of a training: set capture=stats or capture=tensors, or {key}=[]"
         )
+    from quantexp.capture.select.curves import possible_curves
+    from quantexp.config.in_force import sites_in_force
+
     possible = {curve.statistic for curve in possible_curves(experiment, [*TrackedStatistic])}
     if not possible:
         raise ConfigError(

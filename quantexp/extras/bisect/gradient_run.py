@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quantexp.config.gradient import num_passes, units_compared
-from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.precision import PrecisionMap, precision_map, unquantised
 from quantexp.quant.units import Unit, working_rules
 from quantexp.runs.disk import writing
@@ -34,7 +33,7 @@ def compare_gradients(context: RunContext) -> None:
         DataError: weights or samples are missing.
     """
     experiment = context.experiment
-    iteration = first_iteration(experiment)
+    iteration = experiment.first_iteration
     with rank_session(context) as (device, batches):
         from quantexp.extras.bisect.gradient import comparison_of
         from quantexp.training.megatron.backend import scheme_spec

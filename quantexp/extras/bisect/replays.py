@@ -17,7 +17,7 @@ from quantexp.config.in_force import maps_between, name_in_force, sites_in_force
 from quantexp.config.load import from_plain, plain, read, with_overrides
 from quantexp.errors import RunError
 from quantexp.launch.recorded import in_place
-from quantexp.model.checkpoints import first_iteration, resumable, saved_iterations
+from quantexp.model.checkpoints import resumable, saved_iterations
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import LOOP, read_provenance
@@ -79,7 +79,7 @@ def origin_of(
         raise RunError(
             f"RUN must quantise slots of matrix products, and {name} has all of them in bf16"
         )
-    own = first_iteration(experiment) - 1
+    own = experiment.first_iteration - 1
     known = [own, *(i for i in resumable(run) if i > own)]
     if start is None:
         end = experiment.training.iterations if before is None else before
@@ -149,7 +149,7 @@ def replay(origin: Origin, last: int, rules: Sequence[Rule] = (), *, chaos: int 
     """
     experiment = copy.deepcopy(origin.experiment)
     training, quant = experiment.training, experiment.quant
-    if origin.first != first_iteration(experiment):
+    if origin.first != experiment.first_iteration:
         training.start_from, training.start_optimizer = f"{origin.run.root}@{origin.start}", True
         training.chaos = 0  # which has moved the run's first weights, not these
         experiment.model.init_from = None

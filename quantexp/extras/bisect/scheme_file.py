@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.scheme_yaml import rule_line, scheme_path, scheme_yaml
-from quantexp.runs.status import write_whole
+from quantexp.runs.disk import write_whole
 from quantexp.schema import QuantConfig, Rule
 
 NAME = "bisected"

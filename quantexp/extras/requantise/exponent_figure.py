@@ -40,7 +40,7 @@ from quantexp.extras.requantise.files import medians
 from quantexp.extras.requantise.tally import Tally
 from quantexp.formats import Family, Format
 from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
-from quantexp.runs.status import write_whole
+from quantexp.runs.disk import write_whole
 
 #: Operand -> name, colour, marker.
 _CURVES = {

@@ -22,7 +22,7 @@ from quantexp.extras.requantise.candidates import Candidate
 from quantexp.extras.requantise.passing import FileScores
 from quantexp.extras.requantise.recommend import Choice, in_order
 from quantexp.extras.requantise.tally import Tally, Worst, best_of_formats
-from quantexp.runs.status import write_whole
+from quantexp.runs.disk import write_whole
 
 _TENSOR = ("layer", "iteration", "micro_batch", "rank", "tensor", "file")
 _OPTIONS = ("scale_rule", "scaling", "rounding", "pre_scale", "hadamard")

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
+from quantexp.analysis.after_run import draw_figures
 from quantexp.analysis.draw import verb
 from quantexp.analysis.draw.arguments import Request
 from quantexp.config.compose import compose
 from quantexp.config.load import plain, read, save
 from quantexp.errors import ConfigError
 from quantexp.runs.paths import RunDir
-from quantexp.schema import AutoDraw, Experiment
-from quantexp.training.worker import Worker
+from quantexp.schema import AutoDraw
 
 from .conftest import Unhashed
 
 
-def drawn(worker: Worker) -> set[str]:
-    worker._draw()
-    return {path.name for path in worker.context.run.figures.iterdir() if path.name[0] != "."}
+def drawn(run: RunDir, drawing: AutoDraw) -> set[str]:
+    draw_figures(run, drawing)
+    return {path.name for path in run.figures.iterdir() if path.name[0] != "."}
 
 
 @pytest.fixture
@@ -31,14 +31,12 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_auto_true_draws_the_whole_tree(
-    run: Unhashed, tiny: Callable[..., Experiment], one_process: None
-) -> None:
-    worker = Worker(RunDir(run.run_dir), tiny("analysis.auto=true"))
-    names = drawn(worker)
+def test_auto_true_draws_the_whole_tree(run: Unhashed, one_process: None) -> None:
+    folder = RunDir(run.run_dir)
+    names = drawn(folder, AutoDraw.everything)
     whole = {"quick_analysis.png", "tensor_stats.txt", "distributions", "heatmaps", "statistics"}
     assert whole <= names
-    assert not list(worker.context.run.figures.rglob("*.pdf"))
+    assert not list(folder.figures.rglob("*.pdf"))
     outcome = verb.draw(Request([str(run.run_dir)], formats=("png",), jobs=1), *_nowhere())
     assert outcome.num_known == outcome.num_tensors == 6
 
@@ -49,9 +47,8 @@ def _nowhere() -> tuple[Any, Callable[[str], None]]:
     return Console(quiet=True), lambda line: None
 
 
-def test_auto_quick_draws_one_picture(run: Unhashed, tiny: Callable[..., Experiment]) -> None:
-    worker = Worker(RunDir(run.run_dir), tiny("analysis.auto=quick"))
-    assert drawn(worker) == {"quick_analysis.png", "measures.jsonl"}
+def test_auto_quick_draws_one_picture(run: Unhashed) -> None:
+    assert drawn(RunDir(run.run_dir), AutoDraw.quick) == {"quick_analysis.png", "measures.jsonl"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quantexp.config.compose import compose
-from quantexp.config.validate.launcher import validate_launcher
+from quantexp.config.validate.parallel import validate_launcher
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quantexp.capture.select.rules import captured_iterations, check_schedule, ends_by_itself
+from quantexp.capture.select.schedule import captured_iterations, check_schedule, ends_by_itself
 from quantexp.errors import ConfigError
 from quantexp.launch.reuse import covers
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment

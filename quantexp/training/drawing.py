@@ -1,0 +1,72 @@
+"""The process that draws a run and writes its report: a rank imports nothing of the figures.
+
+It is `python -m quantexp.analysis.after_run RUN_DIR DRAWING`. It starts with the first request, as torch and matplotlib
+take seconds to import, and serves all of them: a word on its standard input, a line of JSON on its standard output. It
+ends with the rank. Ctrl-C does not reach it: the rank decides what that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from quantexp.runs.outcome import by_signal
+from quantexp.runs.paths import RunDir
+from quantexp.schema import Experiment
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why something was not drawn."""
+
+    #: In one line.
+    reason: str
+    #: Empty if its process died.
+    traceback: str
+
+
+class Drawing:
+    """The figures and the report of a run, made by another process."""
+
+    def __init__(self, run: RunDir, experiment: Experiment) -> None:
+        words = [str(run.root), experiment.analysis.drawing.value]
+        self._command = [sys.executable, "-m", "quantexp.analysis.after_run", *words]
+        threads = experiment.launcher.num_threads
+        self._variables = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        self._process: subprocess.Popen[str] | None = None
+
+    def make(self, what: str) -> Failure | None:
+        """Make `figures` or `report`; returns the failure."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                process_group=0,
+                env=os.environ | self._variables,
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            process.stdin.write(f"{what}\n")
+            process.stdin.flush()
+        answer = process.stdout.readline()
+        if answer:
+            failure = json.loads(answer)
+            return None if failure is None else Failure(*failure)
+        code = process.wait()
+        how = by_signal(code) if code < 0 else f"ended with exit code {code}"
+        return Failure(f"the process that draws {how}", "")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None

@@ -1,0 +1,45 @@
+"""The process that draws, when it does not answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quantexp.runs.paths import RunDir
+from quantexp.schema import Experiment
+from quantexp.training.drawing import Drawing, Failure
+
+
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        ("import sys; sys.exit(3)", "ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL (out of memory?)"),
+    ],
+)
+def test_a_process_that_dies_is_a_failure_of_each_request(
+    program: str, end: str, tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    drawing = Drawing(RunDir(tmp_path), tiny())
+    drawing._command = [sys.executable, "-c", program]
+    failure = Failure(f"the process that draws {end}", "")
+    assert [drawing.make("figures"), drawing.make("report")] == [failure] * 2
+    drawing.close()
+
+
+def test_a_process_that_works_ends_with_the_rank(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    drawing = Drawing(RunDir(tmp_path), tiny())
+    drawing._command = [
+        *(sys.executable, "-c"),
+        "import sys\nfor line in sys.stdin: print('null', flush=True)\n",
+    ]
+    assert drawing.make("report") is None
+    (child,) = psutil.Process().children()
+    drawing.close()
+    assert not child.is_running()
