@@ -241,6 +241,8 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
         parts.append(str(entry["recipe"]).partition("(")[0])
     if entry["rounding"] == "stochastic":
         parts.append("rounded stochastically")
+    if entry.get("of"):
+        parts.append("of the forward copy")
     if entry.get("pre_scale"):
         parts.append("3/4 before and 4/3 after")
     if entry.get("clip_gradient"):

@@ -48,6 +48,8 @@ class QuantSpec:
     axis: Axis | None = None
     #: The forward copy, straight through: quantised once, along the forward product's axis.
     reuse: bool = False
+    #: The forward copy that is quantised again, along this product's axis; None means the tensor in high precision.
+    of: QuantSpec | None = None
     #: Delayed scaling: iterations in the amax history.
     window: int | None = None
     #: Forward product: whether the gradient is zero where the operand saturated.
@@ -88,6 +90,11 @@ class QuantSpec:
     def needs_step_state(self) -> bool:
         """Whether it needs random numbers, an amax history or a transform."""
         return self.draws or self.scaling is Scaling.DELAYED or self.is_transformed
+
+    @property
+    def chain(self) -> tuple[QuantSpec, ...]:
+        """Its quantisations in their order: that of the forward copy, if it is quantised again, and its own."""
+        return (self,) if self.of is None else (self.of, self)
 
     @property
     def once_per_step(self) -> bool:

@@ -110,6 +110,15 @@ def quantised_operand(
     return copy
 
 
+def source_of(precision: ModulePrecision, slot: Slot, x: Tensor) -> Tensor:
+    """What a slot quantises of x: the forward product's copy, made again without effect on histories, or x itself."""
+    copy = precision.spec(slot).of
+    if copy is None:
+        return x
+    axis = dim_of(slot.operand, copy)
+    return quantise_operand(x, copy, axis, whole_amax(precision.module, x, copy, axis))
+
+
 def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
     """The factor that compensates operands pre-scaled by 3/4."""
     return post_scale(*(precision.spec(slot) for slot in operands_of(site, product)))

@@ -308,6 +308,8 @@ def _with_streams(module: ModuleId, slots: Slots) -> ModulePrecision:
 
 
 def _with_stream(module: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
+    if spec.of is not None:
+        spec = replace(spec, of=_with_stream(module, slot, spec.of))
     if not spec.needs_step_state:
         return spec
     source = slot._replace(product=Product.FPROP) if spec.reuse else slot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.types import WHOLE_ROW, Family
+from quantexp.formats.types import WHOLE_ROW, Family, Of
 from quantexp.quant.precision import Entry, configured
 
 
@@ -54,6 +54,7 @@ def _later_options(spec: QuantSpec) -> dict[str, object]:
         "pre_scale": spec.pre_scale or None,
         "window": spec.window,
         "clip_gradient": spec.clip_gradient or None,
+        "of": Of.FORWARD.value if spec.of is not None else None,
         "hadamard": spec.hadamard.value if spec.is_transformed else None,
         "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
     }

@@ -43,6 +43,8 @@ class Slot(Rounded):
     hadamard: str | None = None
     #: Elements per transform, a power of two; the last may be short.
     hadamard_block: int | None = limited(None, at_most(1 << 16))
+    #: high or forward: what a backward product quantises, the tensor in high precision or the forward product's copy.
+    of: str | None = None
 
 
 @dataclass

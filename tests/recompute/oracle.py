@@ -70,8 +70,11 @@ COUNTED = {"dO": (1, 2, 0, 3)}
 
 
 def operand(module: Module, formats: Formats, slot: str) -> Array:
-    """A captured operand, quantised according to a slot."""
-    name, x = slot.rpartition(".")[2], captured_operand(module, slot.rpartition(".")[2])
+    """A captured operand, quantised according to a slot; one of the forward copy after that was quantised."""
+    product, _, name = slot.rpartition(".")
+    x = captured_operand(module, name)
+    if formats[slot].get("of"):
+        x = operand(module, formats, f"{product.rpartition('.')[0]}.fprop.{name}".lstrip("."))
     counted = COUNTED.get(name, tuple(range(x.ndim)))
     dims = DIMS[name]
     if x.ndim < len(dims):
