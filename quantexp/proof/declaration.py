@@ -193,7 +193,7 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
         saturate=options.get("saturate", True),
         scaling=scaling,
         amax_target=target or 1.0,
-        pre_scale=options.get("pre_scale", False),
+        pre_scale=_part(options.get("pre_scale", False)),
         hadamard=hadamard,
         hadamard_block=1
         if hadamard is Hadamard.NONE
@@ -204,6 +204,12 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
         left=slot.is_left,
         weight=slot.operand is Operand.W,
     )
+
+
+def _part(pre_scale: bool | float) -> float:
+    if isinstance(pre_scale, bool):
+        return 0.75 if pre_scale else 1.0
+    return pre_scale
 
 
 def _with_stream(name: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:

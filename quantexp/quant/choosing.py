@@ -64,7 +64,7 @@ def scheme_spec(
         "rounding": chosen(options, "rounding", Rounding, format_.rounding),
         "scaling": scaling,
         "saturate": _flag(options, "saturate", True),
-        "pre_scale": _flag(options, "pre_scale", False),
+        "pre_scale": _part(options),
         "amax_target": None if scaling is Scaling.NONE else _amax_target(format_, operand),
     }
     spec = resolve(format_, **{name: values[name] for name in values.keys() & format_.options})
@@ -97,6 +97,14 @@ def _amax_target(format_: Format, operand: Operand) -> float | None:
 def _flag(options: Mapping[str, Setting], option: str, default: bool) -> bool:
     setting = options.get(option)
     return default if setting is None else bool(getattr(setting.slot, option))
+
+
+def _part(options: Mapping[str, Setting]) -> bool | float:
+    setting = options.get("pre_scale")
+    if setting is None:
+        return False
+    assert isinstance(setting.slot, Slot)
+    return setting.slot.pre_scale or False
 
 
 def _window(options: Mapping[str, Setting], scaling: Scaling) -> int | None:

@@ -202,7 +202,7 @@ def backward_needs_input(precision: ModulePrecision) -> bool:
     return (
         precision.spec(FPROP_X).clip_gradient
         or copy.needs_step_state
-        or copy.pre_scale
+        or copy.is_pre_scaled
         or is_operand_hooked(precision, WGRAD_X)
     )
 

@@ -15,7 +15,7 @@ from quantexp.errors import ConfigError
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
-from quantexp.formats.spec import QuantSpec, get_format
+from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, Of, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
@@ -248,8 +248,8 @@ def _requantised(
 
 def _can_saturate(spec: QuantSpec) -> bool:
     if spec.fmt.scale_rule is not None:
-        return spec.scale_rule in (ScaleRule.FLOOR, ScaleRule.EVEN) and not spec.pre_scale
-    blocks_saturate = spec.fmt.block is not None and not spec.pre_scale
+        return spec.scale_rule in (ScaleRule.FLOOR, ScaleRule.EVEN) and spec.pre_scale > PRE_SCALE
+    blocks_saturate = spec.fmt.block is not None and spec.pre_scale > PRE_SCALE
     return blocks_saturate or spec.scaling in (Scaling.NONE, Scaling.DELAYED)
 
 

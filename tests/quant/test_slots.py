@@ -194,8 +194,12 @@ def test_delayed_scaling_brings_a_window_of_16_iterations() -> None:
 
 def test_pre_scale_is_set_or_absent() -> None:
     for name in ("mxfp4", "nvfp4"):
-        assert linear(format=name, pre_scale=True)["dgrad.g"].pre_scale is True
-        assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale is False
+        assert linear(format=name, pre_scale=True)["dgrad.g"].pre_scale == 0.75
+        assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale == 1.0
+        part = linear(format=name, pre_scale=16 / 17)["dgrad.g"]
+        assert part.pre_scale == 16 / 17
+        assert spec_record(part)["pre_scale"] == 16 / 17
+        assert spec_record(linear(format=name, pre_scale=True)["dgrad.g"])["pre_scale"] is True
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ SCHEMES: dict[str, Setting] = {
     "of forward drawn": _of(
         *("quant=more/linear_nvfp4", "quant.linear={of: forward, rounding: stochastic}"),
         "quant.linear.wgrad={g: {hadamard: random}, x: {hadamard: random}}",
+        "quant.linear.dgrad={g: {pre_scale: 0.9411764705882353}, w: {pre_scale: 0.8}}",
         tags="of-forward",
     ),
     "of forward attention": _of(
