@@ -74,8 +74,10 @@ class QuantisedOperand:
     @property
     def once(self) -> bool:
         """Whether the operand is the same in every micro-batch of an iteration, on every rank."""
-        spec = self.spec
-        drawn = spec.rounding is Rounding.STOCHASTIC or spec.hadamard is Hadamard.RANDOM
+        drawn = any(
+            spec.rounding is Rounding.STOCHASTIC or spec.hadamard is Hadamard.RANDOM
+            for spec in self.spec.chain
+        )
         return self.source == "weight" and not drawn
 
 
@@ -89,11 +91,14 @@ def first_quantised(
 ) -> QuantisedOperand | None:
     """The operand of the first product that quantises a captured tensor; None without one.
 
-    A weight is that of the products of its pass. Formats of the user's own code are left out.
+    A weight is that of the products of its pass. Formats of the user's own code are left out, and slots that quantise
+    the forward copy.
     """
     for slot, spec in precision.slots.items():
         operand = quantised_operand(slot, spec)
-        if operand is None or operand.source != tensor or spec.fmt.family is Family.PYTHON:
+        if operand is None or operand.source != tensor or spec.of is not None:
+            continue
+        if spec.fmt.family is Family.PYTHON:
             continue
         if tensor != "weight" or operand.operation == operation:
             return operand

@@ -17,12 +17,13 @@ from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
 from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.definitions.python import python_name, source_file
+from quantexp.formats.spec import PRE_SCALE
 from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import about
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
-from quantexp.quant.label import describe_format, describe_scheme
+from quantexp.quant.label import describe_format, describe_scheme, part_words
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Backend
 from quantexp.terminal.facts import Facts
@@ -241,8 +242,11 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
         parts.append(str(entry["recipe"]).partition("(")[0])
     if entry["rounding"] == "stochastic":
         parts.append("rounded stochastically")
-    if entry.get("pre_scale"):
-        parts.append("3/4 before and 4/3 after")
+    if entry.get("of"):
+        parts.append("of the forward copy")
+    if (pre_scale := entry.get("pre_scale")) is not None:
+        part = PRE_SCALE if pre_scale is True else float(str(pre_scale))
+        parts.append(f"{part_words(part)} before and {part_words(part, inverse=True)} after")
     if entry.get("clip_gradient"):
         parts.append("no gradient where it saturates")
     if entry.get("hadamard"):

@@ -61,7 +61,7 @@ def _keeps(spec: QuantSpec, precision: Precision) -> bool:
     element = (
         spec.fmt.element
     )  # that of hifloat8 has fewer mantissa bits than any working precision
-    is_plain = not (spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.pre_scale)
+    is_plain = not (spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.is_pre_scaled)
     return (
         is_plain
         and not element.values

@@ -39,6 +39,7 @@ from quantexp.schema import (
     SweepConfig,
 )
 from quantexp.schema.keys import OLD_KEYS, is_mapping, keys, section_of
+from quantexp.schema.limits import PART
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: OmegaConf's message for a value of the wrong type, and the names of the types in messages.
@@ -48,6 +49,8 @@ _TYPE_ERROR = re.compile(
 #: Its message for a value outside a fixed set.
 _CHOICE_ERROR = re.compile(r"Invalid value '(?P<given>.*)', expected one of \[(?P<wanted>.*)\]")
 _KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
+#: Its message for a value of `pre_scale`, the only key of two types.
+_PART_ERROR = re.compile(r"Value '(?P<given>.*)' of type '.*' is incompatible with type hint")
 _Kind = TypeVar("_Kind", bound=Experiment)
 #: Parts of its messages for a missing list, and for a missing dictionary.
 _NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
@@ -258,6 +261,8 @@ def wrong_type(key: str, omegaconf_says: str) -> str | None:
     if choice := _CHOICE_ERROR.search(omegaconf_says):
         close = did_you_mean(near(choice["given"], choice["wanted"].split(", ")))
         return f"{key} must be one of {choice['wanted']}, got {choice['given']!r}{close and f'; {close}'}"
+    if part := _PART_ERROR.search(omegaconf_says):
+        return f"{key} {PART.requirement}, got {part['given']!r}"
     typed = _TYPE_ERROR.search(omegaconf_says)
     if typed is None or typed["wanted"] not in _KINDS:
         return None

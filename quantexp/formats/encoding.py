@@ -75,7 +75,7 @@ def encode(
     amax: Tensor | None = None,
     seed: int | None = None,
     offset: int | None = None,
-    pre_scale: bool = False,
+    pre_scale: bool | float = False,
     packed: bool = False,
 ) -> tuple[Tensor, Scales]:
     """Codes (uint8, x's shape) and scales; the options are those of `quantise`.

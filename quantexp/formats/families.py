@@ -12,8 +12,8 @@ b is rounded to nearest even, between the smallest and the largest positive valu
 also has 2^-9. If t is a power of two, everything except the two roundings to a grid is exact.
 
 In both, a NaN or an Inf anywhere in a block makes the whole block NaN, and signed zeros keep their sign. With
-`pre_scale` (arXiv 2502.20586), 3/4 of each scaled element is rounded (that product is also rounded to float32), under
-the scale of x: y then represents 3/4 x.
+`pre_scale` (arXiv 2502.20586), 3/4 of each scaled element is rounded, or another part p (that product is also rounded
+to float32), under the scale of x: y then represents p x.
 
 FP8 and HiFloat8: y = e(x s) / s, with e the element's rounding and s the scale of the tensor:
 
@@ -163,10 +163,6 @@ def _largest_below(bits_N: Tensor, bound: int) -> Tensor:
     return magnitude_N.amax().clamp_min_(to_the_top).sub_(to_the_top)
 
 
-#: The factor of `pre_scale`.
-PRE_SCALE = 0.75
-
-
 def quantise_mx(
     x_ONI: Tensor, y_ONI: Tensor, spec: QuantSpec, random_ONI: Tensor | None = None
 ) -> None:
@@ -204,8 +200,8 @@ def mx_magnitudes(
     amax_bits = block_amax_bits(x32, q)
     field = scale_field(amax_bits, element, spec.scale_rule)
     q.mul_(inverse_power_of_two(field))
-    if spec.pre_scale:
-        q.mul_(PRE_SCALE)
+    if spec.is_pre_scaled:
+        q.mul_(spec.pre_scale)
     round_element(q, element, spec.rounding, random_OBKI, magic)
     if can_saturate(spec.scale_rule):
         q.clamp_max_(element.max)
@@ -269,8 +265,8 @@ def nv_magnitudes(
     block_scale = block_scales(amax_bits, spec.fmt, scale)
     block_scale.masked_fill_(amax_bits >= EXPONENT_MASK, math.nan)
     q.div_(total_scale(block_scale, scale))
-    if spec.pre_scale:
-        q.mul_(PRE_SCALE)
+    if spec.is_pre_scaled:
+        q.mul_(spec.pre_scale)
     round_element(q.clamp_max_(element.max), element, spec.rounding, random_OBKI, magic)
     return q, x32, block_scale
 

@@ -1,7 +1,7 @@
 """Tests whether a tensor lies on a format's grid, with unknown scales.
 
 The scales are recomputed from the tensor. MX: quantisation is idempotent, and a tensor rounded stochastically or
-pre-scaled by 3/4 also lies on the grid of the scale that its own amax gives. A tensor is therefore on the grid if
+pre-scaled also lies on the grid of the scale that its own amax gives. A tensor is therefore on the grid if
 quantising it once more changes nothing. For formats with a scale per tensor, see `scale_search`.
 
 A tensor can lie on a grid by chance: about 1 in 16 bf16 values lies on an 8-bit grid, 1 in 80 on that of E2M1. Grids of
@@ -84,6 +84,6 @@ def _of_grid(spec: QuantSpec, amax: Tensor | None) -> QuantSpec:
     """The specification by which a tensor on the grid stays as it is: rounded to nearest, and infinity kept."""
     check_amax(spec, amax is not None)
     saturate = "saturate" not in spec.fmt.options
-    if (spec.rounding, spec.pre_scale, spec.saturate) == (spec.fmt.rounding, False, saturate):
+    if (spec.rounding, spec.pre_scale, spec.saturate) == (spec.fmt.rounding, 1.0, saturate):
         return spec
-    return replace(spec, rounding=spec.fmt.rounding, pre_scale=False, saturate=saturate)
+    return replace(spec, rounding=spec.fmt.rounding, pre_scale=1.0, saturate=saturate)

@@ -220,7 +220,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "block": int,
     "saturate": lambda value: value == "True",
     "amax_target": float,
-    "pre_scale": lambda value: value == "True",
+    "pre_scale": float,
 }
 
 

@@ -61,7 +61,7 @@ def quantise(
     amax: Tensor | None = None,
     seed: int | None = None,
     offset: int | None = None,
-    pre_scale: bool = False,
+    pre_scale: bool | float = False,
     out: Tensor | None = None,
     place: Place | None = None,
     straight_through: bool = False,
@@ -95,7 +95,8 @@ def quantise(
         seed: stochastic rounding: in [0, 2^64), required.
         offset: stochastic rounding: in [0, 2^64), None means 0. An element's random number depends on seed, offset and
             its position in x in row-major order: it is the same for any strides, axis, device and number of threads.
-        pre_scale: MXFP4 and NVFP4: whether 3/4 x is rounded, under the scale of x; the result then represents 3/4 x.
+        pre_scale: MXFP4 and NVFP4: the part of x that is rounded, under the scale of x: at least 3/4 and below 1, True
+            for 3/4. The result then represents that part of x.
         out: where to write the result, of x's shape and dtype; may be x itself.
         place: stochastic rounding: the position of x in a larger tensor; its elements then use their random numbers in
             the larger tensor.

@@ -1,9 +1,9 @@
 """Finds the elements of a tensor that lie beyond the largest value of their grid.
 
 That is |x| > max 2^s for a block of MX, |x| > max b t for one of NVFP4, and |x s| > max without blocks; with
-`pre_scale`, 3/4 |x| replaces |x|. An element between the largest value and half a step beyond it counts, although
-unlimited rounding would give the same value. In a block with NaN or Inf nothing counts; without blocks Inf counts and
-NaN does not. Of a format in Python nothing counts, as its largest value is not known.
+`pre_scale`, that part of |x| replaces |x|. An element between the largest value and half a step beyond it counts,
+although unlimited rounding would give the same value. In a block with NaN or Inf nothing counts; without blocks Inf
+counts and NaN does not. Of a format in Python nothing counts, as its largest value is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
 from quantexp.formats.families import (
-    PRE_SCALE,
     block_amax_bits,
     block_scales,
     tensor_scale,
@@ -90,8 +89,8 @@ def _in_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> T
         x32 = torch.empty_like(magnitude).copy_(chunk.elements(x_ONI))
         amax_bits = block_amax_bits(x32, magnitude)
         limit = spec.fmt.element.max * _block_scale(amax_bits, spec, scale)
-        if spec.pre_scale:
-            magnitude.mul_(PRE_SCALE)
+        if spec.is_pre_scaled:
+            magnitude.mul_(spec.pre_scale)
         chunk.elements(beyond_ONI).copy_((magnitude > limit) & (amax_bits < EXPONENT_MASK))
     return beyond
 

@@ -8,7 +8,7 @@
 NVFP4's block scales are unknown too. A block's largest element is one of the element's seven values times its scale.
 The candidates are the scales that these values give, from the largest value on; the first that fits the whole block
 wins. For rounding to nearest that is the first, 6 (or 4 and less if the block's scale is one of E4M3's first
-subnormals). For stochastic rounding or pre-scaling by 3/4 it may be 4, and so may the largest element of the tensor.
+subnormals). For stochastic rounding or pre-scaling it may be 4, and so may the largest element of the tensor.
 """
 
 from __future__ import annotations

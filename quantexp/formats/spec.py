@@ -38,9 +38,9 @@ class QuantSpec:
     scaling: Scaling = Scaling.NONE
     #: The amax after scaling.
     amax_target: float = 1.0
-    #: Whether elements are multiplied by 3/4 after the scale is chosen and before they are rounded; the product
-    #: compensates.
-    pre_scale: bool = False
+    #: What elements are multiplied by after the scale is chosen and before they are rounded, 1 for nothing; the
+    #: product compensates.
+    pre_scale: float = 1.0
     #: The transform before quantisation, and its block.
     hadamard: Hadamard = Hadamard.NONE
     hadamard_block: int = 1
@@ -48,6 +48,8 @@ class QuantSpec:
     axis: Axis | None = None
     #: The forward copy, straight through: quantised once, along the forward product's axis.
     reuse: bool = False
+    #: The forward copy that is quantised again, along this product's axis; None means the tensor in high precision.
+    of: QuantSpec | None = None
     #: Delayed scaling: iterations in the amax history.
     window: int | None = None
     #: Forward product: whether the gradient is zero where the operand saturated.
@@ -63,6 +65,11 @@ class QuantSpec:
     def quantised(self) -> bool:
         """Whether the operand is quantised; bf16 marks a slot in the working precision."""
         return self.fmt.family is not Family.BF16
+
+    @property
+    def is_pre_scaled(self) -> bool:
+        """Whether a part of the operand is rounded in place of the whole."""
+        return self.pre_scale != 1.0
 
     @property
     def has_blocks(self) -> bool:
@@ -88,6 +95,11 @@ class QuantSpec:
     def needs_step_state(self) -> bool:
         """Whether it needs random numbers, an amax history or a transform."""
         return self.draws or self.scaling is Scaling.DELAYED or self.is_transformed
+
+    @property
+    def chain(self) -> tuple[QuantSpec, ...]:
+        """Its quantisations in their order: that of the forward copy, if it is quantised again, and its own."""
+        return (self,) if self.of is None else (self.of, self)
 
     @property
     def once_per_step(self) -> bool:
@@ -145,7 +157,7 @@ def resolve(
     saturate: bool = True,
     scaling: Scaling | str | None = None,
     amax_target: float | None = None,
-    pre_scale: bool = False,
+    pre_scale: bool | float = False,
 ) -> QuantSpec:
     """The complete specification; None selects the format's default. A `QuantSpec` is returned unchanged.
 
@@ -186,7 +198,7 @@ def resolve(
         saturate=saturate,
         scaling=scaling,
         amax_target=_checked_target(fmt.amax_target or 1.0 if amax_target is None else amax_target),
-        pre_scale=pre_scale,
+        pre_scale=_checked_part(pre_scale),
     )
 
 
@@ -259,6 +271,21 @@ def _checked_block(block: int, fmt: Format) -> int:
     if not isinstance(block, int) or isinstance(block, bool) or block < 1 or block & (block - 1):
         raise ValueError(f"block must be a power of two of at least 1, got {block!r}")
     return block
+
+
+#: The factor of `pre_scale=True` (arXiv 2502.20586).
+PRE_SCALE = 0.75
+
+
+def _checked_part(pre_scale: bool | float) -> float:
+    """The factor of `pre_scale`; less than 3/4 leaves the top of the grid unused."""
+    if isinstance(pre_scale, bool):
+        return PRE_SCALE if pre_scale else 1.0
+    if not (isinstance(pre_scale, float) and PRE_SCALE <= pre_scale < 1):
+        raise ValueError(
+            f"pre_scale must be true, false or a number of at least 0.75 and below 1, got {pre_scale!r}"
+        )
+    return pre_scale
 
 
 def _checked_target(target: float) -> float:

@@ -58,6 +58,15 @@ class Hadamard(StrEnum):
     RANDOM = "random"
 
 
+class Of(StrEnum):
+    """What a backward product quantises of an operand that the forward product has quantised."""
+
+    #: The tensor in high precision.
+    HIGH = "high"
+    #: The values that the forward product multiplied.
+    FORWARD = "forward"
+
+
 class Axis(StrEnum):
     """An axis that a matrix product of training reduces over; blocks run along it."""
 

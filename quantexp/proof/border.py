@@ -36,9 +36,6 @@ from quantexp.quant.precision import Entry, ModulePrecision
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import FPROP_W, FPROP_X, Operand, Product, Site, Slot, operands_of
 
-#: The factor of a product for each operand scaled by 3/4.
-_POST_SCALE = 4.0 / 3.0
-
 
 def _same(x: Tensor) -> Tensor:
     return x
@@ -214,8 +211,8 @@ class Border(Hooked):
         return self.call
 
     def _scale(self, site: Site, product: Product) -> float:
-        specs = [self.declared.spec(slot) for slot in operands_of(site, product)]
-        return _POST_SCALE ** sum(spec.pre_scale for spec in specs)
+        left, right = (self.declared.spec(slot) for slot in operands_of(site, product))
+        return 1.0 / (left.pre_scale * right.pre_scale)
 
     def _picked(self, call: Call, slot: Slot, extent: int) -> Tensor:
         """Lines of an operand."""

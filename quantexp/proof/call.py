@@ -97,7 +97,10 @@ class Call:
 
         An expert's rows are laid out by sequence for its product over tokens, if an operand of that has blocks.
         """
-        x = self.sources[slot.operand]
+        return self.laid_out(slot, self.sources[slot.operand])
+
+    def laid_out(self, slot: Slot, x: Tensor) -> Tensor:
+        """A tensor like a slot's source as it entered the module, in the layout in which it is quantised."""
         is_by_sequence = slot.product is Product.WGRAD and self.rows is not None
         if not is_by_sequence or not any(
             self.spec(Slot(slot.site, slot.product, operand)).has_blocks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,26 @@ def whole_finding(call: Call, entry: Entry, x: Tensor, source: Tensor, explain: 
     """The result for a whole operand in its source's layout."""
     axis = dim_of(entry.slot.operand, entry.spec)
     number = Images(call).num_differing(entry.slot, x)
+    other = _of_high(call, entry.slot) if number else None
+    if other is not None and not Images(other).num_differing(entry.slot, x):
+        explain = _said_of_high
     return compared(x, source, entry.spec, axis, number, explain)
+
+
+def _of_high(call: Call, slot: Slot) -> Call | None:
+    """The call if the slot quantised the tensor in high precision in place of the forward copy.
+
+    None if it does so anyway, or has a scale of the whole tensor, for which a diagnosis does not ask other ranks.
+    """
+    spec = call.spec(slot)
+    if spec.of is None or spec.is_scaled:
+        return None
+    slots = call.declared.slots | {slot: replace(spec, of=None)}
+    return replace(call, declared=replace(call.declared, slots=slots))
+
+
+def _said_of_high(*_: object) -> str:
+    return "; it is quantised from the tensor in high precision, not from the forward copy"
 
 
 def attention_finding(
@@ -41,16 +62,21 @@ def attention_finding(
     is_stack: bool = False,
 ) -> Finding:
     """The result for an operand of attention, a stack of matrices; of a tile, its part of the whole operand."""
-    source = call.source(entry.slot)
+    images, other = Images(call), _of_high(call, entry.slot)
     own, expected = (
         _matrices(call, entry.slot, each, part, is_stack=is_stack)
-        for each in (source, Images(call).whole(entry.slot))
+        for each in (images.source(entry.slot), images.whole(entry.slot))
     )
     if x.shape != expected.shape:
         return other_shape(x, expected)
+    number = num_unequal(x, expected)
+    if number and other is not None:
+        of_high = Images(other).whole(entry.slot)
+        if not num_unequal(x, _matrices(call, entry.slot, of_high, part, is_stack=is_stack)):
+            explain = _said_of_high
     is_reduced = entry.spec.axis is entry.slot.axis
     axis = -1 if is_stack or entry.slot.is_left is is_reduced else -2
-    return compared(x, own, entry.spec, axis, num_unequal(x, expected), explain)
+    return compared(x, own, entry.spec, axis, number, explain)
 
 
 def _matrices(call: Call, slot: Slot, x: Tensor, part: Part | None, *, is_stack: bool) -> Tensor:

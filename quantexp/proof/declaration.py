@@ -125,13 +125,26 @@ def _resolved(
         settings: list[Any] = [*covering, of_slot, of_site]
         word = next((each.format for each in settings if each.format is not None), _HIGH)
         if word == _COPY:
-            forward = resolved[slot._replace(product=Product.FPROP)]
-            resolved[slot] = replace(forward, reuse=True, clip_gradient=False)
+            resolved[slot] = _copy_of(resolved[slot._replace(product=Product.FPROP)])
         elif word == _HIGH:
             resolved[slot] = QuantSpec(get_format(_HIGH), axis=slot.axis)
         else:
-            resolved[slot] = _spec(slot, get_format(word, own), _options(settings, word, own))
+            options = _options(settings, word, own)
+            resolved[slot] = _spec(slot, get_format(word, own), options)
+            if options.get("of") == "forward" and _has_copy(slot):
+                copy = _copy_of(resolved[slot._replace(product=Product.FPROP)])
+                resolved[slot] = replace(resolved[slot], of=copy if copy.quantised else None)
     return resolved
+
+
+def _copy_of(forward: QuantSpec) -> QuantSpec:
+    """The forward copy in a backward product."""
+    return replace(forward, reuse=True, clip_gradient=False)
+
+
+def _has_copy(slot: Slot) -> bool:
+    """Whether a slot's operand is one of the forward product before."""
+    return slot.product is not Product.FPROP and slot.operand not in _GRADIENTS
 
 
 def _covers(rule: Rule, slot: Slot) -> bool:
@@ -180,7 +193,7 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
         saturate=options.get("saturate", True),
         scaling=scaling,
         amax_target=target or 1.0,
-        pre_scale=options.get("pre_scale", False),
+        pre_scale=_part(options.get("pre_scale", False)),
         hadamard=hadamard,
         hadamard_block=1
         if hadamard is Hadamard.NONE
@@ -193,8 +206,16 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
     )
 
 
+def _part(pre_scale: bool | float) -> float:
+    if isinstance(pre_scale, bool):
+        return 0.75 if pre_scale else 1.0
+    return pre_scale
+
+
 def _with_stream(name: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
     """With the key of its random numbers, signs or amax history: the label of the slot that is quantised."""
+    if spec.of is not None:
+        spec = replace(spec, of=_with_stream(name, slot, spec.of))
     if not (
         spec.rounding is Rounding.STOCHASTIC
         or spec.fmt.family is Family.PYTHON
@@ -216,5 +237,7 @@ def _difference(own: QuantSpec | None, expected: QuantSpec) -> str:
         if ours != theirs:
             if isinstance(ours, Format):
                 return f"configured as {theirs.name}, and the map has {ours.name}"
+            if each.name == "of":
+                ours, theirs = ("high" if of is None else "forward" for of in (ours, theirs))
             return f"configured with {each.name} {theirs}, and the map has {ours}"
     return ""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from quantexp.formats import FORMATS, Hadamard, QuantSpec, Rounding, ScaleRule, resolve
+from quantexp.formats.spec import PRE_SCALE
 from quantexp.formats.types import Family
 from quantexp.proof.image import num_differing
 
@@ -53,7 +54,9 @@ def _others(spec: QuantSpec, axis: int, num_dims: int) -> Iterator[tuple[str, Qu
         if spec.fmt.block is not None:
             for block in _BLOCKS:
                 yield f"{name} in blocks of {block}", replace(plain, block=block), axis
-        yield f"{name} scaled by 3/4 or not", replace(plain, pre_scale=not spec.pre_scale), axis
+        part = 1.0 if spec.is_pre_scaled else PRE_SCALE
+        words = "without a factor" if spec.is_pre_scaled else "scaled by 3/4"
+        yield f"{name} {words}", replace(plain, pre_scale=part), axis
     for fmt in FORMATS.values():
         rules: list[ScaleRule | None] = [*ScaleRule] if fmt.family is Family.MX else [None]
         if fmt.name != name:

@@ -22,7 +22,7 @@ from quantexp.formats import Family, Place, QuantSpec, Scaling, saturated
 from quantexp.proof.call import Call
 from quantexp.proof.draws import Randomness, is_stochastic
 from quantexp.proof.image import image, num_differing, own_amax
-from quantexp.quant.sites import Operand, Slot, captured_dim, dim_of
+from quantexp.quant.sites import Operand, Product, Slot, captured_dim, dim_of
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,13 @@ class Images:
     def __init__(self, call: Call) -> None:
         self.call = call
 
+    def source(self, slot: Slot) -> Tensor:
+        """What a slot quantises, in that layout: the expected copy of the forward product, or what the watcher saw."""
+        call = self.call
+        if call.spec(slot).of is None:
+            return call.source(slot)
+        return call.laid_out(slot, self.whole(slot._replace(product=Product.FPROP)))
+
     def amax(self, slot: Slot) -> Tensor | None:
         """The amax that determines a tensor scale; None without one."""
         call, spec = self.call, self.call.spec(slot)
@@ -80,7 +87,7 @@ class Images:
         key = slot.operand, spec.along_any_axis
         if key not in call.amaxes:
             own = call.own_amaxes.get(key)
-            own = own_amax_of(call, slot, call.source(slot)) if own is None else own
+            own = own_amax_of(call, slot, self.source(slot)) if own is None else own
             call.amaxes[key] = call.largest(call.module, own)
             if spec.scaling is Scaling.DELAYED:
                 call.histories.see(spec, own)
@@ -92,7 +99,7 @@ class Images:
     def num_differing(self, slot: Slot, operand: Tensor) -> int:
         """How many elements of a whole operand, in its source's layout, are not those expected."""
         call, spec = self.call, self.call.spec(slot)
-        x = call.source(slot)
+        x = self.source(slot)
         if not spec.quantised:
             return 0 if torch.equal(operand, x) else num_differing(operand, x, spec, -1)
         axis = dim_of(slot.operand, spec)
@@ -107,7 +114,7 @@ class Images:
     def whole(self, slot: Slot) -> Tensor:
         """The whole expected operand, in its source's layout."""
         call, spec = self.call, self.call.spec(slot)
-        x = call.source(slot)
+        x = self.source(slot)
         if not spec.quantised or x.numel() == 0:
             return x
         axis = dim_of(slot.operand, spec)
@@ -184,6 +191,8 @@ class Images:
             return False
         if spec.fmt.family is Family.PYTHON:
             return True  # the class may look at the whole tensor
+        if spec.of is not None:
+            return True  # blocks of the forward copy cross its lines
         shape = tuple(self.call.source(slot).shape)
         return self._is_by_source(slot) or bool(self.call.pieces(slot, shape))
 

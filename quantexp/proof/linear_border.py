@@ -240,8 +240,8 @@ class LinearBorder(Border):
         rows = call.rows
         if rows is None or rows.num_sources == 1 or product is Product.WGRAD:
             return None
-        spec = call.spec(Slot(Site.LINEAR, product, Operand.W))
-        if not (spec.draws or spec.is_transformed):
+        chain = call.spec(Slot(Site.LINEAR, product, Operand.W)).chain
+        if not any(spec.draws or spec.is_transformed for spec in chain):
             return None
         held = [source for source in range(rows.num_sources) if len(rows.of_source(source))]
         return call.moment.choice(call.module, product, "source").choice(held)

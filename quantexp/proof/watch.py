@@ -31,7 +31,7 @@ from quantexp.proof.comparing import (
     tile_finding,
     whole_finding,
 )
-from quantexp.proof.expected import own_amax_of
+from quantexp.proof.expected import Images, own_amax_of
 from quantexp.proof.findings import Finding, Status
 from quantexp.proof.owners import Owners
 from quantexp.proof.products import project
@@ -258,7 +258,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if part is not None:
             return self._tile(call, entry, x, part)
         if slot.site is Site.LINEAR:
-            source = call.source(slot)
+            source = Images(call).source(slot)
             is_turned = (slot.operand, slot.product) in (
                 (Operand.W, Product.FPROP),
                 (Operand.G, Product.WGRAD),

@@ -27,7 +27,7 @@ GRADIENT_AMAX = 224.0
 QUANTISE_OPTIONS = ("block", "scale_rule", "rounding", "scaling", "saturate", "pre_scale")
 #: The Hadamard transform precedes quantisation in any format.
 TRANSFORM_OPTIONS = ("hadamard", "hadamard_block")
-OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS)
+OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS, "of")
 #: Iterations in the amax history of delayed scaling, unless a slot sets `window`.
 WINDOW = 16
 #: Elements of one Hadamard transform if neither the slot nor its format has a block.
@@ -54,20 +54,20 @@ def scheme_spec(
     options = options or {}
     known = {o for o in QUANTISE_OPTIONS if o in format_.options} | set(TRANSFORM_OPTIONS)
     known |= {"window"} if "scaling" in format_.options else set()
-    known.add("clip_gradient")
+    known |= {"clip_gradient", "of"}
     for setting in options.values():
         refuse(format_.name, setting, tuple(o for o in OPTIONS if o not in known))
-    scaling = _chosen(options, "scaling", Scaling, _default_scaling(format_))
-    chosen: dict[str, Any] = {
+    scaling = chosen(options, "scaling", Scaling, _default_scaling(format_))
+    values: dict[str, Any] = {
         "block": _power_of_two(options.get("block"), "block", format_.block, least=1),
-        "scale_rule": _chosen(options, "scale_rule", ScaleRule, _default_rule(format_)),
-        "rounding": _chosen(options, "rounding", Rounding, format_.rounding),
+        "scale_rule": chosen(options, "scale_rule", ScaleRule, _default_rule(format_)),
+        "rounding": chosen(options, "rounding", Rounding, format_.rounding),
         "scaling": scaling,
         "saturate": _flag(options, "saturate", True),
-        "pre_scale": _flag(options, "pre_scale", False),
+        "pre_scale": _part(options),
         "amax_target": None if scaling is Scaling.NONE else _amax_target(format_, operand),
     }
-    spec = resolve(format_, **{name: chosen[name] for name in chosen.keys() & format_.options})
+    spec = resolve(format_, **{name: values[name] for name in values.keys() & format_.options})
     hadamard, hadamard_block = _transform(options, format_)
     return replace(
         spec,
@@ -99,6 +99,14 @@ def _flag(options: Mapping[str, Setting], option: str, default: bool) -> bool:
     return default if setting is None else bool(getattr(setting.slot, option))
 
 
+def _part(options: Mapping[str, Setting]) -> bool | float:
+    setting = options.get("pre_scale")
+    if setting is None:
+        return False
+    assert isinstance(setting.slot, Slot)
+    return setting.slot.pre_scale or False
+
+
 def _window(options: Mapping[str, Setting], scaling: Scaling) -> int | None:
     setting = options.get("window")
     if setting is None:
@@ -117,7 +125,7 @@ def _window(options: Mapping[str, Setting], scaling: Scaling) -> int | None:
 
 
 def _transform(options: Mapping[str, Setting], format_: Format) -> tuple[Hadamard, int]:
-    hadamard = _chosen(options, "hadamard", Hadamard, Hadamard.NONE)
+    hadamard = chosen(options, "hadamard", Hadamard, Hadamard.NONE)
     setting = options.get("hadamard_block")
     if hadamard is not Hadamard.NONE:
         default = transform_block(format_)
@@ -150,7 +158,7 @@ def _power_of_two(
     return value
 
 
-def _chosen(
+def chosen(
     options: Mapping[str, Setting], option: str, choices: Iterable[Choice], default: Choice
 ) -> Choice:
     """The option's value as its Enum."""

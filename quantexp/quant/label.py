@@ -6,6 +6,8 @@ fp16. Displays show `high (fp32)`. Files and JSON keep the configuration's word.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Precision
 
@@ -23,6 +25,14 @@ def describe_format(name: str, precision: Precision | str | None) -> str:
         return name
     word = precision.value if isinstance(precision, Precision) else precision
     return (HIGH if word is None else f"{HIGH} ({word})") + space + rest
+
+
+def part_words(part: float, *, inverse: bool = False) -> str:
+    """`3/4` and `4/3` of the factor 0.75; a decimal number of a factor that is no ratio of small numbers."""
+    ratio = Fraction(part).limit_denominator(64)
+    if abs(float(ratio) - part) > 2.0**-26:
+        return f"{1 / part if inverse else part:.6g}"
+    return str(1 / ratio if inverse else ratio)
 
 
 def is_unquantised(name: str) -> bool:

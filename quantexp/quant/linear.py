@@ -6,8 +6,9 @@
 
     # T tokens, B sequences, I input width, O output width; Megatron's layout is [T, B, width]
 
-Every operand is quantised from the high-precision tensor, never twice. If two products quantise a tensor in blocks of
-the same format, one read produces both copies (rows and columns). A format without blocks, and a slot that reuses the
+Every operand is quantised from the high-precision tensor, except one of a slot with `of: forward`: that quantises the
+values that the forward product multiplied, which it makes again. If two products quantise a tensor in blocks of the
+same format, one read produces both copies (rows and columns). A format without blocks, and a slot that reuses the
 forward copy, need one copy for both. Whole tensors read (R) and written (W) by each of n micro-batches in a step; in
 brackets what is saved if both products multiply one copy:
 
@@ -48,6 +49,7 @@ from quantexp.quant.sources import (
     differs_by_source,
     multiply_rows,
     quantise_by_source,
+    source_of_rows,
 )
 from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.quant.whole_amax import whole_amax
@@ -112,6 +114,8 @@ def wgrad(
 
     Operands of two dimensions are an expert's tokens; `rows` gives their sequences, None means one sequence.
     """
+    if quantised_x is None:
+        x_TBI = source_of_rows(precision, WGRAD_X, x_TBI, rows)
     if rows is not None and any(precision.spec(slot).has_blocks for slot in (WGRAD_G, WGRAD_X)):
         g_TBO, x_TBI = rows.laid_out(g_TBO), rows.laid_out(x_TBI)
         quantised_g = None if quantised_g is None else rows.laid_out(quantised_g)
@@ -198,7 +202,7 @@ def backward_needs_input(precision: ModulePrecision) -> bool:
     return (
         precision.spec(FPROP_X).clip_gradient
         or copy.needs_step_state
-        or copy.pre_scale
+        or copy.is_pre_scaled
         or is_operand_hooked(precision, WGRAD_X)
     )
 

@@ -3,7 +3,7 @@
     quantise    each operand according to its slot, unless its copy exists: `quantise_operand`
     show        both, before and after, to the hooks: `call_operand_hooks`
     announce    the product to the proof of engagement: `product_context`
-    multiply    and compensate operands scaled by 3/4
+    multiply    and compensate operands of which a part was rounded
 
 This is the one place where schemes use the number formats. All nine products take these steps: those of
 `quantexp.quant.linear` and of the plain attention in `multiply_operands`; the tiled attention, which quantises once
@@ -12,6 +12,7 @@ what it multiplies in parts, by `quantised_operand` and `multiply`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,9 +36,6 @@ from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
 from quantexp.quant.step_state import Piece, current_state
 from quantexp.quant.whole_amax import transformed, whole_amax
-
-#: The factor of a product for each operand scaled by 3/4 (arXiv 2502.20586).
-POST_SCALE = 4.0 / 3.0
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,23 @@ def quantised_operand(
     return copy
 
 
+def source_of(precision: ModulePrecision, slot: Slot, x: Tensor) -> Tensor:
+    """What a slot quantises of x: the forward product's copy, made again without effect on histories, or x itself."""
+    copy = precision.spec(slot).of
+    if copy is None:
+        return x
+    axis = dim_of(slot.operand, copy)
+    return quantise_operand(x, copy, axis, whole_amax(precision.module, x, copy, axis))
+
+
 def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
-    """The factor that compensates operands pre-scaled by 3/4."""
+    """The factor that compensates operands of which a part was rounded."""
     return post_scale(*(precision.spec(slot) for slot in operands_of(site, product)))
 
 
 def post_scale(*specs: QuantSpec) -> float:
-    """1, 4/3 or 16/9."""
-    return POST_SCALE ** sum(spec.pre_scale for spec in specs)
+    """1 over the product of the operands' factors: 4/3 for each of which 3/4 was rounded (arXiv 2502.20586)."""
+    return math.prod(1.0 / spec.pre_scale for spec in specs)
 
 
 def multiply(context: ProductContext, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:

@@ -204,7 +204,7 @@ def _mapped(declared: ModulePrecision, name: Callable[[Slot], Slot | None]) -> M
 
 
 def _check_lookup(spec: QuantSpec) -> None:
-    for option, is_set in (("hadamard", spec.is_transformed), ("pre_scale", spec.pre_scale)):
+    for option, is_set in (("hadamard", spec.is_transformed), ("pre_scale", spec.is_pre_scaled)):
         if is_set:
             raise ConfigError(
                 f"quant.output.fprop.w must have no {option} in a model with model.tie_embeddings=true: the embedding "
@@ -308,6 +308,8 @@ def _with_streams(module: ModuleId, slots: Slots) -> ModulePrecision:
 
 
 def _with_stream(module: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
+    if spec.of is not None:
+        spec = replace(spec, of=_with_stream(module, slot, spec.of))
     if not spec.needs_step_state:
         return spec
     source = slot._replace(product=Product.FPROP) if spec.reuse else slot

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quantexp.formats.spec import QuantSpec
-from quantexp.formats.types import WHOLE_ROW, Family
+from quantexp.formats.spec import PRE_SCALE, QuantSpec
+from quantexp.formats.types import WHOLE_ROW, Family, Of
 from quantexp.quant.precision import Entry, configured
 
 
@@ -51,9 +51,12 @@ def _later_options(spec: QuantSpec) -> dict[str, object]:
     """Options recorded only if set, so that schemes without them keep their identity."""
     options = {
         "definition": spec.fmt.definition or None,
-        "pre_scale": spec.pre_scale or None,
+        "pre_scale": (spec.pre_scale == PRE_SCALE or spec.pre_scale)
+        if spec.is_pre_scaled
+        else None,
         "window": spec.window,
         "clip_gradient": spec.clip_gradient or None,
+        "of": Of.FORWARD.value if spec.of is not None else None,
         "hadamard": spec.hadamard.value if spec.is_transformed else None,
         "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
     }

@@ -15,10 +15,10 @@ from quantexp.errors import ConfigError
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
-from quantexp.formats.spec import QuantSpec, get_format
+from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Format, ScaleRule, Scaling
-from quantexp.quant.choosing import OPTIONS, Setting, refuse, scheme_spec
+from quantexp.formats.types import Format, Of, ScaleRule, Scaling
+from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
 from quantexp.quant.sites import Operand, Product, Site, Slot, operands_of, slots_of
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 from quantexp.schema import Slot as SlotConfig
@@ -104,42 +104,48 @@ def resolve_site(
     resolved: dict[Slot, QuantSpec] = {}
     for slot in slots_of(site):
         settings = [*over.get(slot, ()), *site_settings(config, slot)]
-        resolved[slot] = _resolved(slot, settings, declared) or _forward_copy(slot, resolved)
+        forward = resolved.get(slot._replace(product=Product.FPROP))
+        own = _resolved(slot, settings, forward, declared)
+        resolved[slot] = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
     for product in {slot.product: None for slot in resolved}:
         _check_transforms(*((slot, resolved[slot]) for slot in operands_of(site, product)))
     return resolved
 
 
 def _resolved(
-    slot: Slot, settings: list[Setting], declared: Mapping[str, Format] | None
+    slot: Slot,
+    settings: list[Setting],
+    forward: QuantSpec | None,
+    declared: Mapping[str, Format] | None,
 ) -> QuantSpec | None:
-    """The specification of a slot; None for the forward copy."""
-    chosen = next((s for s in settings if s.slot.format is not None), None)
-    if chosen is None or chosen.slot.format in (WORKING, REUSE):
-        word = WORKING if chosen is None else str(chosen.slot.format)
-        end = len(settings) if chosen is None else settings.index(chosen) + 1
+    """The specification of a slot whose operand is `forward` in the forward product; None for the forward copy."""
+    named = next((s for s in settings if s.slot.format is not None), None)
+    if named is None or named.slot.format in (WORKING, REUSE):
+        word = WORKING if named is None else str(named.slot.format)
+        end = len(settings) if named is None else settings.index(named) + 1
         for setting in settings[:end]:
-            if setting is chosen or not isinstance(
+            if setting is named or not isinstance(
                 setting.slot, Rule
             ):  # rules may cover other slots
                 refuse(word, setting, OPTIONS)
         if word == WORKING:
             return working_spec(slot)
         if slot.product is Product.FPROP:
-            assert chosen is not None
+            assert named is not None
             raise ConfigError(
-                f"{chosen.key}.format must not be reuse in the forward product, which has no earlier "
+                f"{named.key}.format must not be reuse in the forward product, which has no earlier "
                 f"copy; choose one of {format_choices()}"
             )
         return None
-    format_ = _format(chosen, declared)
-    _check_rows(chosen, format_, slot)
+    format_ = _format(named, declared)
+    _check_rows(named, format_, slot)
     options = _options_for(format_, settings, declared)
     spec = replace(
         scheme_spec(format_, slot.operand, options),
         axis=slot.axis,
         left=slot.is_left,
         weight=slot.operand is Operand.W,
+        of=_requantised(options, slot, forward),
     )
     return replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
 
@@ -213,10 +219,37 @@ def _clips_gradient(setting: Setting | None, spec: QuantSpec, slot: Slot) -> boo
     return True
 
 
+def _requantised(
+    options: Mapping[str, Setting], slot: Slot, forward: QuantSpec | None
+) -> QuantSpec | None:
+    """The forward copy that a slot quantises again; None means the tensor in high precision.
+
+    A site's or a rule's setting applies to the operands of backward products that the forward product has. One that
+    is in the working precision there is the tensor in high precision.
+    """
+    if chosen(options, "of", Of, Of.HIGH) is Of.HIGH:
+        return None
+    setting = options["of"]
+    is_first = slot.product is Product.FPROP
+    if setting.key != f"quant.{slot}" and (is_first or forward is None):
+        return None
+    if is_first:
+        raise ConfigError(
+            f"{setting.key}.of must not be forward in the forward product, which has no earlier copy; remove it"
+        )
+    copy = _forward_copy(slot, forward, f"{setting.key}.of", Of.FORWARD)
+    if slot.operand is Operand.P:
+        raise ConfigError(
+            f"{setting.key}.of must not be forward for {slot}: P is computed anew in the backward pass, tile by tile; "
+            f"take high, or quant.{slot}.format=reuse"
+        )
+    return copy if copy.quantised else None
+
+
 def _can_saturate(spec: QuantSpec) -> bool:
     if spec.fmt.scale_rule is not None:
-        return spec.scale_rule in (ScaleRule.FLOOR, ScaleRule.EVEN) and not spec.pre_scale
-    blocks_saturate = spec.fmt.block is not None and not spec.pre_scale
+        return spec.scale_rule in (ScaleRule.FLOOR, ScaleRule.EVEN) and spec.pre_scale > PRE_SCALE
+    blocks_saturate = spec.fmt.block is not None and spec.pre_scale > PRE_SCALE
     return blocks_saturate or spec.scaling in (Scaling.NONE, Scaling.DELAYED)
 
 
@@ -239,12 +272,13 @@ def _transform_words(spec: QuantSpec) -> str:
     return f"{spec.hadamard.value} in blocks of {spec.hadamard_block}"
 
 
-def _forward_copy(slot: Slot, resolved: Mapping[Slot, QuantSpec]) -> QuantSpec:
-    forward = resolved.get(slot._replace(product=Product.FPROP))
-    where = f"quant.{slot}.format must not be reuse"
+def _forward_copy(slot: Slot, forward: QuantSpec | None, key: str, value: str) -> QuantSpec:
+    """The forward copy of an operand, for a slot whose `key` has this value."""
+    where = f"{key} must not be {value}"
     if forward is None:
         raise ConfigError(
-            f"{where}: {slot.operand} is no operand of the forward product; choose one of {format_choices()}"
+            f"{where}: {slot.operand} is no operand of the forward product; "
+            + (f"choose one of {format_choices()}" if value == REUSE else "take high")
         )
     if forward.is_transformed:
         raise ConfigError(

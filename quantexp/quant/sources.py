@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import QuantSpec
+from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import (
     Factor,
     clipped,
     multiply_operands,
     quantise_operand,
     quantised_operand,
+    source_of,
 )
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.rows import Rows
@@ -50,7 +52,19 @@ def quantise_by_source(
     precision: ModulePrecision, slot: Slot, x: Tensor, rows: Rows | None
 ) -> Tensor | None:
     """x, rows [n, width] or their layout [L, B, width], quantised source by source; None if one call does all."""
-    spec = precision.spec(slot)
+    return _quantised_by_source(precision, slot, precision.spec(slot), x, rows)
+
+
+def source_of_rows(precision: ModulePrecision, slot: Slot, x: Tensor, rows: Rows | None) -> Tensor:
+    """What a slot quantises of x, the rows of its forward product (`source_of`)."""
+    copy = precision.spec(slot).of
+    by_source = None if copy is None else _quantised_by_source(precision, slot, copy, x, rows)
+    return source_of(precision, slot, x) if by_source is None else by_source
+
+
+def _quantised_by_source(
+    precision: ModulePrecision, slot: Slot, spec: QuantSpec, x: Tensor, rows: Rows | None
+) -> Tensor | None:
     if rows is None or not differs_by_source(rows, spec):
         return None
     axis = dim_of(slot.operand, spec)
@@ -65,14 +79,17 @@ def quantise_by_source(
 def multiply_rows(
     precision: ModulePrecision, x: Factor, w: Factor, rows: Rows | None = None
 ) -> Tensor:
-    """The product of a layer's tokens and its weight; `rows` are an expert's.
+    """The product of a layer's tokens and its weight in high precision; `rows` are an expert's.
 
     If every micro-batch draws another copy of the weight, each source is multiplied with its own; the hooks receive
     that of this rank's micro-batch, which is the factor's copy if it has one.
     """
-    spec = precision.spec(w.slot)
-    is_one = rows is None or rows.num_sources == 1 or not spec.needs_step_state
-    if rows is None or is_one or not current_state().draws_again(spec):
+    first = w
+    if w.copy is None or is_operand_hooked(precision, w.slot):
+        w = replace(w, x=source_of(precision, w.slot, w.x))
+    drawn = [spec for spec in precision.spec(w.slot).chain if spec.needs_step_state]
+    is_one = rows is None or rows.num_sources == 1
+    if rows is None or is_one or not any(map(current_state().draws_again, drawn)):
         return multiply_operands(precision, x, w)
     x, w = (replace(f, copy=quantised_operand(precision, f.slot, f.x, copy=f.copy)) for f in (x, w))
     assert x.copy is not None
@@ -80,8 +97,10 @@ def multiply_rows(
     for source, later in enumerate(rows.micro_batches):
         tokens = rows.of_source(source)
         own_x = replace(x, x=x.x[tokens], copy=x.copy[tokens])
-        own_w = replace(w, copy=None) if later else w
         with as_source(rows, source):
+            own_w = w
+            if later:
+                own_w = replace(w, x=source_of(precision, w.slot, first.x), copy=None)
             products.append(
                 multiply_operands(precision, own_x, own_w, source=source, is_shown=False)
             )

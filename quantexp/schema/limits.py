@@ -57,6 +57,13 @@ def between(least: int, most: int) -> tuple[Limit, Limit]:
     return at_least(least), at_most(most)
 
 
+#: The part of an operand that `pre_scale` rounds.
+PART = Limit(
+    lambda value: isinstance(value, bool) or 0.75 <= value < 1,
+    "must be true, false or a number of at least 0.75 and below 1",
+)
+
+
 def next_multiple(number: int, divisor: int) -> int:
     """The smallest multiple of a positive divisor that is not below a number: what a refusal proposes instead of it."""
     return -(-number // divisor) * divisor

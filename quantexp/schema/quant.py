@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import FOLDER_NAME, at_most, limited
+from quantexp.schema.limits import FOLDER_NAME, PART, at_most, limited
 
 
 @dataclass
@@ -35,14 +35,16 @@ class Slot(Rounded):
 
     #: Iterations in the amax history of delayed scaling.
     window: int | None = limited(None, at_most(100_000))
-    #: Whether 3/4 of the operand is rounded, and the product multiplied by 4/3 (mxfp4, nvfp4).
-    pre_scale: bool | None = None
+    #: The part of the operand that is rounded, true for 3/4; the product is divided by it (mxfp4, nvfp4).
+    pre_scale: bool | float | None = limited(None, PART)
     #: Whether the derivative of quantisation is 0, not 1, where an operand of the forward product saturated.
     clip_gradient: bool | None = None
     #: none, deterministic or random: a transform along the reduced axis, equal for both operands of a product.
     hadamard: str | None = None
     #: Elements per transform, a power of two; the last may be short.
     hadamard_block: int | None = limited(None, at_most(1 << 16))
+    #: high or forward: what a backward product quantises, the tensor in high precision or the forward product's copy.
+    of: str | None = None
 
 
 @dataclass

@@ -345,6 +345,13 @@ def test_sweep_is_no_key_of_a_run(tmp_path: Path) -> None:
         ),
         ("dataset.label=x", "dataset.label follows from the dataset and cannot be set, got 'x'"),
         ("training.iterations=1.5", "training.iterations must be a whole number, got '1.5'"),
+        *(
+            (
+                f"quant.linear={{format: nvfp4, pre_scale: {value}}}",
+                f"quant.linear.pre_scale must be true, false or a number of at least 0.75 and below 1, got {shown}",
+            )
+            for value, shown in (("half", "'half'"), ("2", "'2'"), ("0.5", "0.5"), ("1.0", "1.0"))
+        ),
         ("force=perhaps", "force must be true or false, got 'perhaps'"),
         ("dataset.split=abc", "dataset.split must be one to three weights"),
         ("dataset.split='0,1'", "training above 0, got '0,1'"),

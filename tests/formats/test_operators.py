@@ -67,7 +67,7 @@ def test_the_text_of_a_specification_is_read_back(name: str) -> None:
         "saturate": False,
         "scaling": "current",
         "amax_target": 0.1,
-        "pre_scale": True,
+        "pre_scale": 16 / 17,
     }
     options = {key: value for key, value in values.items() if key in FORMATS[name].options}
     spec = resolve(name, **options)

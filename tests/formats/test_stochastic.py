@@ -15,7 +15,17 @@ import torch
 from quantexp.extras.verify import rational as gold
 from quantexp.extras.verify.declared_gold import of_table, on_grid
 from quantexp.extras.verify.draws import random_integers
-from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise, resolve
+from quantexp.formats import (
+    FORMATS,
+    Place,
+    decode,
+    encode,
+    layout,
+    lies_on_grid,
+    quantise,
+    resolve,
+    saturated,
+)
 
 from .tensors import assert_same, every_finite_value
 from .test_quantising import views
@@ -187,7 +197,7 @@ def test_nan_and_inf_are_treated_as_by_every_rounding(name: str) -> None:
     assert torch.equal(torch.signbit(y[~y.isnan()]), torch.signbit(even[~even.isnan()]))
 
 
-# Pre-scaled by 3/4.
+# Pre-scaled by 3/4 and other factors.
 
 FP4 = [name for name, fmt in FORMATS.items() if "pre_scale" in fmt.options]
 
@@ -222,6 +232,36 @@ def test_with_the_rule_floor_nothing_saturates_and_the_mean_is_preserved() -> No
     assert abs(float(y.double().mean()) - 0.75 * 7.9) < 5 * deviation
 
 
+@pytest.mark.parametrize("part", [16 / 17, 0.8])
+def test_any_part_of_a_block_is_rounded_under_the_scale_of_the_whole(part: float) -> None:
+    """The factor and its product with an element are each rounded to float32, and the element to the grid."""
+    x = torch.randn(512, 32, generator=torch.Generator().manual_seed(3))
+    y = quantise(x, "mxfp4", pre_scale=part)
+    element = of_table("mxfp4_e2m1").element
+    for row, got in zip(x.tolist(), y.tolist(), strict=True):
+        s = gold.mx_scale(max(abs(Fraction(v)) for v in row), "mxfp4_e2m1", "floor")
+        for v, q in zip(row, got, strict=True):
+            scaled = np.float32(abs(v) * 2.0**-s) * np.float32(part)
+            assert abs(q) * 2.0**-s == min(on_grid(element, Fraction(float(scaled)), "even"), 6)
+
+
+def test_nvfp4_does_not_saturate_after_16_17ths() -> None:
+    """E4M3 rounds a scale of 17/16 down to 1: amax is then 6.375 in its units, and 6 after the factor."""
+    x = torch.zeros(1, 16)
+    x[0, :2] = torch.tensor([6 * 17 / 16, 0.5])
+    assert saturated(x, resolve("nvfp4", scaling="none")).sum() == 1
+    spec = resolve("nvfp4", scaling="none", pre_scale=16 / 17)
+    assert not saturated(x, spec).any()
+    assert quantise(x, spec)[0, 0] == 6
+
+
+@pytest.mark.parametrize("part", [0.5, 1.0, 1, 2.0, math.nan])
+def test_a_part_that_is_none_is_refused(part: float) -> None:
+    words = rf"pre_scale must be true, false or a number of at least 0.75 and below 1, got {part}"
+    with pytest.raises(ValueError, match=words):
+        quantise(torch.ones(32), "mxfp4", pre_scale=part)
+
+
 @pytest.mark.parametrize("scaling", ["none", "current", "exact"])
 def test_nvfp4_is_scaled_by_three_quarters_of_its_blocks(scaling: str) -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(6))
@@ -237,11 +277,12 @@ def test_nvfp4_is_scaled_by_three_quarters_of_its_blocks(scaling: str) -> None:
 @pytest.mark.parametrize("name", FP4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rounding", [{}, DRAW])
+@pytest.mark.parametrize("part", [True, 16 / 17])
 def test_pre_scaled_tensors_lie_on_the_grid(
-    name: str, dtype: torch.dtype, rounding: dict[str, Any]
+    name: str, dtype: torch.dtype, rounding: dict[str, Any], part: bool | float
 ) -> None:
     x = torch.randn(96, 128, generator=torch.Generator().manual_seed(7)).to(dtype)
-    y = quantise(x, name, pre_scale=True, **rounding)
+    y = quantise(x, name, pre_scale=part, **rounding)
     amax: dict[str, Any] = {"amax": x.abs().max().float()} if name == "nvfp4_e2m1" else {}
     assert lies_on_grid(y, name, **amax).all()
 

@@ -143,7 +143,7 @@ def specs_of(fmt: Format) -> list[QuantSpec]:
     rules = ScaleRule if "scale_rule" in fmt.options else (None,)
     scalings = Scaling if "scaling" in fmt.options else (None,)
     saturates = (True, False) if "saturate" in fmt.options else (True,)
-    pre_scales = (False, True) if "pre_scale" in fmt.options else (False,)
+    pre_scales = (False, True, 16 / 17) if "pre_scale" in fmt.options else (False,)
     roundings = Rounding if "rounding" in fmt.options else (None,)
     specs = []
     for options in product(rules, scalings, saturates, pre_scales, roundings):

@@ -42,7 +42,11 @@ def losses(run: RunDir) -> list[Any]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, scheme: str) -> None:
-    keeps_ends = scheme in ("linear_nvfp4_recipe", "linear_nvfp4_four_over_six")
+    keeps_ends = scheme in (
+        "linear_nvfp4_recipe",
+        "linear_nvfp4_four_over_six",
+        "linear_nvfp4_of_forward",
+    )
     layers = ["model.num_layers=3"] if keeps_ends else []
     run = run_tiny(f"quant=more/{scheme}", *layers, "training.iterations=3", "capture=off")
     record = precision(run)

@@ -24,6 +24,8 @@ def test_each_scaled_operand_counts() -> None:
     assert post_scale(PLAIN, PLAIN) == 1.0
     assert post_scale(SCALED, PLAIN) == 4 / 3
     assert post_scale(SCALED, SCALED) == pytest.approx(16 / 9, rel=1e-15)
+    part = resolve("nvfp4", pre_scale=16 / 17)
+    assert post_scale(part, SCALED) == pytest.approx(17 / 12, rel=1e-15)
 
 
 @pytest.mark.parametrize(

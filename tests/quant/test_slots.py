@@ -15,7 +15,16 @@ from quantexp.quant import sites
 from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import resolve_site
-from quantexp.schema import LinearSite, PvSite, QkSite, Slot
+from quantexp.schema import (
+    LinearDgrad,
+    LinearFprop,
+    LinearSite,
+    LinearWgrad,
+    PvDgradV,
+    PvSite,
+    QkSite,
+    Slot,
+)
 
 FORMATS = (
     "bf16, bfloat16, fp16_scaled, fp4_ue5m3, fp8_128x128, fp8_128x128_pow2, fp8_1x128, fp8_1x128_pow2, fp8_e4m3, "
@@ -185,8 +194,12 @@ def test_delayed_scaling_brings_a_window_of_16_iterations() -> None:
 
 def test_pre_scale_is_set_or_absent() -> None:
     for name in ("mxfp4", "nvfp4"):
-        assert linear(format=name, pre_scale=True)["dgrad.g"].pre_scale is True
-        assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale is False
+        assert linear(format=name, pre_scale=True)["dgrad.g"].pre_scale == 0.75
+        assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale == 1.0
+        part = linear(format=name, pre_scale=16 / 17)["dgrad.g"]
+        assert part.pre_scale == 16 / 17
+        assert spec_record(part)["pre_scale"] == 16 / 17
+        assert spec_record(linear(format=name, pre_scale=True)["dgrad.g"])["pre_scale"] is True
 
 
 @pytest.mark.parametrize(
@@ -431,6 +444,81 @@ def test_reuse_without_an_operand_of_the_forward_is_refused(
     assert message.startswith(
         f"quant.{site.value}.{slot}.format must not be reuse: {operand} is no operand of the "
         "forward product; choose one of bf16, "
+    )
+
+
+def test_forward_copy_that_is_quantised_again_is_that_of_the_forward_slot() -> None:
+    operands = linear(
+        format="mxfp4", of="forward", wgrad=LinearWgrad(g=Slot(rounding="stochastic"))
+    )
+    assert {slot for slot, o in operands.items() if o.of is not None} == {"dgrad.w", "wgrad.x"}
+    for again, first in (("dgrad.w", "fprop.w"), ("wgrad.x", "fprop.x")):
+        spec = operands[again]
+        assert spec.of == replace(operands[first], reuse=True)
+        assert replace(spec, of=None) == linear(format="mxfp4")[again]
+        assert spec_record(spec)["of"] == "forward"
+    assert "of" not in spec_record(operands["fprop.x"])
+    site = LinearSite(format="mxfp4", of="forward", wgrad=LinearWgrad(x=Slot(of="high")))
+    assert named(resolve_site(Site.LINEAR, site))["wgrad.x"].of is None
+    own = linear(format="mxfp4", wgrad=LinearWgrad(x=Slot(of="forward")))
+    assert {slot for slot, o in own.items() if o.of is not None} == {"wgrad.x"}
+
+
+def test_forward_copy_in_the_working_precision_is_the_tensor_itself() -> None:
+    operands = linear(format="mxfp4", of="forward", fprop=LinearFprop(x=Slot(format="bf16")))
+    assert operands["wgrad.x"].of is None
+    assert operands["dgrad.w"].of is not None
+
+
+@pytest.mark.parametrize(
+    ("site", "config", "slot", "words"),
+    [
+        (
+            Site.LINEAR,
+            LinearSite(format="mxfp4", fprop=LinearFprop(x=Slot(of="forward"))),
+            "linear.fprop.x",
+            "in the forward product, which has no earlier copy; remove it",
+        ),
+        (
+            Site.LINEAR,
+            LinearSite(format="mxfp4", wgrad=LinearWgrad(g=Slot(of="forward"))),
+            "linear.wgrad.g",
+            "g is no operand of the forward product; take high",
+        ),
+        (
+            Site.LINEAR,
+            LinearSite(
+                format="mxfp4",
+                fprop=LinearFprop(*[Slot(hadamard="deterministic")] * 2),
+                dgrad=LinearDgrad(w=Slot(of="forward")),
+            ),
+            "linear.dgrad.w",
+            "the forward copy of w is Hadamard-transformed along input_width, which dgrad does not reduce over; "
+            "give it a format, or the forward product no transform",
+        ),
+        (
+            Site.PV,
+            PvSite(format="mxfp4", dgrad_v=PvDgradV(P=Slot(of="forward"))),
+            "pv.dgrad_v.P",
+            "P is computed anew in the backward pass, tile by tile; take high, or quant.pv.dgrad_v.P.format=reuse",
+        ),
+    ],
+)
+def test_forward_copy_that_cannot_be_quantised_again_is_refused(
+    site: Site, config: LinearSite | PvSite, slot: str, words: str
+) -> None:
+    message = refusal(config, site)
+    assert message.startswith(f"quant.{slot}.of must not be forward")
+    assert message.endswith(words)
+
+
+def test_unknown_source_is_refused() -> None:
+    assert refusal(LinearSite(format="mxfp4", of="x")) == (
+        "quant.linear.of must be one of high, forward, got 'x'"
+    )
+    assert refusal(LinearSite(format="bf16", of="forward")) == (
+        "quant.linear.of does not apply to bf16, got 'forward'; remove it, or choose the whole site with "
+        "quant/linear=, quant/qk=, quant/pv= or quant/output="
     )
 
 

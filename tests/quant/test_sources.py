@@ -50,6 +50,15 @@ SCHEMES = {
         "quant.linear.rounding=stochastic",
         "quant.linear.wgrad.x.format=reuse",
     ),
+    "of forward": ("quant=more/linear_fp8", "quant.linear.of=forward"),
+    "stochastic, of forward": (
+        "quant=linear_mxfp4",
+        "quant.linear={of: forward, rounding: stochastic}",
+    ),
+    "drawn forward alone": (
+        "quant=linear_mxfp4",
+        "quant.linear={of: forward, fprop: {x: {rounding: stochastic}, w: {rounding: stochastic}}}",
+    ),
     "random signs": ("quant=more/linear_mxfp4_sr_rht",),
     "transform": ("quant=more/linear_mxfp4_hadamard",),
     "stochastic transform of one scale": (
@@ -62,6 +71,8 @@ WITH_WEIGHTS = {
     "stochastic": ("fprop", "dgrad"),
     "stochastic hifp8": ("fprop", "dgrad"),
     "stochastic, reused": ("fprop", "dgrad"),
+    "stochastic, of forward": ("fprop", "dgrad"),
+    "drawn forward alone": ("fprop", "dgrad"),
     "random signs": ("dgrad",),
     "stochastic transform of one scale": ("fprop", "dgrad"),
 }

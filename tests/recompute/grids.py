@@ -153,7 +153,14 @@ def _declared(moved: Array, slot: Slot, random: Array | None) -> Array:
 
 
 def _pre_scaled(v: Array, slot: Slot) -> Array:
-    return v.astype(np.float32) * np.float32(0.75) if slot.get("pre_scale") else v  # type: ignore[return-value]
+    part = part_of(slot)
+    return v if part == 1 else v.astype(np.float32) * np.float32(part)  # type: ignore[return-value]
+
+
+def part_of(slot: Slot) -> float:
+    """The part of an operand that is rounded: 1 without `pre_scale`, 3/4 where it is true."""
+    part = slot.get("pre_scale") or 1.0
+    return 0.75 if part is True else float(part)
 
 
 def _blocks(moved: Array | None, block: int) -> Array | None:

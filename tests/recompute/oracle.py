@@ -24,7 +24,7 @@ import numpy as np
 
 from .bounds import Value, exact, product, scaled, softmax, softmax_gradient, total
 from .captured import Array, Module, Slot
-from .grids import quantise, rounded
+from .grids import part_of, quantise, rounded
 
 Formats = Mapping[str, Slot]
 Recompute = Callable[[Module, Formats], Value]
@@ -70,8 +70,11 @@ COUNTED = {"dO": (1, 2, 0, 3)}
 
 
 def operand(module: Module, formats: Formats, slot: str) -> Array:
-    """A captured operand, quantised according to a slot."""
-    name, x = slot.rpartition(".")[2], captured_operand(module, slot.rpartition(".")[2])
+    """A captured operand, quantised according to a slot; one of the forward copy after that was quantised."""
+    product, _, name = slot.rpartition(".")
+    x = captured_operand(module, name)
+    if formats[slot].get("of"):
+        x = operand(module, formats, f"{product.rpartition('.')[0]}.fprop.{name}".lstrip("."))
     counted = COUNTED.get(name, tuple(range(x.ndim)))
     dims = DIMS[name]
     if x.ndim < len(dims):
@@ -88,10 +91,10 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
 
 
 def post_scale(formats: Formats, product_name: str) -> float:
-    """The factor that compensates operands of which 3/4 was rounded: 4/3 for each."""
+    """The factor that compensates operands of which a part was rounded: 4/3 for 3/4."""
     slots = [slot for name, slot in formats.items() if name.rpartition(".")[0] == product_name]
     assert len(slots) == 2
-    return (4 / 3) ** sum(bool(slot.get("pre_scale")) for slot in slots)
+    return float(np.prod([1 / part_of(slot) for slot in slots]))
 
 
 def captured_operand(module: Module, name: str) -> Array:

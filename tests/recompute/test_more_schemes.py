@@ -92,6 +92,13 @@ SCHEMES: dict[str, dict[str, Slot]] = {
         {**NVFP4, "rounding": "stochastic", **RANDOM16},
         {**NVFP4, **EVEN, **RANDOM16},
     ),
+    "linear_nvfp4_of_forward": linear(
+        *[{**NVFP4, **EVEN}] * 2,
+        {**NVFP4, "rounding": "stochastic"},
+        {**NVFP4, **EVEN, "of": "forward"},
+        {**NVFP4, "rounding": "stochastic", **RANDOM16},
+        {**NVFP4, **EVEN, **RANDOM16},
+    ),
     "linear_fp4_ue5m3": {
         slot: {**UE5M3, "rounding": "stochastic" if slot.endswith("g") else "even"}
         for slot in LINEAR_SLOTS
@@ -254,6 +261,8 @@ def _misread(slot: Slot) -> Iterator[dict[str, Any]]:
     if "hadamard" in slot:
         yield {**slot, "hadamard_block": slot["hadamard_block"] // 2, **_half(slot)}
         yield {k: v for k, v in slot.items() if k not in ("hadamard", "signs")}
+    if slot.get("of"):
+        yield {**slot, "of": None}
     if slot.get("pre_scale"):
         yield {**slot, "pre_scale": None}
     if slot["format"].startswith("fp8") and slot["scaling"] == "exact":

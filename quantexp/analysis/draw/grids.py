@@ -21,7 +21,6 @@ from quantexp.errors import CaptureError
 from quantexp.formats import Family, TwoLevelScales, scales_of
 from quantexp.formats.codes import code_values
 from quantexp.formats.decoding import scale_values
-from quantexp.formats.families import PRE_SCALE
 
 #: The number of elements among which the median block is determined.
 _SAMPLE_ELEMENTS = 1 << 17
@@ -98,6 +97,6 @@ def _scales(declared: DeclaredOperand, x: Tensor, dim: int, amax: Tensor | None)
 
 
 def _magnitudes(declared: DeclaredOperand, scale: float) -> tuple[float, ...]:
-    of_x = scale / PRE_SCALE if declared.spec.pre_scale else scale
+    of_x = scale / declared.spec.pre_scale
     values = code_values(declared.format.element)
     return tuple(sorted({v * of_x for v in values if v > 0 and math.isfinite(v)}))

@@ -20,7 +20,7 @@ from quantexp.analysis.measures.operand import UnderFormat, axis_of, under_forma
 from quantexp.analysis.measures.outliers import Outliers, channel_dims, head_dims, outliers
 from quantexp.analysis.tensors.blocks import keeps_blocks
 from quantexp.analysis.tensors.largest import largest_tokens
-from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands, takes_copy
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
 from quantexp.analysis.tensors.slots import check_layout, slots_of
@@ -258,7 +258,7 @@ def _wanted(
     taken = {(one.product, one.operand) for one in declared}
     wanted = [(f"{one.product}.{one.operand}", one, True) for one in declared]
     for slot in slots:
-        if (slot.product.value, slot.operand) not in taken and not _reuses(metadata, slot):
+        if (slot.product.value, slot.operand) not in taken and not _takes_copy(metadata, slot):
             wanted += [
                 (
                     f"{slot.product.value}.{slot.operand}",
@@ -272,14 +272,14 @@ def _wanted(
         yield from (("", one, False) for one in _other_axes(slots[0].operand, wanted))
 
 
-def _reuses(metadata: Mapping[str, Any], slot: Slot) -> bool:
-    """Whether the slot reuses the forward copy, which is judged in the forward slot."""
+def _takes_copy(metadata: Mapping[str, Any], slot: Slot) -> bool:
+    """Whether the slot takes the forward copy, which is judged in the forward slot."""
     names = (
         f"{slot.product.value}.{slot.operand}",
         str(slot),
     )
     formats = metadata.get("formats") or {}
-    return any(bool(formats.get(name, {}).get("reuse")) for name in names)
+    return any(takes_copy(formats.get(name, {})) for name in names)
 
 
 def as_schemes_hold(slot: Slot, format_name: str) -> DeclaredOperand:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.measures.operand import UnderFormat
-from quantexp.analysis.tensors.operands import operand_called
+from quantexp.analysis.tensors.operands import operand_called, takes_copy
 from quantexp.quant.sites import PRODUCTS
 from quantexp.quant.slots import WORKING
 
@@ -26,6 +26,8 @@ class State(StrEnum):
     UNQUANTISED = "unquantised"
     #: The slot reuses the forward's quantised copy.
     REUSED = "reused"
+    #: The slot quantises the forward's quantised copy again.
+    OF_FORWARD = "of the forward copy"
     #: Nothing was rounded: the SQNR is infinite.
     EXACT = "exact"
     #: No finite element differs from zero.
@@ -74,6 +76,8 @@ def slots_of_tensor(known: Mapping[str, Any], measured: Measured | State) -> Ite
         shown = f"{operand} {product}"
         if settings.get("reuse"):
             yield SlotCell(operation, shown, State.REUSED)
+        elif takes_copy(settings):
+            yield SlotCell(operation, shown, State.OF_FORWARD, str(settings.get("format")))
         elif one := judged.get(f"{product}.{operand}"):
             yield _judged(operation, shown, one)
         elif settings.get("format") == WORKING:

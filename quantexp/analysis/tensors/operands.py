@@ -20,6 +20,7 @@ from quantexp.capture.operands import SOURCES
 from quantexp.errors import CaptureError
 from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, resolve
 from quantexp.formats.definitions.files import format_of_record
+from quantexp.formats.types import Of
 from quantexp.quant.sites import Operand, Site, captured_dim, slots_of
 from quantexp.quant.step_state import Draw
 
@@ -93,7 +94,9 @@ def tensor_called(operand: str) -> str:
 
 
 def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
-    """The quantised slots of a line of the manifest, in its order, without bf16 and reuse.
+    """The slots of a line of the manifest that quantise its tensor, in its order.
+
+    Without bf16 and reuse, and without a slot that quantises the forward copy: its error is not that of one rounding.
 
     Raises:
         CaptureError: a slot, format or axis of the manifest that is not known.
@@ -102,10 +105,15 @@ def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
     declared = []
     for slot, settings in (metadata.get("formats") or {}).items():
         product, _, name = slot.rpartition(".")
-        if name != operand or settings.get("format") in _UNQUANTISED or settings.get("reuse"):
+        if name != operand or settings.get("format") in _UNQUANTISED or takes_copy(settings):
             continue
         declared.append(_declared(metadata, slot, product.rpartition(".")[2], name, settings))
     return declared
+
+
+def takes_copy(settings: Mapping[str, Any]) -> bool:
+    """Whether a slot of the manifest multiplies, or quantises, the forward copy in place of the tensor."""
+    return bool(settings.get("reuse")) or settings.get("of") == Of.FORWARD
 
 
 def _declared(

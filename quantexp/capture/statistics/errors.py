@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Family, QuantSpec, finite_amax, quantise, resolve, saturated
-from quantexp.formats.families import PRE_SCALE
 from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.formats.spec import AnySpec
 from quantexp.quant.step_state import Draw
@@ -55,7 +54,7 @@ def quantisation_error(
 ) -> Fidelity:
     """The fidelity of `quantise(x, fmt, axis=axis, amax=amax, **draw)` over elements whose result is not NaN.
 
-    With `pre_scale` the result stands for 3/4 of x, and 4/3 of it is compared with x. A NaN or Inf makes its whole MX
+    With `pre_scale` the result stands for a part of x, and is divided by that part. A NaN or Inf makes its whole MX
     block NaN: such a block is left out. Shares are NaN where there is nothing to take them of. Dtypes other than bf16,
     fp16 and fp32 are judged as fp32. Elements that are `padding` (bool, of x's shape) are quantised with the others and
     not judged.
@@ -66,8 +65,8 @@ def quantisation_error(
     spec = resolve(fmt)
     x = x.detach() if x.dtype in INPUT_DTYPES else x.detach().to(torch.float32)
     q = quantise(x, spec, axis=axis, amax=amax, **(draw or Draw()))
-    if spec.pre_scale:
-        q = q.float() / PRE_SCALE
+    if spec.is_pre_scaled:
+        q = q.float() / spec.pre_scale
     return fidelity(x, q, beyond_largest(x, spec, axis, amax), padding)
 
 

@@ -33,7 +33,7 @@ from quantexp.formats import (
     quantise,
     random_signs,
 )
-from quantexp.formats.families import PRE_SCALE, tensor_scale
+from quantexp.formats.families import tensor_scale
 from quantexp.formats.philox import random_numbers
 from quantexp.formats.quantising import quantise_dense
 from quantexp.quant.sites import Operand, Slot
@@ -70,8 +70,8 @@ class _Shared:
         spec = candidate.spec(self._slot)
         amax = amax if spec.is_scaled else None
         q = self._rounded(v, spec, amax).to(self._sample.x.dtype)
-        if candidate.pre_scale:
-            q = q.float() / PRE_SCALE
+        if spec.is_pre_scaled:
+            q = q.float() / spec.pre_scale
         beyond = self._beyond_largest(v, candidate, spec, amax)
         return fidelity(v, q, beyond, self._padding(candidate))
 

@@ -131,7 +131,7 @@ def claims(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise` is exact for such a tensor."""
     return (
         spec.rounding is not Rounding.STOCHASTIC
-        and not spec.pre_scale
+        and not spec.is_pre_scaled
         and is_compiled(spec.fmt, spec.block)
         and reads(x)
     )

@@ -56,7 +56,7 @@ def claims_both(x: Tensor, spec: QuantSpec) -> bool:
 
 def claims_spec(spec: QuantSpec) -> bool:
     """Whether a kernel exists for this specification, on a supported device."""
-    if spec.rounding is Rounding.STOCHASTIC or spec.pre_scale:
+    if spec.rounding is Rounding.STOCHASTIC or spec.is_pre_scaled:
         return False
     if spec.fmt.family is Family.MX:
         return spec.block == MX_BLOCK and spec.fmt.element.mantissa_bits in MX_MANTISSAS

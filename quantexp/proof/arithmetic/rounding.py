@@ -1,7 +1,7 @@
 """Values rounded to an element, and their images under the scale of a tensor or a block.
 
     FP8, HiF8      y = e(x s) / s
-    all others     y = e(x / d) d        with 3/4 x / d if pre-scaled (arXiv 2502.20586)
+    all others     y = e(x / d) d        with p x / d if pre-scaled (arXiv 2502.20586)
 
 Everything is float32 with one rounding for each operation; the quotient by the spacing of a binade is exact. A tie goes
 to the even multiple of that spacing, or to the larger magnitude. At random, an element moves away from zero if its
@@ -23,7 +23,6 @@ from quantexp.proof.arithmetic.philox import RANDOM_BITS
 
 #: The families whose scale multiplies the source.
 MULTIPLIED = (Family.FP8, Family.HIF8)
-_PRE_SCALE = 0.75
 #: Mantissa bits of HiFloat8 up to a distance of the exponent from zero (arXiv 2409.16626, section 3).
 _HIF8_BITS = ((3, 3), (7, 2), (15, 1), (22, 0))
 
@@ -32,8 +31,8 @@ def under(v: Tensor, d: Tensor, spec: QuantSpec, random: Tensor | None) -> Tenso
     """The images of v, float32, under the factors d: of its blocks, or of the tensor."""
     is_multiplied = spec.fmt.family in MULTIPLIED
     scaled = v * d if is_multiplied else v / d
-    if spec.pre_scale:
-        scaled *= _PRE_SCALE
+    if spec.is_pre_scaled:
+        scaled *= spec.pre_scale
     q = rounded(scaled, spec.fmt.element, spec.rounding, random, saturates=spec.saturate)
     return q / d if is_multiplied else q * d
 

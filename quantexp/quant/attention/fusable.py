@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import ATTENTION
+from quantexp.quant.label import part_words
 from quantexp.quant.precision import Entry, ModulePrecision, precision_map
 from quantexp.quant.rules import changes
 from quantexp.quant.sites import Operand, Product
@@ -28,7 +29,7 @@ def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
             if spec.quantised:
                 yield entry
         elif slot.product is Product.FPROP:
-            if spec.pre_scale or spec.is_transformed:
+            if spec.is_pre_scaled or spec.is_transformed:
                 yield entry
         elif spec.quantised != forward.quantised or (spec.quantised and not spec.reuse):
             yield entry
@@ -69,6 +70,6 @@ def _words(entry: Entry) -> str:
     spec = entry.spec
     if spec.is_transformed:
         return f"{spec.fmt.name} after a Hadamard transform"
-    if spec.pre_scale:
-        return f"{spec.fmt.name} scaled by 3/4"
+    if spec.is_pre_scaled:
+        return f"{spec.fmt.name} scaled by {part_words(spec.pre_scale)}"
     return spec.fmt.name if spec.quantised else "the working precision, which its forward is not in"

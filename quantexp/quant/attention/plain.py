@@ -29,7 +29,7 @@ from torch import Tensor
 
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout
-from quantexp.quant.multiply import Factor, clipped_gradient, multiply_operands
+from quantexp.quant.multiply import Factor, clipped_gradient, multiply_operands, source_of
 from quantexp.quant.sites import (
     DGRAD_K_DS,
     DGRAD_K_Q,
@@ -121,13 +121,17 @@ class _Scores(torch.autograd.Function):
         dq = multiply_operands(
             precision,
             Factor(DGRAD_Q_DS, dS, captured=by_sequence),
-            Factor(DGRAD_Q_K, k_TBGD, lambda k: by_head(expanded(k, H))),
+            Factor(
+                DGRAD_Q_K,
+                source_of(precision, DGRAD_Q_K, k_TBGD),
+                lambda k: by_head(expanded(k, H)),
+            ),
         )
         dq = (dq * call.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
         dk = multiply_operands(
             precision,
             Factor(DGRAD_K_DS, dS, _transposed, by_sequence),
-            Factor(DGRAD_K_Q, q_TBHD, by_head),
+            Factor(DGRAD_K_Q, source_of(precision, DGRAD_K_Q, q_TBHD), by_head),
             is_summed=call.share is not None,
         )
         dk = summed_over_group(dk * call.softmax_scale, B, k_TBGD.shape[2])
@@ -168,7 +172,11 @@ class _Context(torch.autograd.Function):
         dP = multiply_operands(
             precision,
             Factor(DGRAD_P_DO, dO, captured=layout),
-            Factor(DGRAD_P_V, v_TBGD, lambda v: by_head(expanded(v, H)).transpose(1, 2)),
+            Factor(
+                DGRAD_P_V,
+                source_of(precision, DGRAD_P_V, v_TBGD),
+                lambda v: by_head(expanded(v, H)).transpose(1, 2),
+            ),
         )
         dv = multiply_operands(
             precision,

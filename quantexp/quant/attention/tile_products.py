@@ -26,6 +26,7 @@ from quantexp.quant.multiply import (
     quantise_operand,
     quantise_pair,
     quantised_operand,
+    source_of,
 )
 from quantexp.quant.product_context import Part, ProductContext
 from quantexp.quant.sharing import shares_read
@@ -106,7 +107,7 @@ class TileProducts:
     def quantised(self, slot: Slot) -> Tensor:
         """A quantised operand of T x D in its own layout; quantised and passed to the hooks once per pass."""
         if slot not in self._quantised:
-            x = self.tensors[slot.operand]
+            x = source_of(self.precision, slot, self.tensors[slot.operand])
             is_dO = slot.operand is Operand.DO
             layout = (lambda x_NTD: by_token(x_NTD, self.B)) if is_dO else same_layout
             is_again = slot.product is Product.FPROP and Operand.DO in self.tensors

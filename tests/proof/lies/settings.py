@@ -84,6 +84,18 @@ SCHEMES: dict[str, Setting] = {
     "python": _of(
         "quant=bf16", "quant.linear.format=tests.proof.lies.formats:Ternary", tags="python"
     ),
+    "of forward": _of("quant=linear_mxfp4", "quant.linear.of=forward", tags="of-forward"),
+    "of forward drawn": _of(
+        *("quant=more/linear_nvfp4", "quant.linear={of: forward, rounding: stochastic}"),
+        "quant.linear.wgrad={g: {hadamard: random}, x: {hadamard: random}}",
+        "quant.linear.dgrad={g: {pre_scale: 0.9411764705882353}, w: {pre_scale: 0.8}}",
+        tags="of-forward",
+    ),
+    "of forward attention": _of(
+        *("quant=more/FA_full_mxfp4", "quant.qk.of=forward", "quant/pv=mxfp4"),
+        *("quant.pv.dgrad_p.v={format: mxfp4, of: forward}", _TILED),
+        tags="of-forward",
+    ),
     "clipped": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.x.clip_gradient=true", tags="clip"),
 }
 #: Other dtypes, attention, models and kinds of run.
@@ -145,6 +157,18 @@ LAYOUTS: dict[str, Setting] = {
         *(*_all_slots("mxfp4", "mxfp4_e2m1"), "parallel.tensor=2", *_LAYOUT),
         processes=2,
         tags="ranks tensor sequence all",
+    ),
+    "tp2 sp of forward drawn": _of(
+        *("quant=more/linear_nvfp4", "quant.linear={of: forward, rounding: stochastic}"),
+        *("parallel.tensor=2", *_LAYOUT),
+        processes=2,
+        tags="ranks of-forward",
+    ),
+    "ep2 of forward drawn": _of(
+        *(*_MODEL["mixtral"], "quant=linear_mxfp4", "quant.linear.rounding=stochastic"),
+        *("quant.linear.of=forward", "parallel.expert=2", *_LAYOUT),
+        processes=2,
+        tags="ranks of-forward",
     ),
     "tp2 sp sr rht": _of(
         *("quant=more/linear_mxfp4_sr_rht", "parallel.tensor=2", "model.ffn_hidden_size=256"),

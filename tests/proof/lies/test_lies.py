@@ -27,6 +27,9 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("one scale", "mxfp4", 1, "layer 0"),
     ("half amax", "fp8", 1, "layer 0"),
     ("twice", "mxfp4", 1, "linear.wgrad.x"),
+    ("of high", "of forward", 1, "it is quantised from the tensor in high precision, not from"),
+    ("of another copy", "of forward drawn", 1, "linear.wgrad.x"),
+    ("of high in the map", "of forward", 1, "configured with of forward, and the map has high"),
     ("stochastic", "nvfp4", 1, "linear."),
     ("kernel", "mxfp8", 1, "layer 0"),
     ("baseline quantises", "bf16", 1, "layer 0"),
@@ -75,6 +78,9 @@ DEFAULT: list[tuple[str, str, int, str]] = [
 ]
 #: The other settings, where a run takes longer or starts others.
 SLOW: list[tuple[str, str, int, str]] = [
+    ("of high", "of forward attention", 1, "qk.dgrad_k.q"),
+    ("of high", "tp2 sp of forward drawn", 1, "linear.wgrad.x"),
+    ("of another copy", "ep2 of forward drawn", 1, "linear.wgrad.x"),
     ("expert 0", "experts mxfp4", 1, "expert0"),
     ("rows of one sequence", "experts mxfp4", 1, "expert"),
     ("router hidden", "experts mxfp4", 1, "logits are not the product of what entered it"),

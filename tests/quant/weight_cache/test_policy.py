@@ -28,6 +28,7 @@ CASES = {
     "blocks along two axes": (site("mxfp8"), True, (2, 1, 1)),
     "no blocks": (site("hifp8"), True, (1, 1, 1)),
     "the forward's copy again": (site("mxfp4", Slot(format="reuse")), True, (1, 1, 1)),
+    "the forward's copy quantised again": (site("mxfp4", Slot(of="forward")), False, (2, 1, 0)),
     "two formats": (site("mxfp8", Slot(format="mxfp4")), False, (2, 1, 0)),
     "two scale rules": (site("mxfp8", Slot(scale_rule="floor")), False, (2, 1, 0)),
     "fprop alone": (site("mxfp8", Slot(format="bf16")), False, (1, 1, 0)),

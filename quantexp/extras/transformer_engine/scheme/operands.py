@@ -119,7 +119,8 @@ def _tensor_scale(spec: QuantSpec) -> str:
 def _options(spec: QuantSpec) -> list[str]:
     options = {
         "saturate=false": not spec.saturate,
-        "pre_scale": spec.pre_scale,
+        "pre_scale": spec.is_pre_scaled,
         "clip_gradient": spec.clip_gradient,
+        "of=forward": spec.of is not None,
     }
     return [name for name, is_set in options.items() if is_set]

@@ -93,7 +93,7 @@ def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
 def _claims_operand(spec: QuantSpec) -> bool:
     if not spec.quantised:
         return True
-    if spec.needs_step_state or spec.clip_gradient or spec.pre_scale:
+    if spec.needs_step_state or spec.clip_gradient or spec.is_pre_scaled:
         return False
     return spec.fmt.family in gpu.FAMILIES and gpu.claims_spec(spec)
 

@@ -271,7 +271,11 @@ _spec(
 _spec(
     "3/4",
     "3/4 of the operand, or all of it where 3/4 is declared",
-    lambda s: replace(s, pre_scale=not s.pre_scale) if "pre_scale" in s.fmt.options else None,
+    lambda s: (
+        replace(s, pre_scale=1.0 if s.is_pre_scaled else 0.75)
+        if "pre_scale" in s.fmt.options
+        else None
+    ),
 )
 
 
