@@ -225,7 +225,8 @@ class Border(Hooked):
         if spec is None:
             return 1  # of a map of forward products alone
         k_rows = slot.dim in (0, -2)
-        return run_of([spec], [spec.quantised and is_along_rows(slot, spec) is not k_rows])
+        run = run_of([spec], [spec.quantised and is_along_rows(slot, spec) is not k_rows])
+        return run if spec.of is None else max(run, spec.of.hadamard_block)
 
 
 def plain(hook: Callable[..., Any]) -> Callable[..., Any]:

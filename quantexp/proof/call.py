@@ -23,6 +23,8 @@ from quantexp.quant.sites import Operand, Product, Slot
 
 #: The elementwise maximum of an amax over the ranks that hold parts of a module's tensors.
 Largest = Callable[[ModuleId, Tensor], Tensor]
+#: What an amax belongs to.
+AmaxKey = tuple[Operand, QuantSpec, Product | None]
 #: Elements of a source that show whether it has changed.
 _SAMPLE = 256
 
@@ -42,9 +44,9 @@ class Call:
     #: Some elements of each source, as bits.
     _seen: dict[Operand, Tensor] = field(default_factory=dict)
     #: Amaxes of whole tensors, over all ranks.
-    amaxes: dict[tuple[Operand, QuantSpec], Tensor] = field(default_factory=dict)
+    amaxes: dict[AmaxKey, Tensor] = field(default_factory=dict)
     #: Amaxes of P and dS on this rank, which are seen tile by tile.
-    own_amaxes: dict[tuple[Operand, QuantSpec], Tensor] = field(default_factory=dict)
+    own_amaxes: dict[AmaxKey, Tensor] = field(default_factory=dict)
     #: The first query of the tile of P or dS that was seen last.
     tile_start: int = 0
     #: The drawn lines of an operand, and what they must be.
@@ -75,6 +77,11 @@ class Call:
     def spec(self, slot: Slot) -> QuantSpec:
         """What the slot declares."""
         return self.declared.spec(slot)
+
+    def amax_key(self, slot: Slot) -> AmaxKey:
+        """Equal for slots of one amax: those that quantise a tensor alike along any axis, under no transform."""
+        spec = self.spec(slot)
+        return slot.operand, spec.along_any_axis, slot.product if spec.is_transformed else None
 
     def pieces(self, slot: Slot, shape: tuple[int, ...]) -> list[Piece]:
         """Where the parts of an operand lie in the whole, if random numbers follow from that and it is not whole."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Family, Place, QuantSpec, Scaling, saturated
+from quantexp.proof.arithmetic.transform import transformed
 from quantexp.proof.call import Call
 from quantexp.proof.draws import Randomness, is_stochastic
 from quantexp.proof.image import image, num_differing, own_amax
@@ -84,7 +85,7 @@ class Images:
         call, spec = self.call, self.call.spec(slot)
         if not spec.is_scaled:
             return None
-        key = slot.operand, spec.along_any_axis
+        key = call.amax_key(slot)
         if key not in call.amaxes:
             own = call.own_amaxes.get(key)
             own = own_amax_of(call, slot, self.source(slot)) if own is None else own
@@ -174,7 +175,8 @@ class Images:
             return None
         x, axis = call.sources[forward.operand], dim_of(forward.operand, spec)
         if not self._is_by_source(forward):
-            return saturated(x, spec, axis=axis, amax=self.amax(forward))
+            v = transformed(x, spec, axis % x.dim(), None)
+            return saturated(v, spec, axis=axis, amax=self.amax(forward))
         assert call.rows is not None
         result = torch.zeros_like(x, dtype=torch.bool)
         for source in range(call.rows.num_sources):

@@ -175,7 +175,7 @@ class Heads:
         for slot, spec in call.declared.slots.items():
             if slot.operand is operand and spec.is_scaled:
                 own = own_amax_of(call, slot, call.sources[operand])
-                key = operand, spec.along_any_axis
+                key = call.amax_key(slot)
                 known = call.own_amaxes.get(key)
                 call.own_amaxes[key] = own if known is None else torch.maximum(known, own)
 

@@ -16,6 +16,7 @@ from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, is_along_rows, num_unequal, reduces_rows
 from quantexp.proof.products import Projection, num_wrong_rows, reference
+from quantexp.proof.turning import turned_back
 from quantexp.proof.verdict import product_label
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import FPROP_W, FPROP_X, Operand, Product, Site, Slot, operands_of
@@ -206,6 +207,10 @@ class LinearBorder(Border):
         clipped = self._clipped(call, product)
         if clipped is not None:
             expected = expected.zero_where(clipped[left][:, right])
+        copy = call.spec(operands_of(Site.LINEAR, product)[1]).of
+        is_turned = copy is not None and copy.is_transformed
+        if copy is not None and is_turned:
+            expected = turned_back(expected, right, copy)
         shares = self.shares
         if sums:
             expected = added(expected, shares.add, shares.size)
@@ -224,7 +229,12 @@ class LinearBorder(Border):
         self._require_unchanged(call, Site.LINEAR, product)
         self.findings.product(call, Site.LINEAR, product, out[left][:, right], expected)
         projection = call.projections.pop(product, None)
-        if isinstance(projection, Projection) and not sums and after is None and clipped is None:
+        if (
+            isinstance(projection, Projection)
+            and not (sums or is_turned)
+            and after is None
+            and clipped is None
+        ):
             wrong = num_wrong_rows(out, projection)
             self.findings.rows(call, Site.LINEAR, product, wrong, len(out))
 

@@ -23,7 +23,8 @@ options or need the step state (stochastic rounding, delayed scales, a transform
 sequence, and for w without `training.weight_cache`. The copy of x for wgrad replaces x in the saved tensors of the
 backward pass.
 
-A routed expert's tokens are rows [n, width]; `quantexp.quant.rows` describes their blocks along tokens. Results are in
+A routed expert's tokens are rows [n, width]; `quantexp.quant.rows` describes their blocks along tokens. Gradients by a
+transformed forward copy are those of the transform, which `quantexp.quant.multiply.turned_back` undoes. Results are in
 the working dtype; the products accumulate in fp32 (inside the matrix product). This module does no communication.
 """
 

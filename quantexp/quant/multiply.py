@@ -24,6 +24,7 @@ from quantexp.formats import (
     Scales,
     Scaling,
     finite_amax,
+    hadamard,
     quantise,
     quantise_both,
     saturated,
@@ -250,12 +251,26 @@ def clipped(
 ) -> Tensor:
     """The gradient of `x`, zero where `x` saturated in the forward product if the slot sets `clip_gradient`.
 
-    `amax` is as in `quantise_operand`.
+    Under a Hadamard transform both are those of the transform. `amax` is as in `quantise_operand`.
     """
     if not spec.clip_gradient:
         return gradient
-    amax = _delayed_amax(x, spec) if amax is None else amax
-    return gradient.masked_fill(saturated(x, spec, axis=axis, amax=amax), 0.0)
+    v = transformed(x, spec, axis)
+    amax = _delayed_amax(v, spec) if amax is None else amax
+    return gradient.masked_fill(saturated(v, spec, axis=axis, amax=amax), 0.0)
+
+
+def turned_back(precision: ModulePrecision, slot: Slot, gradient: Tensor) -> Tensor:
+    """The gradient by a linear layer's product of a forward copy, whose transform is undone along the input width.
+
+    That is done in float32 and rounded to the gradient's dtype. By anything else than a transformed copy the gradient
+    stays as it is.
+    """
+    copy = precision.spec(slot).of
+    if copy is None or not copy.is_transformed or gradient.numel() == 0:
+        return gradient
+    back = hadamard(gradient, block=copy.hadamard_block, left=copy.left, inverse=True)
+    return back.to(gradient.dtype)
 
 
 def scales(x: Tensor, spec: QuantSpec, axis: int) -> Scales:

@@ -17,9 +17,20 @@ from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
 from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Format, Of, ScaleRule, Scaling
+from quantexp.formats.types import Format, Hadamard, Of, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
-from quantexp.quant.sites import Operand, Product, Site, Slot, operands_of, slots_of
+from quantexp.quant.sites import (
+    DGRAD_W,
+    FPROP_W,
+    FPROP_X,
+    WGRAD_X,
+    Operand,
+    Product,
+    Site,
+    Slot,
+    operands_of,
+    slots_of,
+)
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 from quantexp.schema import Slot as SlotConfig
 
@@ -107,6 +118,7 @@ def resolve_site(
         forward = resolved.get(slot._replace(product=Product.FPROP))
         own = _resolved(slot, settings, forward, declared)
         resolved[slot] = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
+    _check_clipping(resolved)
     for product in {slot.product: None for slot in resolved}:
         _check_transforms(*((slot, resolved[slot]) for slot in operands_of(site, product)))
     return resolved
@@ -205,11 +217,6 @@ def _clips_gradient(setting: Setting | None, spec: QuantSpec, slot: Slot) -> boo
                 f"remove it, or set quant.{slot.site.value}.fprop"
             )
         return False
-    if spec.is_transformed:
-        raise ConfigError(
-            f"{where} has no meaning under a Hadamard transform, whose elements are others than the operand's, got "
-            "true; remove one of them"
-        )
     if not _can_saturate(spec):
         how = spec.scale_rule if "scale_rule" in spec.fmt.options else spec.scaling
         raise ConfigError(
@@ -243,7 +250,38 @@ def _requantised(
             f"{setting.key}.of must not be forward for {slot}: P is computed anew in the backward pass, tile by tile; "
             f"take high, or quant.{slot}.format=reuse"
         )
+    if copy.is_transformed and slot.site in (Site.QK, Site.PV):
+        raise ConfigError(
+            f"{setting.key}.of must not be forward: the forward copy of {slot.operand} is Hadamard-transformed along "
+            f"{copy.axis}, and attention's gradients are not transformed back; take high"
+        )
+    if copy.hadamard is Hadamard.RANDOM:
+        raise ConfigError(
+            f"{setting.key}.of must not be forward: the forward copy of {slot.operand} has random signs, other ones in "
+            "each micro-batch, and one product of an expert adds several; give the forward product "
+            "hadamard=deterministic, or take high"
+        )
     return copy if copy.quantised else None
+
+
+def _check_clipping(resolved: Mapping[Slot, QuantSpec]) -> None:
+    """Refuse to clip where transformed elements saturate, unless the gradient comes in the domain of the transform."""
+    for slot, spec in resolved.items():
+        if not (spec.clip_gradient and spec.is_transformed):
+            continue
+        backward = {FPROP_X: DGRAD_W, FPROP_W: WGRAD_X}.get(slot._replace(site=Site.LINEAR))
+        where = f"quant.{slot}.clip_gradient"
+        if backward is None:
+            raise ConfigError(
+                f"{where} has no meaning under a Hadamard transform in attention, whose gradients are not those of the "
+                "transform, got true; remove one of them"
+            )
+        if resolved[backward._replace(site=slot.site)].of is None:
+            key = f"quant.{backward._replace(site=slot.site)}"
+            raise ConfigError(
+                f"{where} under a Hadamard transform needs the gradient of the transform, got {key} of high; set "
+                f"{key}.of=forward, or remove one of them"
+            )
 
 
 def _can_saturate(spec: QuantSpec) -> bool:
@@ -280,7 +318,7 @@ def _forward_copy(slot: Slot, forward: QuantSpec | None, key: str, value: str) -
             f"{where}: {slot.operand} is no operand of the forward product; "
             + (f"choose one of {format_choices()}" if value == REUSE else "take high")
         )
-    if forward.is_transformed:
+    if forward.is_transformed and value == REUSE:
         raise ConfigError(
             f"{where}: the forward copy of {slot.operand} is Hadamard-transformed along {forward.axis}, which "
             f"{slot.product.value} does not reduce over; give it a format, or the forward product no transform"

@@ -1,8 +1,9 @@
 """Groups of a scheme's quantised slots, and the rules that turn groups to the working precision.
 
 A unit holds the quantised slots of a map that agree in the chosen aspects (`slot`: site, product and operand; `layer`;
-`module`: layer and name; ...). Slots that cannot be turned off one by one stay together: a forward copy (`reuse`)
-follows its forward slot, and the two operands of a product under a Hadamard transform need each other.
+`module`: layer and name; ...). Slots that cannot be turned off one by one stay together: a forward copy (`reuse`,
+`of: forward`) follows its forward slot, and the two operands of a product under a Hadamard transform need each other.
+A gradient that is clipped in the domain of a transform needs the product that gives it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import EMBEDDING, OUTPUT
 from quantexp.quant.precision import Entry, PrecisionMap, configured
-from quantexp.quant.sites import Product, Slot
+from quantexp.quant.sites import DGRAD_W, WGRAD_X, Operand, Product, Slot
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Aspect, Rule
 
@@ -126,11 +127,13 @@ def _tied(entry: Entry) -> list[Slot]:
     """The slots of the same module that are turned off with this one."""
     slot, spec = entry.slot, entry.spec
     tied = []
-    if spec.reuse:
+    if spec.reuse or spec.of is not None:
         tied.append(slot._replace(product=Product.FPROP))
     if spec.is_transformed:
         other = slot.shape.right if slot.is_left else slot.shape.left
         tied.append(slot._replace(operand=other))
+        if spec.clip_gradient:  # the gradient of the transform comes from that product
+            tied.append(WGRAD_X if slot.operand is Operand.W else DGRAD_W)
     return tied
 
 

@@ -22,6 +22,8 @@ from quantexp.schema import (
     LinearWgrad,
     PvDgradV,
     PvSite,
+    QkDgradK,
+    QkFprop,
     QkSite,
     Slot,
 )
@@ -260,11 +262,23 @@ def test_clipping_a_gradients_own_quantisation_is_refused() -> None:
     )
 
 
-def test_clipping_under_a_transform_is_refused() -> None:
+def test_clipping_under_a_transform_needs_the_gradient_of_the_transform() -> None:
     message = refusal(LinearSite(format="mxfp4", clip_gradient=True, hadamard="random"))
     assert message == (
-        "quant.linear.clip_gradient has no meaning under a Hadamard transform, whose elements are others than the "
-        "operand's, got true; remove one of them"
+        "quant.linear.fprop.x.clip_gradient under a Hadamard transform needs the gradient of the transform, got "
+        "quant.linear.dgrad.w of high; set quant.linear.dgrad.w.of=forward, or remove one of them"
+    )
+    transformed = Slot(hadamard="deterministic", clip_gradient=True)
+    fprop, dgrad = LinearFprop(transformed, transformed), LinearDgrad(w=Slot(of="forward"))
+    assert "got quant.linear.wgrad.x of high" in refusal(
+        LinearSite(format="mxfp4", fprop=fprop, dgrad=dgrad)
+    )
+    operands = linear(format="mxfp4", of="forward", fprop=fprop)
+    assert operands["fprop.x"].clip_gradient
+    site = QkSite(format="mxfp4", fprop=QkFprop(transformed, transformed))
+    assert refusal(site, Site.QK) == (
+        "quant.qk.fprop.q.clip_gradient has no meaning under a Hadamard transform in attention, whose gradients are "
+        "not those of the transform, got true; remove one of them"
     )
 
 
@@ -489,12 +503,23 @@ def test_forward_copy_in_the_working_precision_is_the_tensor_itself() -> None:
             Site.LINEAR,
             LinearSite(
                 format="mxfp4",
-                fprop=LinearFprop(*[Slot(hadamard="deterministic")] * 2),
+                fprop=LinearFprop(*[Slot(hadamard="random")] * 2),
                 dgrad=LinearDgrad(w=Slot(of="forward")),
             ),
             "linear.dgrad.w",
-            "the forward copy of w is Hadamard-transformed along input_width, which dgrad does not reduce over; "
-            "give it a format, or the forward product no transform",
+            "the forward copy of w has random signs, other ones in each micro-batch, and one product of an expert adds "
+            "several; give the forward product hadamard=deterministic, or take high",
+        ),
+        (
+            Site.QK,
+            QkSite(
+                format="mxfp4",
+                fprop=QkFprop(*[Slot(hadamard="deterministic")] * 2),
+                dgrad_k=QkDgradK(q=Slot(of="forward")),
+            ),
+            "qk.dgrad_k.q",
+            "the forward copy of q is Hadamard-transformed along head_dim, and attention's gradients are not "
+            "transformed back; take high",
         ),
         (
             Site.PV,
@@ -505,7 +530,7 @@ def test_forward_copy_in_the_working_precision_is_the_tensor_itself() -> None:
     ],
 )
 def test_forward_copy_that_cannot_be_quantised_again_is_refused(
-    site: Site, config: LinearSite | PvSite, slot: str, words: str
+    site: Site, config: LinearSite | QkSite | PvSite, slot: str, words: str
 ) -> None:
     message = refusal(config, site)
     assert message.startswith(f"quant.{slot}.of must not be forward")

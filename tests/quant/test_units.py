@@ -27,6 +27,8 @@ SCHEMES = (
     ),
     ("quant=more/linear_mxfp4_sr_rht",),
     ("quant=more/linear_nvfp4_recipe", "model.num_layers=7"),
+    ("quant=more/linear_mxfp4_quartet",),
+    ("quant=linear_mxfp4", "quant.linear.of=forward"),
 )
 
 

@@ -78,6 +78,14 @@ def product(a: Value, b: Array, scale: float = 1.0) -> Value:
     return around(scale * (a.nominal @ b), scale * (a.middle @ b), scale * radius)
 
 
+def times(a: Value, matrix: Array) -> Value:
+    """a times a matrix along its last dimension, added in fp32 in any order, not yet rounded (fact 1)."""
+    above, below = np.maximum(matrix, 0), np.minimum(matrix, 0)
+    error = len(matrix) * _STEP * (a.largest @ np.abs(matrix)) + _TINY
+    low, high = a.low @ above + a.high @ below, a.high @ above + a.low @ below
+    return Value(a.nominal @ matrix, low - error, high + error)
+
+
 def scaled(a: Value, scale: float) -> Value:
     """`scale` a in fp32, `scale` itself rounded to fp32."""
     error = 2 * scale * _STEP * a.largest

@@ -22,9 +22,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from .bounds import Value, exact, product, scaled, softmax, softmax_gradient, total
+from .bounds import Value, exact, product, scaled, softmax, softmax_gradient, times, total
 from .captured import Array, Module, Slot
 from .grids import part_of, quantise, rounded
+from .transform import hadamard
 
 Formats = Mapping[str, Slot]
 Recompute = Callable[[Module, Formats], Value]
@@ -116,13 +117,43 @@ def linear_grad_input(module: Module, formats: Formats) -> Value:
     if module.row_sources:
         return _by_source(module, formats, linear_grad_input)
     g, w = (operand(module, formats, f"dgrad.{name}") for name in "gw")
-    return product(exact(g), w, post_scale(formats, "dgrad"))
+    dx = product(exact(g), w, post_scale(formats, "dgrad"))
+    return _turned_back(module, formats, dx, "dgrad.w", "x")
 
 
 def linear_grad_weight(module: Module, formats: Formats) -> Value:
     g, x = (_all_rows(module, formats, f"wgrad.{name}") for name in "gx")
     g_OT, x_TI = g.reshape(-1, g.shape[-1]).T, x.reshape(-1, x.shape[-1])
-    return product(exact(g_OT), x_TI, post_scale(formats, "wgrad"))
+    dw = product(exact(g_OT), x_TI, post_scale(formats, "wgrad"))
+    return _turned_back(module, formats, dw, "wgrad.x", "w")
+
+
+def _turned_back(module: Module, formats: Formats, d: Value, slot: str, clipped: str) -> Value:
+    """A gradient of a transformed forward copy, rounded, zero where the other operand saturated, transformed back."""
+    forward = formats["fprop." + slot[-1]]
+    if not (formats[slot].get("of") and "hadamard" in forward):
+        return d
+    d, block = d.each(_round(module)), forward["hadamard_block"]
+    if formats[f"fprop.{clipped}"].get("clip_gradient"):
+        x = captured_operand(module, clipped)
+        v = hadamard(x, -1, block, np.ones(block), clipped == "x")
+        beyond = beyond_six(v).reshape(d.nominal.shape)
+        d = d.each(lambda value: np.where(beyond, 0.0, value))
+    width = d.nominal.shape[-1]
+    return times(d, hadamard(np.eye(width), -1, block, np.ones(block), slot != "wgrad.x"))
+
+
+def beyond_six(x: Array) -> Array:
+    """Where x lies beyond the largest value of mxfp4 along the last axis in blocks of 32, the last one short.
+
+    The rule floor brings amax to [4, 8).
+    """
+    extent = x.shape[-1]
+    padded = np.pad(np.abs(x), [(0, 0)] * (x.ndim - 1) + [(0, -extent % 32)])
+    blocks = padded.reshape(*x.shape[:-1], -1, 32)
+    _, exponent = np.frexp(blocks.max(axis=-1, keepdims=True))
+    beyond: Array = blocks > 6 * np.exp2(exponent - 3.0)
+    return beyond.reshape(padded.shape)[..., :extent]
 
 
 def _by_source(module: Module, formats: Formats, recompute: Recompute) -> Value:

@@ -21,7 +21,7 @@ from quantexp.runs.paths import RunDir
 
 from .bounds import share_outside
 from .captured import Module, Slot, read_capture
-from .oracle import ATTENTION, CONTEXT, LINEAR, Recompute, captured_operand, operand
+from .oracle import ATTENTION, CONTEXT, LINEAR, Recompute, beyond_six, captured_operand, operand
 from .test_schemes import MODEL, SHOWN_BY
 
 pytestmark = pytest.mark.slow
@@ -51,6 +51,7 @@ HIFP8 = {
     "rounding": "away",
 }
 SR_RHT = {"rounding": "stochastic", "pre_scale": True, "hadamard": "random", "hadamard_block": 64}
+DRAWN_PART = {"rounding": "stochastic", "pre_scale": 16 / 17}
 DETERMINISTIC = {"hadamard": "deterministic", "hadamard_block": 32}
 RANDOM16 = {"hadamard": "random", "hadamard_block": 16}
 EVEN = {"rounding": "even"}
@@ -98,6 +99,20 @@ SCHEMES: dict[str, dict[str, Slot]] = {
         {**NVFP4, **EVEN, "of": "forward"},
         {**NVFP4, "rounding": "stochastic", **RANDOM16},
         {**NVFP4, **EVEN, **RANDOM16},
+    ),
+    "linear_nvfp4_tetrajet_v2": linear(
+        *[{**NVFP4, **EVEN}] * 2,
+        *[
+            {**NVFP4, **part, "hadamard": "random", "hadamard_block": 32}
+            for part in (DRAWN_PART, {**DRAWN_PART, "of": "forward"}) * 2
+        ],
+    ),
+    "linear_mxfp4_quartet": linear(
+        *[{**MXFP4, **EVEN, **DETERMINISTIC, "clip_gradient": True}] * 2,
+        *[
+            {**MXFP4, **SR_RHT, "hadamard_block": 32, **of}
+            for of in ({}, {"of": "forward"}, {}, {"of": "forward"})
+        ],
     ),
     "linear_fp4_ue5m3": {
         slot: {**UE5M3, "rounding": "stochastic" if slot.endswith("g") else "even"}
@@ -176,22 +191,12 @@ def test_gradients_of_saturated_elements_are_clipped_where_declared(run_tiny: Ru
     for module in layers:
         for name, result in (("x", ("backward", "grad_input")), ("w", ("backward", "grad_weight"))):
             assert module.formats[f"fprop.{name}"]["clip_gradient"] is True
-            beyond = _beyond_six(captured_operand(module, name))
+            beyond = beyond_six(captured_operand(module, name))
             right = LINEAR[result](module, module.formats).each(
                 lambda value, beyond=beyond: np.where(beyond, 0.0, value)  # type: ignore[misc]
             )
             assert 0.005 < np.mean(beyond) < 0.2
             assert share_outside(module.tensors[result], right, module.dtype) == 0
-
-
-def _beyond_six(x: np.ndarray) -> np.ndarray:
-    """Along the last axis in blocks of 32, the last one short: floor brings amax to [4, 8)."""
-    extent = x.shape[-1]
-    padded = np.pad(np.abs(x), [(0, 0)] * (x.ndim - 1) + [(0, -extent % 32)])
-    blocks = padded.reshape(*x.shape[:-1], -1, 32)
-    _, exponent = np.frexp(blocks.max(axis=-1, keepdims=True))
-    limit = 6 * np.exp2(exponent - 3.0)
-    return (blocks > limit).reshape(padded.shape)[..., :extent]
 
 
 FP4_OF_THE_MOMENT = (

@@ -32,10 +32,10 @@ from quantexp.quant.linear import (
     input_copies,
     wgrad,
 )
-from quantexp.quant.multiply import clipped_gradient
+from quantexp.quant.multiply import clipped_gradient, turned_back
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.rows import Rows
-from quantexp.quant.sites import FPROP_W, FPROP_X
+from quantexp.quant.sites import DGRAD_W, FPROP_W, FPROP_X, WGRAD_X
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.training.megatron.token_exchange import NO_EXCHANGE, Exchange, Pending
 
@@ -94,12 +94,13 @@ class _Linear(torch.autograd.Function):
             del g_dgrad, w_dgrad
             if precision.spec(FPROP_X).clip_gradient:
                 partial = clipped_input(precision, partial, x.wait(), call.rows)
+            partial = turned_back(precision, DGRAD_W, partial)
             dx = exchange.start_reduce(partial)
             if not exchange.reduces:
                 hook(BACKWARD, POST, "grad_input", dx.wait())
         if needs_dw:
             dw = wgrad(precision, g, x.wait(), call.rows, quantised_g=g_wgrad, quantised_x=x_wgrad)
-            dw = clipped_gradient(precision, FPROP_W, dw, w)
+            dw = turned_back(precision, WGRAD_X, clipped_gradient(precision, FPROP_W, dw, w))
         if dx is not None and exchange.reduces:
             hook(BACKWARD, POST, "grad_input", dx.wait())
         if dw is not None:

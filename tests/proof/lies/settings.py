@@ -91,6 +91,7 @@ SCHEMES: dict[str, Setting] = {
         "quant.linear.dgrad={g: {pre_scale: 0.9411764705882353}, w: {pre_scale: 0.8}}",
         tags="of-forward",
     ),
+    "quartet": _of("quant=more/linear_mxfp4_quartet", tags="of-forward turned clip drawn"),
     "of forward attention": _of(
         *("quant=more/FA_full_mxfp4", "quant.qk.of=forward", "quant/pv=mxfp4"),
         *("quant.pv.dgrad_p.v={format: mxfp4, of: forward}", _TILED),
@@ -163,6 +164,17 @@ LAYOUTS: dict[str, Setting] = {
         *("parallel.tensor=2", *_LAYOUT),
         processes=2,
         tags="ranks of-forward",
+    ),
+    "tp2 sp quartet": _of(
+        *("quant=more/linear_mxfp4_quartet", "parallel.tensor=2", "model.ffn_hidden_size=256"),
+        *("training.seq_length=128", *_LAYOUT),
+        processes=2,
+        tags="ranks turned",
+    ),
+    "ep2 quartet": _of(
+        *(*_MODEL["mixtral"], "quant=more/linear_mxfp4_quartet", "parallel.expert=2", *_LAYOUT),
+        processes=2,
+        tags="ranks turned",
     ),
     "ep2 of forward drawn": _of(
         *(*_MODEL["mixtral"], "quant=linear_mxfp4", "quant.linear.rounding=stochastic"),

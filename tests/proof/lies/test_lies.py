@@ -29,6 +29,8 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("twice", "mxfp4", 1, "linear.wgrad.x"),
     ("of high", "of forward", 1, "it is quantised from the tensor in high precision, not from"),
     ("of another copy", "of forward drawn", 1, "linear.wgrad.x"),
+    ("not turned back", "quartet", 1, "linear.dgrad"),
+    ("clip ignored", "quartet", 1, "linear.dgrad"),
     ("of high in the map", "of forward", 1, "configured with of forward, and the map has high"),
     ("stochastic", "nvfp4", 1, "linear."),
     ("kernel", "mxfp8", 1, "layer 0"),
@@ -79,6 +81,7 @@ DEFAULT: list[tuple[str, str, int, str]] = [
 #: The other settings, where a run takes longer or starts others.
 SLOW: list[tuple[str, str, int, str]] = [
     ("of high", "of forward attention", 1, "qk.dgrad_k.q"),
+    ("not turned back", "tp2 sp quartet", 1, "linear.wgrad"),
     ("of high", "tp2 sp of forward drawn", 1, "linear.wgrad.x"),
     ("of another copy", "ep2 of forward drawn", 1, "linear.wgrad.x"),
     ("expert 0", "experts mxfp4", 1, "expert0"),

@@ -25,8 +25,9 @@ from transformer_engine.pytorch import QuantizedTensorStorage, Quantizer
 
 from quantexp.errors import ConfigError
 from quantexp.quant.linear import dgrad, fprop, wgrad
+from quantexp.quant.multiply import turned_back
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.sites import FPROP_W, FPROP_X
+from quantexp.quant.sites import DGRAD_W, FPROP_W, FPROP_X, WGRAD_X
 
 
 class SchemeModule(Protocol):
@@ -166,9 +167,10 @@ class SchemeQuantizer(Quantizer):  # type: ignore[misc]
             case "fprop":
                 y = fprop(precision, qx, qw)
             case "dgrad":
-                y = dgrad(precision, qx, qw)
+                y = turned_back(precision, DGRAD_W, dgrad(precision, qx, qw))
             case _:  # g has lost its shape, which tells the tokens of each sequence
-                y = wgrad(precision, qx.view(*qresult_w.original_shape[:-1], qx.shape[-1]), qw)
+                g = qx.view(*qresult_w.original_shape[:-1], qx.shape[-1])
+                y = turned_back(precision, WGRAD_X, wgrad(precision, g, qw))
         return y.to(out_dtype).flatten(0, -2)
 
     def _get_compatible_recipe(self) -> None:

@@ -170,6 +170,30 @@ def _late_queries(m: Multiplication) -> Tensor:
     return y
 
 
+# A gradient of the transform that leaves its layer as it is
+
+
+def _not_turned_back(planter: Planter) -> None:
+    def make(original: Any) -> Any:
+        def turned(precision: Any, slot: Any, gradient: Any) -> Any:
+            if precision.spec(slot).of is not None and gradient.numel():
+                planter.fire()
+            return gradient
+
+        return turned
+
+    planter.function("turned_back", make)
+
+
+add(
+    "not turned back",
+    "gradients by transformed forward copies stay those of the transform",
+    Group.RESULT,
+    _not_turned_back,
+    "turned",
+)
+
+
 # 3/4 without compensation, whatever computes it
 
 
