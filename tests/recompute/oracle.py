@@ -72,10 +72,10 @@ COUNTED = {"dO": (1, 2, 0, 3)}
 
 def operand(module: Module, formats: Formats, slot: str) -> Array:
     """A captured operand, quantised according to a slot; one of the forward copy after that was quantised."""
-    product, _, name = slot.rpartition(".")
+    name = slot.rpartition(".")[2]
     x = captured_operand(module, name)
     if formats[slot].get("of"):
-        x = operand(module, formats, f"{product.rpartition('.')[0]}.fprop.{name}".lstrip("."))
+        x = operand(module, formats, _forward(slot))
     counted = COUNTED.get(name, tuple(range(x.ndim)))
     dims = DIMS[name]
     if x.ndim < len(dims):
@@ -93,9 +93,16 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
 
 def post_scale(formats: Formats, product_name: str) -> float:
     """The factor that compensates operands of which a part was rounded: 4/3 for 3/4."""
-    slots = [slot for name, slot in formats.items() if name.rpartition(".")[0] == product_name]
+    slots = [name for name in formats if name.rpartition(".")[0] == product_name]
     assert len(slots) == 2
-    return float(np.prod([1 / part_of(slot) for slot in slots]))
+    slots += [_forward(name) for name in slots if formats[name].get("of")]
+    return float(np.prod([1 / part_of(formats[name]) for name in slots]))
+
+
+def _forward(slot: str) -> str:
+    """The slot of the same operand in the forward product."""
+    product, _, name = slot.rpartition(".")
+    return f"{product.rpartition('.')[0]}.fprop.{name}".lstrip(".")
 
 
 def captured_operand(module: Module, name: str) -> Array:
