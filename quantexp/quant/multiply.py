@@ -266,7 +266,7 @@ def turned_back(precision: ModulePrecision, slot: Slot, gradient: Tensor) -> Ten
     That is done in float32 and rounded to the gradient's dtype. By anything else than a transformed copy the gradient
     stays as it is.
     """
-    copy = precision.spec(slot).of
+    copy = precision.spec(slot).copy
     if copy is None or not copy.is_transformed or gradient.numel() == 0:
         return gradient
     back = hadamard(gradient, block=copy.hadamard_block, left=copy.left, inverse=True)

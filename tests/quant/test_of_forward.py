@@ -96,6 +96,21 @@ def test_quartets_products_are_those_of_its_formula() -> None:
     close(dw, np.where(over_w, 0, product) @ walsh(96, 2.0**-2))
 
 
+def test_gradients_by_the_copies_themselves_are_transformed_back() -> None:
+    """As QuEST (arXiv 2502.05003) trains: the backward products in high precision, from the forward's copies."""
+    again = "{g: {format: bf16}, w: {format: reuse}}", "{g: {format: bf16}, x: {format: reuse}}"
+    slots = f"{{fprop: {CLIPPED}, dgrad: {again[0]}, wgrad: {again[1]}}}"
+    precision = declared("quant=linear_mxfp4", f"quant.linear={slots}")
+    x, w, g = tensors()
+    dx = clipped_input(precision, dgrad(precision, g, w), x, None)
+    dw = clipped_gradient(precision, FPROP_W, wgrad(precision, g, x), w)
+    X, W, G = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (x, w, g))
+    (X_q, over_x), (W_q, over_w) = mxfp4(X @ walsh(96, 2.0**-3)), mxfp4(W @ walsh(96, 2.0**-2))
+    close(turned_back(precision, DGRAD_W, dx), np.where(over_x, 0, G @ W_q) @ walsh(96, 2.0**-3))
+    product = np.where(over_w, 0, G.T @ X_q)
+    close(turned_back(precision, WGRAD_X, dw), product @ walsh(96, 2.0**-2))
+
+
 def test_copy_without_a_transform_is_quantised_along_the_other_axis() -> None:
     precision = declared("quant=linear_mxfp4", "quant.linear.of=forward")
     x, w, g = tensors()

@@ -81,13 +81,14 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
     if x.ndim < len(dims):
         dims = tuple(dim for dim in dims if dim != "sequences")
     declared = formats[slot]
+    is_left = (_forward(slot) if declared["reuse"] else slot) not in RIGHT
     if declared["axis"] != "tokens" or declared["block"] is None or module.row_sequences is None:
-        return quantise(x, declared, dims, module.dtype, slot not in RIGHT, counted)
+        return quantise(x, declared, dims, module.dtype, is_left, counted)
     assert declared["rounding"] == "even"
     result, rows = np.empty_like(x), np.array(module.row_sequences)
     for sequence in np.unique(rows):
         own = rows == sequence
-        result[own] = quantise(x[own], declared, dims, module.dtype, slot not in RIGHT, counted)
+        result[own] = quantise(x[own], declared, dims, module.dtype, is_left, counted)
     return result
 
 
@@ -138,7 +139,7 @@ def linear_grad_weight(module: Module, formats: Formats) -> Value:
 def _turned_back(module: Module, formats: Formats, d: Value, slot: str, clipped: str) -> Value:
     """A gradient of a transformed forward copy, rounded, zero where the other operand saturated, transformed back."""
     forward = formats["fprop." + slot[-1]]
-    if not (formats[slot].get("of") and "hadamard" in forward):
+    if not ((formats[slot].get("of") or formats[slot]["reuse"]) and "hadamard" in forward):
         return d
     d, block = d.each(_round(module)), forward["hadamard_block"]
     if formats[f"fprop.{clipped}"].get("clip_gradient"):

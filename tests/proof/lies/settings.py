@@ -93,6 +93,7 @@ SCHEMES: dict[str, Setting] = {
         tags="of-forward",
     ),
     "quartet": _of("quant=more/linear_mxfp4_quartet", tags="of-forward turned clip drawn"),
+    "quest": _of("quant=more/linear_mxfp4_quest", tags="turned clip"),
     "of forward attention": _of(
         *("quant=more/FA_full_mxfp4", "quant.qk.of=forward", "quant/pv=mxfp4"),
         *("quant.pv.dgrad_p.v={format: mxfp4, of: forward}", _TILED),
