@@ -97,6 +97,11 @@ class QuantSpec:
         return self.draws or self.scaling is Scaling.DELAYED or self.is_transformed
 
     @property
+    def copy(self) -> QuantSpec | None:
+        """The forward copy that a backward product multiplies, or quantises again; None without one."""
+        return self if self.reuse else self.of
+
+    @property
     def chain(self) -> tuple[QuantSpec, ...]:
         """Its quantisations in their order: that of the forward copy, if it is quantised again, and its own."""
         return (self,) if self.of is None else (self.of, self)

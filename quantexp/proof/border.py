@@ -211,8 +211,10 @@ class Border(Hooked):
         return self.call
 
     def _scale(self, site: Site, product: Product) -> float:
-        left, right = (self.declared.spec(slot) for slot in operands_of(site, product))
-        return 1.0 / (left.pre_scale * right.pre_scale)
+        part = 1.0
+        for spec in map(self.declared.spec, operands_of(site, product)):
+            part *= spec.pre_scale * (1.0 if spec.of is None else spec.of.pre_scale)
+        return 1.0 / part
 
     def _picked(self, call: Call, slot: Slot, extent: int) -> Tensor:
         """Lines of an operand."""

@@ -207,7 +207,7 @@ class LinearBorder(Border):
         clipped = self._clipped(call, product)
         if clipped is not None:
             expected = expected.zero_where(clipped[left][:, right])
-        copy = call.spec(operands_of(Site.LINEAR, product)[1]).of
+        copy = call.spec(operands_of(Site.LINEAR, product)[1]).copy
         is_turned = copy is not None and copy.is_transformed
         if copy is not None and is_turned:
             expected = turned_back(expected, right, copy)

@@ -2,7 +2,7 @@
 
     dx = d H, d = g w_h      dw = d H, d = g^T x_h      along the input width
 
-for a forward copy w_h or x_h that the product quantises again (`of: forward`). H is symmetric, and 2^-ceil(k/2) or
+for a forward copy w_h or x_h that the product multiplies, or quantises again. H is symmetric, and 2^-ceil(k/2) or
 2^-floor(k/2) times its signs: the other one than in the forward product, so that both give the identity. An
 implementation rounds d to the dtype, adds in k steps of float32, and rounds the result.
 """

@@ -124,8 +124,8 @@ def product_scale(precision: ModulePrecision, site: Site, product: Product) -> f
 
 
 def post_scale(*specs: QuantSpec) -> float:
-    """1 over the product of the operands' factors: 4/3 for each of which 3/4 was rounded (arXiv 2502.20586)."""
-    return math.prod(1.0 / spec.pre_scale for spec in specs)
+    """1 over the product of the operands' factors: 4/3 for each time that 3/4 was rounded (arXiv 2502.20586)."""
+    return math.prod(1.0 / each.pre_scale for spec in specs for each in spec.chain)
 
 
 def multiply(context: ProductContext, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
@@ -266,7 +266,7 @@ def turned_back(precision: ModulePrecision, slot: Slot, gradient: Tensor) -> Ten
     That is done in float32 and rounded to the gradient's dtype. By anything else than a transformed copy the gradient
     stays as it is.
     """
-    copy = precision.spec(slot).of
+    copy = precision.spec(slot).copy
     if copy is None or not copy.is_transformed or gradient.numel() == 0:
         return gradient
     back = hadamard(gradient, block=copy.hadamard_block, left=copy.left, inverse=True)

@@ -250,17 +250,6 @@ def _requantised(
             f"{setting.key}.of must not be forward for {slot}: P is computed anew in the backward pass, tile by tile; "
             f"take high, or quant.{slot}.format=reuse"
         )
-    if copy.is_transformed and slot.site in (Site.QK, Site.PV):
-        raise ConfigError(
-            f"{setting.key}.of must not be forward: the forward copy of {slot.operand} is Hadamard-transformed along "
-            f"{copy.axis}, and attention's gradients are not transformed back; take high"
-        )
-    if copy.hadamard is Hadamard.RANDOM:
-        raise ConfigError(
-            f"{setting.key}.of must not be forward: the forward copy of {slot.operand} has random signs, other ones in "
-            "each micro-batch, and one product of an expert adds several; give the forward product "
-            "hadamard=deterministic, or take high"
-        )
     return copy if copy.quantised else None
 
 
@@ -276,11 +265,11 @@ def _check_clipping(resolved: Mapping[Slot, QuantSpec]) -> None:
                 f"{where} has no meaning under a Hadamard transform in attention, whose gradients are not those of the "
                 "transform, got true; remove one of them"
             )
-        if resolved[backward._replace(site=slot.site)].of is None:
+        if resolved[backward._replace(site=slot.site)].copy is None:
             key = f"quant.{backward._replace(site=slot.site)}"
             raise ConfigError(
                 f"{where} under a Hadamard transform needs the gradient of the transform, got {key} of high; set "
-                f"{key}.of=forward, or remove one of them"
+                f"{key}.of=forward or {key}.format=reuse, or remove one of them"
             )
 
 
@@ -292,10 +281,16 @@ def _can_saturate(spec: QuantSpec) -> bool:
 
 
 def _check_transforms(left: tuple[Slot, QuantSpec], right: tuple[Slot, QuantSpec]) -> None:
-    """Refuse a transform of only one operand of a product: transforms cancel only if both are equal."""
-    slot, spec = left
-    other = right[1]
-    if (spec.hadamard, spec.hadamard_block) == (other.hadamard, other.hadamard_block):
+    """Refuse a transform of only one operand of a product: transforms cancel only if both are equal.
+
+    That of a forward copy is along another axis, and the gradient is transformed back.
+    """
+    slot = left[0]
+    first, second = (
+        (Hadamard.NONE, 1) if spec.reuse else (spec.hadamard, spec.hadamard_block)
+        for _, spec in (left, right)
+    )
+    if first == second:
         return
     got = ", ".join(f"{s.operand} {_transform_words(spec)}" for s, spec in (left, right))
     raise ConfigError(
@@ -305,7 +300,7 @@ def _check_transforms(left: tuple[Slot, QuantSpec], right: tuple[Slot, QuantSpec
 
 
 def _transform_words(spec: QuantSpec) -> str:
-    if not spec.is_transformed:
+    if not spec.is_transformed or spec.reuse:
         return "none"
     return f"{spec.hadamard.value} in blocks of {spec.hadamard_block}"
 
@@ -318,9 +313,14 @@ def _forward_copy(slot: Slot, forward: QuantSpec | None, key: str, value: str) -
             f"{where}: {slot.operand} is no operand of the forward product; "
             + (f"choose one of {format_choices()}" if value == REUSE else "take high")
         )
-    if forward.is_transformed and value == REUSE:
+    if forward.is_transformed and slot.site in (Site.QK, Site.PV):
         raise ConfigError(
-            f"{where}: the forward copy of {slot.operand} is Hadamard-transformed along {forward.axis}, which "
-            f"{slot.product.value} does not reduce over; give it a format, or the forward product no transform"
+            f"{where}: the forward copy of {slot.operand} is Hadamard-transformed along {forward.axis}, and "
+            "attention's gradients are not transformed back; take another, or give the forward product no transform"
+        )
+    if forward.hadamard is Hadamard.RANDOM:
+        raise ConfigError(
+            f"{where}: the forward copy of {slot.operand} has random signs, other ones in each micro-batch, and one "
+            "product of an expert adds several; give the forward product hadamard=deterministic, or take another"
         )
     return replace(forward, reuse=True, clip_gradient=False)

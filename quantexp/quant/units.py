@@ -129,7 +129,7 @@ def _tied(entry: Entry) -> list[Slot]:
     tied = []
     if spec.reuse or spec.of is not None:
         tied.append(slot._replace(product=Product.FPROP))
-    if spec.is_transformed:
+    if spec.is_transformed and not spec.reuse:
         other = slot.shape.right if slot.is_left else slot.shape.left
         tied.append(slot._replace(operand=other))
         if spec.clip_gradient:  # the gradient of the transform comes from that product

@@ -64,7 +64,7 @@ def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, schem
     "scheme",
     [
         *("linear_nvfp4_recipe", "linear_mxfp4_sr_rht", "linear_fp8", "FA_linear_nvfp4"),
-        *("linear_fp8_block", "linear_fp4_ue5m3"),
+        *("linear_fp8_block", "linear_fp4_ue5m3", "linear_mxfp4_quartet"),
     ],
 )
 def test_other_working_precisions_are_proved_too(
@@ -197,7 +197,11 @@ def test_a_bf16_baseline_in_a_later_format_fails(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scheme", ["linear_mxfp4_sr_rht", "linear_nvfp4_recipe", "linear_hifp8_delayed"]
+    "scheme",
+    [
+        *("linear_mxfp4_sr_rht", "linear_nvfp4_recipe", "linear_hifp8_delayed"),
+        *("linear_mxfp4_quartet", "linear_nvfp4_of_forward"),
+    ],
 )
 def test_a_run_repeats_and_recomputation_changes_nothing(run_tiny: RunTiny, scheme: str) -> None:
     words = [

@@ -50,11 +50,11 @@ def tensors() -> tuple[Tensor, Tensor, Tensor]:
     return x, w, g
 
 
-def mxfp4(x: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """x in blocks of 32 along its last axis under 2^(floor(log2 amax) - 2), ties to even; where it lies beyond 6."""
+def mxfp4(x: Array, part: float = 1.0) -> tuple[Array, NDArray[np.bool_]]:
+    """A part of x in blocks of 32 along its last axis by the rule floor, ties to even, and what lies beyond 6."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     scale = 2.0 ** (np.frexp(np.abs(blocks).max(-1, keepdims=True))[1] - 3.0)
-    v = np.abs(blocks) / scale
+    v = part * np.abs(blocks) / scale
     distance = np.abs(np.minimum(v, 6)[..., None] - GRID)
     nearest = distance == distance.min(-1, keepdims=True)
     even = np.array([1, 0, 1, 0, 1, 0, 1, 0], dtype=bool)  # every other code has an even mantissa
@@ -96,6 +96,21 @@ def test_quartets_products_are_those_of_its_formula() -> None:
     close(dw, np.where(over_w, 0, product) @ walsh(96, 2.0**-2))
 
 
+def test_gradients_by_the_copies_themselves_are_transformed_back() -> None:
+    """As QuEST (arXiv 2502.05003) trains: the backward products in high precision, from the forward's copies."""
+    again = "{g: {format: bf16}, w: {format: reuse}}", "{g: {format: bf16}, x: {format: reuse}}"
+    slots = f"{{fprop: {CLIPPED}, dgrad: {again[0]}, wgrad: {again[1]}}}"
+    precision = declared("quant=linear_mxfp4", f"quant.linear={slots}")
+    x, w, g = tensors()
+    dx = clipped_input(precision, dgrad(precision, g, w), x, None)
+    dw = clipped_gradient(precision, FPROP_W, wgrad(precision, g, x), w)
+    X, W, G = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (x, w, g))
+    (X_q, over_x), (W_q, over_w) = mxfp4(X @ walsh(96, 2.0**-3)), mxfp4(W @ walsh(96, 2.0**-2))
+    close(turned_back(precision, DGRAD_W, dx), np.where(over_x, 0, G @ W_q) @ walsh(96, 2.0**-3))
+    product = np.where(over_w, 0, G.T @ X_q)
+    close(turned_back(precision, WGRAD_X, dw), product @ walsh(96, 2.0**-2))
+
+
 def test_copy_without_a_transform_is_quantised_along_the_other_axis() -> None:
     precision = declared("quant=linear_mxfp4", "quant.linear.of=forward")
     x, w, g = tensors()
@@ -104,6 +119,17 @@ def test_copy_without_a_transform_is_quantised_along_the_other_axis() -> None:
     close(wgrad(precision, g, x), mxfp4(G.T.copy())[0] @ mxfp4(mxfp4(X)[0].T.copy())[0].T)
     dx = dgrad(precision, g, w)
     assert turned_back(precision, DGRAD_W, dx) is dx
+
+
+def test_both_parts_of_a_copy_that_is_scaled_twice_are_compensated() -> None:
+    precision = declared(
+        *("quant=linear_mxfp4", "quant.linear.of=forward", "quant.linear.fprop.w.pre_scale=true"),
+        "quant.linear.dgrad.w.pre_scale=0.8",
+    )
+    _, w, g = tensors()
+    W, G = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (w, g))
+    W_q = mxfp4(mxfp4(W, 0.75)[0].T.copy(), 0.8)[0].T
+    close(dgrad(precision, g, w), mxfp4(G)[0] @ W_q / (0.75 * 0.8))
 
 
 def test_copy_in_the_working_precision_is_the_tensor_in_high_precision() -> None:

@@ -266,7 +266,8 @@ def test_clipping_under_a_transform_needs_the_gradient_of_the_transform() -> Non
     message = refusal(LinearSite(format="mxfp4", clip_gradient=True, hadamard="random"))
     assert message == (
         "quant.linear.fprop.x.clip_gradient under a Hadamard transform needs the gradient of the transform, got "
-        "quant.linear.dgrad.w of high; set quant.linear.dgrad.w.of=forward, or remove one of them"
+        "quant.linear.dgrad.w of high; set quant.linear.dgrad.w.of=forward or quant.linear.dgrad.w.format=reuse, or "
+        "remove one of them"
     )
     transformed = Slot(hadamard="deterministic", clip_gradient=True)
     fprop, dgrad = LinearFprop(transformed, transformed), LinearDgrad(w=Slot(of="forward"))
@@ -330,7 +331,24 @@ def test_reuse_of_a_transformed_forward_copy_is_refused() -> None:
     site.dgrad_q.dS = Slot(format="bf16")
     assert refusal(site, Site.QK) == (
         "quant.qk.dgrad_q.k.format must not be reuse: the forward copy of k is Hadamard-transformed along head_dim, "
-        "which dgrad_q does not reduce over; give it a format, or the forward product no transform"
+        "and attention's gradients are not transformed back; take another, or give the forward product no transform"
+    )
+    dgrad = LinearDgrad(w=Slot(format="reuse"), g=Slot(format="bf16"))
+    assert refusal(LinearSite(format="mxfp4", hadamard="random", dgrad=dgrad)) == (
+        "quant.linear.dgrad.w.format must not be reuse: the forward copy of w has random signs, other ones in each "
+        "micro-batch, and one product of an expert adds several; give the forward product hadamard=deterministic, or "
+        "take another"
+    )
+
+
+def test_transform_of_a_copy_that_is_used_again_is_none_of_the_backward_product() -> None:
+    fprop = LinearFprop(*[Slot(format="mxfp4", hadamard="deterministic", clip_gradient=True)] * 2)
+    again = Slot(format="reuse")
+    operands = linear(fprop=fprop, dgrad=LinearDgrad(w=again), wgrad=LinearWgrad(x=again))
+    assert operands["dgrad.w"] == replace(operands["fprop.w"], reuse=True, clip_gradient=False)
+    with_transform = LinearDgrad(w=again, g=Slot(format="mxfp4", hadamard="deterministic"))
+    assert "got g deterministic in blocks of 32, w none" in refusal(
+        LinearSite(fprop=fprop, dgrad=with_transform, wgrad=LinearWgrad(x=again))
     )
 
 
@@ -508,7 +526,7 @@ def test_forward_copy_in_the_working_precision_is_the_tensor_itself() -> None:
             ),
             "linear.dgrad.w",
             "the forward copy of w has random signs, other ones in each micro-batch, and one product of an expert adds "
-            "several; give the forward product hadamard=deterministic, or take high",
+            "several; give the forward product hadamard=deterministic, or take another",
         ),
         (
             Site.QK,
@@ -519,7 +537,7 @@ def test_forward_copy_in_the_working_precision_is_the_tensor_itself() -> None:
             ),
             "qk.dgrad_k.q",
             "the forward copy of q is Hadamard-transformed along head_dim, and attention's gradients are not "
-            "transformed back; take high",
+            "transformed back; take another, or give the forward product no transform",
         ),
         (
             Site.PV,

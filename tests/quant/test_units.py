@@ -28,6 +28,7 @@ SCHEMES = (
     ("quant=more/linear_mxfp4_sr_rht",),
     ("quant=more/linear_nvfp4_recipe", "model.num_layers=7"),
     ("quant=more/linear_mxfp4_quartet",),
+    ("quant=more/linear_mxfp4_quest",),
     ("quant=linear_mxfp4", "quant.linear.of=forward"),
 )
 

@@ -72,30 +72,38 @@ COUNTED = {"dO": (1, 2, 0, 3)}
 
 def operand(module: Module, formats: Formats, slot: str) -> Array:
     """A captured operand, quantised according to a slot; one of the forward copy after that was quantised."""
-    product, _, name = slot.rpartition(".")
+    name = slot.rpartition(".")[2]
     x = captured_operand(module, name)
     if formats[slot].get("of"):
-        x = operand(module, formats, f"{product.rpartition('.')[0]}.fprop.{name}".lstrip("."))
+        x = operand(module, formats, _forward(slot))
     counted = COUNTED.get(name, tuple(range(x.ndim)))
     dims = DIMS[name]
     if x.ndim < len(dims):
         dims = tuple(dim for dim in dims if dim != "sequences")
     declared = formats[slot]
+    is_left = (_forward(slot) if declared["reuse"] else slot) not in RIGHT
     if declared["axis"] != "tokens" or declared["block"] is None or module.row_sequences is None:
-        return quantise(x, declared, dims, module.dtype, slot not in RIGHT, counted)
+        return quantise(x, declared, dims, module.dtype, is_left, counted)
     assert declared["rounding"] == "even"
     result, rows = np.empty_like(x), np.array(module.row_sequences)
     for sequence in np.unique(rows):
         own = rows == sequence
-        result[own] = quantise(x[own], declared, dims, module.dtype, slot not in RIGHT, counted)
+        result[own] = quantise(x[own], declared, dims, module.dtype, is_left, counted)
     return result
 
 
 def post_scale(formats: Formats, product_name: str) -> float:
     """The factor that compensates operands of which a part was rounded: 4/3 for 3/4."""
-    slots = [slot for name, slot in formats.items() if name.rpartition(".")[0] == product_name]
+    slots = [name for name in formats if name.rpartition(".")[0] == product_name]
     assert len(slots) == 2
-    return float(np.prod([1 / part_of(slot) for slot in slots]))
+    slots += [_forward(name) for name in slots if formats[name].get("of")]
+    return float(np.prod([1 / part_of(formats[name]) for name in slots]))
+
+
+def _forward(slot: str) -> str:
+    """The slot of the same operand in the forward product."""
+    product, _, name = slot.rpartition(".")
+    return f"{product.rpartition('.')[0]}.fprop.{name}".lstrip(".")
 
 
 def captured_operand(module: Module, name: str) -> Array:
@@ -131,7 +139,7 @@ def linear_grad_weight(module: Module, formats: Formats) -> Value:
 def _turned_back(module: Module, formats: Formats, d: Value, slot: str, clipped: str) -> Value:
     """A gradient of a transformed forward copy, rounded, zero where the other operand saturated, transformed back."""
     forward = formats["fprop." + slot[-1]]
-    if not (formats[slot].get("of") and "hadamard" in forward):
+    if not ((formats[slot].get("of") or formats[slot]["reuse"]) and "hadamard" in forward):
         return d
     d, block = d.each(_round(module)), forward["hadamard_block"]
     if formats[f"fprop.{clipped}"].get("clip_gradient"):

@@ -114,6 +114,11 @@ SCHEMES: dict[str, dict[str, Slot]] = {
             for of in ({}, {"of": "forward"}, {}, {"of": "forward"})
         ],
     ),
+    "linear_mxfp4_quest": linear(
+        *[{**MXFP4, **EVEN, **DETERMINISTIC, "clip_gradient": True}] * 2,
+        *(BF16, {**MXFP4, **EVEN, **DETERMINISTIC}),
+        *(BF16, {**MXFP4, **EVEN, **DETERMINISTIC}),
+    ),
     "linear_fp4_ue5m3": {
         slot: {**UE5M3, "rounding": "stochastic" if slot.endswith("g") else "even"}
         for slot in LINEAR_SLOTS

@@ -64,6 +64,8 @@ def own_slots(module: Module) -> Iterator[tuple[str, Slot]]:
         ("quant=FA_linear_hifp8", "quant/pv=mxfp4"),
         ("quant=more/linear_nvfp4_recipe", "quant.rules=[]", "training.recompute=full"),
         ("quant=more/linear_fp4_ue5m3",),
+        ("quant=more/linear_nvfp4_of_forward", "quant.rules=[]"),
+        ("quant=more/linear_mxfp4_quartet",),
         ("quant=more/linear_mxfp4_sr_rht", *FP4_DGRAD_P),
     ],
     ids=lambda words: words[0].partition("=")[2],
@@ -97,7 +99,10 @@ def test_each_operand_is_its_tensor_on_the_declared_grid_under_its_scales(
 
 def _scales_are_right(module: Module, slot: str, declared: Slot) -> None:
     key = operand_key(slot)
-    line, x = module.lines[key], captured_operand(module, slot.rpartition(".")[2])
+    name = slot.rpartition(".")[2]
+    line, x = module.lines[key], captured_operand(module, name)
+    if declared.get("of"):
+        x = operand(module, module.formats, f"fprop.{name}")
     if declared["format"] == "hifp8":
         assert line["tensor_scale"] == 2.0 ** _power_of_two_scale(np.abs(x).max(), declared)
         return

@@ -89,9 +89,11 @@ SCHEMES: dict[str, Setting] = {
         *("quant=more/linear_nvfp4", "quant.linear={of: forward, rounding: stochastic}"),
         "quant.linear.wgrad={g: {hadamard: random}, x: {hadamard: random}}",
         "quant.linear.dgrad={g: {pre_scale: 0.9411764705882353}, w: {pre_scale: 0.8}}",
+        "quant.linear.fprop.w.pre_scale=true",
         tags="of-forward",
     ),
     "quartet": _of("quant=more/linear_mxfp4_quartet", tags="of-forward turned clip drawn"),
+    "quest": _of("quant=more/linear_mxfp4_quest", tags="turned clip"),
     "of forward attention": _of(
         *("quant=more/FA_full_mxfp4", "quant.qk.of=forward", "quant/pv=mxfp4"),
         *("quant.pv.dgrad_p.v={format: mxfp4, of: forward}", _TILED),

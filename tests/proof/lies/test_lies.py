@@ -31,6 +31,7 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("of another copy", "of forward drawn", 1, "linear.wgrad.x"),
     ("not turned back", "quartet", 1, "linear.dgrad"),
     ("clip ignored", "quartet", 1, "linear.dgrad"),
+    ("not turned back", "quest", 1, "linear.wgrad"),
     ("of high in the map", "of forward", 1, "configured with of forward, and the map has high"),
     ("stochastic", "nvfp4", 1, "linear."),
     ("kernel", "mxfp8", 1, "layer 0"),

@@ -51,6 +51,9 @@ SOME = [
     ("llama", "more/linear_hifp8_delayed", "tp2 sp"),
     *(("llama", "more/linear_mxfp4_quartet", name) for name in ("tp2 sp", "pp2")),
     ("deepseek", "more/linear_mxfp4_quartet", "ep2 alltoall"),
+    ("llama", "more/linear_mxfp4_quest", "tp2 sp"),
+    ("deepseek", "more/linear_mxfp4_quest", "ep2 alltoall"),
+    ("llama", "more/linear_nvfp4_tetrajet_v2", "tp2 sp"),
 ]
 #: Random numbers in every slot; random signs, and so a weight of its own for each micro-batch.
 DRAWN = [
@@ -98,7 +101,7 @@ def test_layouts_of_the_other_families_take_the_step_of_one_process(tmp_path: Pa
 
 
 def test_layouts_agree_under_every_kind_of_operand(tmp_path: Path) -> None:
-    drawn = [row for row in SOME if row[1].endswith(("_sr_rht", "_quartet"))]
+    drawn = [row for row in SOME if row[1].endswith(("_sr_rht", "_quartet", "_tetrajet_v2"))]
     table = differences([row for row in SOME if row not in drawn], tmp_path / "cases", FP32)
     table |= differences(drawn, tmp_path / "drawn", FP32, seeds=tuple(range(1, 7)))
     assert {row: by_seed for row, by_seed in table.items() if not any(map(agrees, by_seed))} == {}

@@ -25,6 +25,8 @@ T, B, I, O = 40, 2, 96, 64  # noqa: E741
 def site(name: str) -> LinearSite:
     if name == "one slot in bf16":
         return LinearSite(format="mxfp8", fprop=LinearFprop(x=SlotConfig(format="bf16")))
+    if name == "mxfp4 of forward":
+        return LinearSite(format="mxfp4", of="forward")
     return LinearSite(format=name)
 
 
@@ -78,6 +80,8 @@ def written_out(name: str) -> tuple[Tensor, Tensor, Tensor]:
     specs = precision_of(name).slots
 
     def q(operand: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+        if spec.of is not None:  # along the input width, the last axis of x and w
+            operand = quantise(operand, spec.of, axis=-1)
         return quantise(operand, spec, axis=axis) if spec.quantised else operand
 
     y = q(x, specs[FPROP_X], -1) @ q(w, specs[FPROP_W], -1).t()
@@ -86,7 +90,9 @@ def written_out(name: str) -> tuple[Tensor, Tensor, Tensor]:
     return y, dx, g_tokens.reshape(-1, O).t() @ x_tokens.reshape(-1, I)
 
 
-@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "hifp8", "nvfp4", "one slot in bf16"])
+@pytest.mark.parametrize(
+    "name", ["mxfp8", "mxfp4", "hifp8", "nvfp4", "one slot in bf16", "mxfp4 of forward"]
+)
 def test_a_layers_output_and_gradients_are_those_of_the_scheme_to_the_bit(
     each_te: Child, name: str
 ) -> None:

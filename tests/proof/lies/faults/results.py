@@ -176,7 +176,7 @@ def _late_queries(m: Multiplication) -> Tensor:
 def _not_turned_back(planter: Planter) -> None:
     def make(original: Any) -> Any:
         def turned(precision: Any, slot: Any, gradient: Any) -> Any:
-            if precision.spec(slot).of is not None and gradient.numel():
+            if precision.spec(slot).copy is not None and gradient.numel():
                 planter.fire()
             return gradient
 
