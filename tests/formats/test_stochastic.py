@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from quantexp.extras.verify import rational as gold
-from quantexp.extras.verify.declared_gold import of_table, on_grid
 from quantexp.extras.verify.draws import random_integers
+from quantexp.extras.verify.gold import of_table, on_grid
 from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise, resolve
 
 from .tensors import assert_same, every_finite_value
