@@ -162,11 +162,6 @@ def extras() -> dict[str, Extra]:
     return {name: extra for name, extra in named.items() if extra is not None}
 
 
-def verb_of_extra(word: str) -> Verb | None:
-    """The verb of an installed extra; None if none has it."""
-    return next((e.verbs[word] for e in extras().values() if word in e.verbs), None)
-
-
 def service(wanted: Service) -> Callable[..., Any] | None:
     """The function that serves; None if its extra is not installed."""
     extra = extra_named(wanted.extra)

@@ -63,13 +63,13 @@ def clean_errors(config_dir: Path | None) -> Iterator[None]:
 
 
 def _raised_by_hydra(error: BaseException) -> bool:
-    """Whether Hydra raised an exception, itself or through the standard library that it called."""
+    """Whether Hydra raised an exception, itself or through the libraries that it called."""
     names = [
         str(frame.f_globals.get("__name__")).split(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
     last = next((name for name in reversed(names) if name not in sys.stdlib_module_names), "")
-    return last in ("hydra", "omegaconf", "antlr4", "yaml")
+    return last in ("hydra", "omegaconf", "antlr4", "packaging", "yaml")
 
 
 def _unexpected(error: Exception) -> str:

@@ -78,15 +78,13 @@ def redacted_text(text: str) -> str:
     return str(redacted(text))
 
 
-def refuse_secrets(
-    content: Any, environment: Mapping[str, str] = os.environ, key: str = ""
-) -> None:
+def refuse_secrets(content: Any, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse a configuration, given as nested dicts and lists, that contains a secret.
 
     Raises:
         ConfigError: names the key and what its value looks like, never the value.
     """
-    _refuse(content, secrets(environment), key)
+    _refuse(content, secrets(environment), "")
 
 
 def _refuse(content: Any, values: Mapping[str, str], key: str) -> None:

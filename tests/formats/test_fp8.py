@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quantexp.extras.verify.cases import hard_values
-from quantexp.extras.verify.declared_gold import of_table, quantised
+from quantexp.extras.verify.gold import of_table, quantised
 from quantexp.extras.verify.oracles import ml_dtypes_oracle, torch_oracle
 from quantexp.extras.verify.rational import FP8_ELEMENTS
 from quantexp.formats import FORMATS, finite_amax, quantise

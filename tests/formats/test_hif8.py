@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quantexp.extras.verify.cases import hard_values
-from quantexp.extras.verify.declared_gold import of_table, quantised
 from quantexp.extras.verify.exact import Case, answer
+from quantexp.extras.verify.gold import of_table, quantised
 from quantexp.extras.verify.oracles import en_dtypes_oracle
 from quantexp.formats import quantise
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from quantexp.extras.verify.cases import hard_blocks
-from quantexp.extras.verify.declared_gold import of_table, quantised
 from quantexp.extras.verify.exact import Case, answer
+from quantexp.extras.verify.gold import of_table, quantised
 from quantexp.extras.verify.oracles import gfloat_oracle, ml_dtypes_oracle
 from quantexp.extras.verify.rational import MX_ELEMENTS, SCALE_RULES
 from quantexp.formats import quantise

@@ -25,9 +25,9 @@ from torch import Tensor
 import quantexp.formats
 import quantexp.proof.arithmetic
 from quantexp.config.compose import compose
-from quantexp.extras.verify.declared_gold import gold_of, quantised
 from quantexp.extras.verify.draws import random_integers as drawn_by_gold
 from quantexp.extras.verify.exact import to_dtype
+from quantexp.extras.verify.gold import gold_of, quantised
 from quantexp.folders import conf_dir
 from quantexp.formats import (
     FORMATS,

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 from en_dtypes import hifloat8
 
-from quantexp.extras.verify.declared_gold import gold_of, quantised
+from quantexp.extras.verify.gold import gold_of, quantised
 
 from .captured import Array, Slot
 from .transform import hadamard, random_integers

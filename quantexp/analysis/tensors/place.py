@@ -10,8 +10,6 @@ from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.capture.operands import SCALE, source_of
 from quantexp.model.decoder import OUTPUT, layer_words
 
-FORWARD, BACKWARD = "forward", "backward"
-
 
 @dataclass(frozen=True)
 class Place:

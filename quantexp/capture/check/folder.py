@@ -227,7 +227,7 @@ def check_ends(folder: Path, manifest: Sequence[Listed], *, is_complete: bool) -
     report = None
     if (folder / REPORT).exists() or (is_complete and manifest):
         report = yield from check_report(folder, manifest)
-    if (folder / HASHES).exists() or (report is not None and "hashes" in report):
+    if (folder / HASHES).exists() or report is not None:
         yield from check_hashes(folder)
     has_keys = any(line.content.get("key") is not None for line in manifest)
     if (folder / INDEX).exists() or (has_keys and (is_complete or (folder / HASHES).exists())):
@@ -256,8 +256,7 @@ def check_report(
     except (TypeError, ValueError, AttributeError):
         yield Problem(REPORT, "the lines of the manifest cannot be counted")
         return content
-    if "hashes" in content:  # earlier versions wrote none
-        counts["hashes"] = HASHES
+    counts["hashes"] = HASHES
     for key in dict.fromkeys([*counts, *content]):
         different = list(_differences(key, content.get(key), counts.get(key)))
         if key != "folder" and different:

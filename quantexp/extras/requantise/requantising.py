@@ -19,9 +19,10 @@ from rich.markup import escape
 from quantexp.analysis.chapter import progress_bar
 from quantexp.analysis.draw.source import foreign_files
 from quantexp.analysis.scheme_yaml import scheme_path
+from quantexp.analysis.tensors.run_record import read_names
 from quantexp.capture.inspect import selected
 from quantexp.capture.reader import Capture
-from quantexp.errors import CaptureError
+from quantexp.errors import CaptureError, RunError
 from quantexp.extras.requantise.arguments import Request
 from quantexp.extras.requantise.candidates import candidates, formats_of
 from quantexp.extras.requantise.exponent import study_points
@@ -35,17 +36,20 @@ from quantexp.extras.requantise.files import (
 from quantexp.extras.requantise.passing import Work, operands_of, passed
 from quantexp.extras.requantise.recommend import Choice, recommend
 from quantexp.extras.requantise.scheme_file import NAME, scheme_text
-from quantexp.extras.requantise.source import trajectory_note
 from quantexp.extras.requantise.table import print_table
 from quantexp.extras.requantise.tally import Tally
 from quantexp.folders import for_shell, user_path, writing_into
 from quantexp.formats import Family, Format
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.processes.cores import num_cores
+from quantexp.quant.label import is_unquantised
+from quantexp.runs.paths import RunDir
 from quantexp.terminal.facts import Facts
 
 #: Maximum printed notes.
 _NOTES = 5
+#: Quantisation types without quantisation, or without information.
+_UNQUANTISED = frozenset({"bf16", "none", "None"})
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def requantise(request: Request, progress: Console, complain: Callable[[str], No
         folder.mkdir(parents=True, exist_ok=True)
         _score(files, tally, folder, request.jobs or num_cores(), progress)
     tally.problems += foreign_files(request.folder, capture.folder)
-    tally.notes[:0] = trajectory_note(capture)
+    tally.notes[:0] = _trajectory_note(capture)
     for file, why in tally.problems:
         complain(why if file in why else f"{file}: {why}")
     if not tally.worst:
@@ -202,3 +206,26 @@ def _extent(work: Work) -> str:
         return "all elements"
     extent = f"{work.num_elements} elements of each operand at most"
     return f"{extent}, weights whole" if work.has_rows else extent
+
+
+def _trajectory_note(capture: Capture) -> list[str]:
+    """A note that names the scheme of a quantised capture; none for a capture in the working precision.
+
+    Values are those before quantisation all the same, but of a training that quantisation has led elsewhere. The scheme
+    is the run's; where there is no run, the quantisation types that the tensors name.
+    """
+    types = sorted({str(e.metadata.get("quant_type")) for e in capture} - _UNQUANTISED)
+    scheme = _scheme_of(capture.folder)
+    if (scheme and is_unquantised(scheme)) or not (scheme or types):
+        return []
+    under = scheme or ", ".join(types)
+    what = "values are those before quantisation, but of a training that was quantised"
+    return [f"captured under {under}: {what}"]
+
+
+def _scheme_of(folder: Path) -> str | None:
+    """The scheme of the capture's run; None if the folder is not in a run."""
+    try:
+        return read_names(RunDir(folder.resolve().parent)).scheme
+    except RunError:
+        return None

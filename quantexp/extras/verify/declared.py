@@ -1,4 +1,4 @@
-"""Verifies a declared format against `declared_gold`: every value of its element, ties and their neighbours, at scales
+"""Verifies a declared format against `gold`: every value of its element, ties and their neighbours, at scales
 from the smallest to the largest, and tensors of many magnitudes; for each rounding, dtype, axis and kernel.
 """
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from quantexp.extras.verify import cases
 from quantexp.extras.verify.asking import to_numpy, to_torch
-from quantexp.extras.verify.declared_gold import Gold, gold_of, quantised, scale_values
 from quantexp.extras.verify.draws import random_integers
 from quantexp.extras.verify.exact import to_dtype
+from quantexp.extras.verify.gold import Gold, gold_of, quantised, scale_values
 from quantexp.extras.verify.gold_check import GOLD
 from quantexp.extras.verify.kernels import Placed
 from quantexp.extras.verify.tally import Tally

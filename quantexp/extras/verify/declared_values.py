@@ -1,4 +1,4 @@
-"""The values of a declared element, listed one by one from its definition; the independent half of `declared_gold`."""
+"""The values of a declared element, listed one by one from its definition; the independent half of `gold`."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantexp.extras.verify import cases
-from quantexp.extras.verify.declared_gold import of_table, quantised
 from quantexp.extras.verify.draws import random_integers
 from quantexp.extras.verify.exact import KINDS, Case, answer, to_bf16
+from quantexp.extras.verify.gold import of_table, quantised
 from quantexp.extras.verify.rational import SCALE_RULES
 from quantexp.extras.verify.tally import Tally
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
 from quantexp.capture.division import Holder
 from quantexp.capture.names import TensorName
-from quantexp.capture.record.progress import Progress
 from quantexp.capture.record.recorder import Recorder
 from quantexp.capture.record.scored import OwnFormats
 from quantexp.capture.select.rules import Take
@@ -34,13 +32,12 @@ class RingRecorder(Recorder):
         world_size: int,
         num_layers: int,
         holder: Holder,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         super().__init__(
             ring_config(capture),
             store,
             rank,
-            on_progress,
+            lambda progress: None,
             world_size,
             num_layers=num_layers,
             holder=holder,

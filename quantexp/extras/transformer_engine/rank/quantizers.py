@@ -23,7 +23,7 @@ from quantexp.extras.transformer_engine.scheme.operands import (
 from quantexp.extras.transformer_engine.scheme.recipes import Recipe
 from quantexp.formats.types import Rounding, ScaleRule
 from quantexp.quant.precision import ModuleId
-from quantexp.quant.sites import Operand, Product, Site, Slot, slots_of
+from quantexp.quant.sites import Operand, Product, Slot
 
 _ELEMENTS = {"kFloat8E4M3": "e4m3", "kFloat8E5M2": "e5m2", "kFloat4E2M1": "e2m1"}
 #: Direction and position of each operand's quantizer in `module.quantizers`.
@@ -47,11 +47,6 @@ def require_quantizers(module: Any, name: ModuleId, recipe: Recipe) -> None:
                 f"{name} {slot}: Transformer Engine's quantizer has {aspect} {getattr(got, aspect)}, and {recipe} has "
                 f"{getattr(wanted, aspect)}"
             )
-
-
-def slots_of_module(module: Any) -> dict[Slot, Held]:
-    """What the quantizers of an initialised module make of each operand."""
-    return {slot: held_by_module(module, slot) for slot in slots_of(Site.LINEAR)}
 
 
 def held_by_module(module: Any, slot: Slot) -> Held:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.extras.transformer_engine.rank.child import Child
+from tests.extras.transformer_engine.rank.child import Child, slots_of_module
 
 
 def tiny(*words: str) -> Any:
@@ -63,7 +63,6 @@ def at_iterations(iterations: list[int], *words: str) -> list[dict[str, dict[str
 
 def held_by(module: Any) -> dict[str, str]:
     from quantexp.extras.transformer_engine.rank.autocast import autocast
-    from quantexp.extras.transformer_engine.rank.quantizers import slots_of_module
     from quantexp.extras.transformer_engine.rank.recipes import te_recipe
 
     if module.recipe is None:

@@ -10,7 +10,7 @@ import torch
 from quantexp.errors import EngagementError, RunError
 from quantexp.extras.transformer_engine.scheme.recipes import Kind, Recipe, native_recipes
 from quantexp.quant.precision import ModuleId
-from tests.extras.transformer_engine.rank.child import B200, H100, Child
+from tests.extras.transformer_engine.rank.child import B200, H100, Child, slots_of_module
 
 NAME = ModuleId(0, "fc1")
 ALL = [*native_recipes(None), *native_recipes(16)]
@@ -43,7 +43,6 @@ def layer(recipe: Recipe, width: int = 128) -> Any:
 
 def all_quantizers() -> list[str]:
     """The recipes whose quantizers are other ones, of all."""
-    from quantexp.extras.transformer_engine.rank.quantizers import slots_of_module
 
     return [str(each) for each in ALL if slots_of_module(layer(each)) != each.slots()]
 
