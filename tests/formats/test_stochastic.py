@@ -14,7 +14,7 @@ import torch
 
 from quantexp.extras.verify import rational as gold
 from quantexp.extras.verify.draws import random_integers
-<<<<<<< HEAD
+from quantexp.extras.verify.gold import of_table, on_grid
 from quantexp.formats import (
     FORMATS,
     Place,
@@ -26,10 +26,6 @@ from quantexp.formats import (
     resolve,
     saturated,
 )
-=======
-from quantexp.extras.verify.gold import of_table, on_grid
-from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise, resolve
->>>>>>> w-house
 
 from .tensors import assert_same, every_finite_value
 from .test_quantising import views
