@@ -23,6 +23,7 @@ from quantexp.launch.duration import about
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme
+from quantexp.quant.records import part_words
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Backend
 from quantexp.terminal.facts import Facts
@@ -247,12 +248,20 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
         parts.append("no gradient where it saturates")
     if entry.get("hadamard"):
         parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
+    parts += [f"apart {part_words(part)} in {_held_as(part, precision)}" for part in _parts(entry)]
     return ", ".join(parts)
+
+
+def _parts(entry: dict[str, object]) -> list[dict[str, object]]:
+    parts = entry.get("parts", [])
+    assert isinstance(parts, list)
+    return parts
 
 
 def _own_formats(plan: Plan) -> list[str]:
     """A line for each declared format: what it is, and which code quantises."""
-    entries = [entry for entry in plan.precision_map if entry.get("definition")]
+    listed = [each for entry in plan.precision_map for each in (entry, *_parts(entry))]
+    entries = [entry for entry in listed if entry.get("definition")]
     formats = {fmt.name: fmt for fmt in map(format_of_record, entries)}
     return [
         f"{name}: {_about(fmt)}, quantised by {code_words(fmt)}" for name, fmt in formats.items()

@@ -62,7 +62,9 @@ def _keeps(spec: QuantSpec, precision: Precision) -> bool:
     element = (
         spec.fmt.element
     )  # that of hifloat8 has fewer mantissa bits than any working precision
-    is_plain = not (spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.pre_scale)
+    is_plain = not (
+        spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.pre_scale or spec.parts
+    )
     return (
         is_plain
         and not element.values

@@ -37,6 +37,7 @@ from quantexp.schema import (
     CaptureRule,
     Composition,
     Experiment,
+    Part,
     Rule,
     SweepConfig,
 )
@@ -54,7 +55,11 @@ _Kind = TypeVar("_Kind", bound=Experiment)
 #: Parts of its messages for a missing list, and for a missing dictionary.
 _NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
 #: Data classes that are elements of a list -> the key of the list.
-_RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
+_RULES: dict[Any, str] = {
+    Rule: "quant.rules[]",
+    CaptureRule: "capture.rules[]",
+    Part: "quant.<slot>.parts[]",
+}
 
 
 def load(config: DictConfig) -> Experiment:

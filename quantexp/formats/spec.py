@@ -14,10 +14,35 @@ from functools import cached_property
 from typing import TypeVar
 
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Axis, Family, Format, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.formats.types import (
+    Axis,
+    Family,
+    Format,
+    Hadamard,
+    Rounding,
+    ScaleRule,
+    Scaling,
+    Take,
+)
 
 _Choice = TypeVar("_Choice", bound=Enum)
 _Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is taken out of an operand, rounded by itself and multiplied apart (`quantexp.quant.parts`)."""
+
+    take: Take
+    #: How it is rounded.
+    spec: QuantSpec
+    #: The axis of the mean, or of each channel's norm.
+    along: Axis | None = None
+    #: How many channels or elements, or which share of all; None for a mean.
+    number: int | None = None
+    share: float | None = None
+    #: Whether it is taken of the error that is left once the operand is rounded.
+    from_error: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +77,8 @@ class QuantSpec:
     window: int | None = None
     #: Forward product: whether the gradient is zero where the operand saturated.
     clip_gradient: bool = False
+    #: What is taken out of the operand, in order; the format rounds what remains.
+    parts: tuple[Part, ...] = ()
     #: Whether this is the left operand of its product.
     left: bool = field(default=True, compare=False)
     #: Whether this is a layer's weight, which every micro-batch of a step multiplies.
@@ -66,8 +93,8 @@ class QuantSpec:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether its values depend on the axis, through blocks or a transform."""
-        return self.fmt.depends_on_axis or self.is_transformed
+        """Whether its values depend on the axis, through blocks or a transform, or lie along it in parts."""
+        return self.fmt.depends_on_axis or self.is_transformed or bool(self.parts)
 
     @property
     def is_scaled(self) -> bool:

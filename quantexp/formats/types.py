@@ -58,6 +58,17 @@ class Hadamard(StrEnum):
     RANDOM = "random"
 
 
+class Take(StrEnum):
+    """What a part takes out of an operand."""
+
+    #: The mean over an axis, at every place of it.
+    MEAN = "mean"
+    #: The channels of the largest norm over an axis.
+    CHANNELS = "channels"
+    #: The elements of the largest magnitude.
+    ELEMENTS = "elements"
+
+
 class Axis(StrEnum):
     """An axis that a matrix product of training reduces over; blocks run along it."""
 

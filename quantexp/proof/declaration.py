@@ -19,10 +19,20 @@ from itertools import takewhile
 from typing import Any
 
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.formats.spec import QuantSpec, get_format
-from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.formats.spec import Part, QuantSpec, get_format
+from quantexp.formats.types import (
+    Axis,
+    Family,
+    Format,
+    Hadamard,
+    Rounding,
+    ScaleRule,
+    Scaling,
+    Take,
+)
 from quantexp.model.decoder import ATTENTION, EMBEDDING, OUTPUT
 from quantexp.quant.precision import ModuleId, PrecisionMap
+from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import FPROP_W, LOOKUP_W, Operand, Product, Site, Slot, slots_of
 from quantexp.schema import QuantConfig, Rule
 
@@ -130,7 +140,11 @@ def _resolved(
         elif word == _HIGH:
             resolved[slot] = QuantSpec(get_format(_HIGH), axis=slot.axis)
         else:
-            resolved[slot] = _spec(slot, get_format(word, own), _options(settings, word, own))
+            options = _options(settings, word, own)
+            resolved[slot] = replace(
+                _spec(slot, get_format(word, own), options),
+                parts=tuple(_part(slot, each, own) for each in options.get("parts", ())),
+            )
     return resolved
 
 
@@ -193,6 +207,20 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
     )
 
 
+def _part(slot: Slot, part: Any, own: Mapping[str, Format]) -> Part:
+    """A part of an operand, in its format with the scheme's defaults."""
+    fmt = get_format(part.format, own)
+    is_high = fmt.name == _HIGH
+    return Part(
+        Take(part.take),
+        QuantSpec(fmt, axis=slot.axis) if is_high else _spec(slot, fmt, {}),
+        None if part.along is None else Axis(part.along),
+        part.number,
+        part.share,
+        part.from_error,
+    )
+
+
 def _with_stream(name: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
     """With the key of its random numbers, signs or amax history: the label of the slot that is quantised."""
     if not (
@@ -214,6 +242,12 @@ def _difference(own: QuantSpec | None, expected: QuantSpec) -> str:
     for each in fields(QuantSpec):
         ours, theirs = getattr(own, each.name), getattr(expected, each.name)
         if ours != theirs:
+            if each.name == "parts":
+                words = (
+                    ", ".join(part_words(part_record(part)) for part in parts) or "none"
+                    for parts in (theirs, ours)
+                )
+                return "configured with the parts {}, and the map has {}".format(*words)
             if isinstance(ours, Format):
                 return f"configured as {theirs.name}, and the map has {ours.name}"
             return f"configured with {each.name} {theirs}, and the map has {ours}"

@@ -28,10 +28,11 @@ from quantexp.proof.comparing import (
     TRANSPOSED_TILES,
     attention_finding,
     narrowed,
+    sum_finding,
     tile_finding,
     whole_finding,
 )
-from quantexp.proof.expected import own_amax_of
+from quantexp.proof.expected import Images, own_amax_of
 from quantexp.proof.findings import Finding, Status
 from quantexp.proof.owners import Owners
 from quantexp.proof.products import project
@@ -264,6 +265,8 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 (Operand.G, Product.WGRAD),
             )
             own = x.t() if is_turned else x
+            if Images(call).is_summed(slot):
+                return sum_finding(call, entry, own, self.observed.explain)
             if own.numel() != source.numel():
                 return other_shape(own, source)
             return whole_finding(

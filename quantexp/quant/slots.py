@@ -19,6 +19,7 @@ from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, refuse, scheme_spec
+from quantexp.quant.part_options import parts_of
 from quantexp.quant.sites import Operand, Product, Site, Slot, operands_of, slots_of
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 from quantexp.schema import Slot as SlotConfig
@@ -141,7 +142,8 @@ def _resolved(
         left=slot.is_left,
         weight=slot.operand is Operand.W,
     )
-    return replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
+    spec = replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
+    return replace(spec, parts=parts_of(options.get("parts"), spec, slot, declared))
 
 
 def working_spec(slot: Slot) -> QuantSpec:
@@ -250,5 +252,10 @@ def _forward_copy(slot: Slot, resolved: Mapping[Slot, QuantSpec]) -> QuantSpec:
         raise ConfigError(
             f"{where}: the forward copy of {slot.operand} is Hadamard-transformed along {forward.axis}, which "
             f"{slot.product.value} does not reduce over; give it a format, or the forward product no transform"
+        )
+    if forward.parts:
+        raise ConfigError(
+            f"{where}: the forward copy of {slot.operand} is a sum of parts along {forward.axis}, which "
+            f"{slot.product.value} does not reduce over; give it a format, and parts of its own"
         )
     return replace(forward, reuse=True, clip_gradient=False)

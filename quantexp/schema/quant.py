@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import FOLDER_NAME, at_most, limited
+from quantexp.schema.limits import FOLDER_NAME, Limit, at_most, between, limited
 
 
 @dataclass
@@ -30,6 +30,23 @@ class Rounded:
 
 
 @dataclass
+class Part:
+    """What is taken out of an operand, rounded to a format of its own and multiplied apart."""
+
+    #: mean, channels or elements.
+    take: str | None = None
+    #: The axis that the mean, or the norm of each channel, is taken over: tokens, input_width or output_width.
+    along: str | None = None
+    #: How many channels of the largest norm, or elements of the largest magnitude; or which share of all.
+    number: int | None = limited(None, *between(1, 1 << 40))
+    share: float | None = limited(None, Limit(lambda s: 0 < s < 1, "must lie between 0 and 1"))
+    #: Whether it is taken of the error that the slot's rounding leaves, not of the operand before.
+    from_error: bool = False
+    #: A format of `quantexp list`, with its own options, or `bf16` (the working precision).
+    format: str | None = None
+
+
+@dataclass
 class Slot(Rounded):
     """One operand of one matrix product. A null value means the site's (or the format's) default."""
 
@@ -43,6 +60,8 @@ class Slot(Rounded):
     hadamard: str | None = None
     #: Elements per transform, a power of two; the last may be short.
     hadamard_block: int | None = limited(None, at_most(1 << 16))
+    #: What is taken out of the operand in this order (linear layers); the format rounds what remains.
+    parts: list[Part] | None = None
 
 
 @dataclass

@@ -93,7 +93,7 @@ def tensor_called(operand: str) -> str:
 
 
 def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
-    """The quantised slots of a line of the manifest, in its order, without bf16 and reuse.
+    """The quantised slots of a line of the manifest, in its order, without bf16, reuse and sums of parts.
 
     Raises:
         CaptureError: a slot, format or axis of the manifest that is not known.
@@ -103,6 +103,8 @@ def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
     for slot, settings in (metadata.get("formats") or {}).items():
         product, _, name = slot.rpartition(".")
         if name != operand or settings.get("format") in _UNQUANTISED or settings.get("reuse"):
+            continue
+        if settings.get("parts"):
             continue
         declared.append(_declared(metadata, slot, product.rpartition(".")[2], name, settings))
     return declared

@@ -20,7 +20,7 @@ from quantexp.errors import ConfigError
 from quantexp.extra import Service, require_extra, required
 from quantexp.model.checkpoints import check_checkpoint, check_start, first_iteration
 from quantexp.model.decoder import OUTPUT
-from quantexp.quant.alignment import check_alignment
+from quantexp.quant.alignment import check_alignment, check_parts
 from quantexp.quant.attention.fusable import require_fused_attention
 from quantexp.quant.outside_products import check_outside_products
 from quantexp.quant.precision import check_rules, decoder_modules, precision_map, quantises_output
@@ -65,6 +65,7 @@ def validate(experiment: Experiment) -> None:
     check_limits("quant", experiment.quant)
     _scheme(experiment)
     _backend(experiment)
+    check_parts(experiment)
     check_alignment(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)

@@ -69,6 +69,14 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("history lost", "resumed delayed", 3, "its amax history did not follow"),
     ("histories exchanged", "resumed delayed", 3, "its amax history did not follow"),
     ("TE 3342", "mxfp8", 1, "linear."),
+    ("parts not split off", "averis", 1, "not those of its mean along tokens"),
+    ("remainder with its parts", "averis", 1, "its remainder: it is that of the whole operand"),
+    ("parts in another format", "averis", 1, "its mean along tokens; it is mxfp4_e2m1"),
+    ("parts left out from 3", "averis", 3, "linear."),
+    ("parts not split off", "outliers", 1, "not those of its largest 0.01 of elements"),
+    ("remainder with its parts", "outliers", 1, "its remainder: it is that of the whole operand"),
+    ("parts in another format", "outliers", 1, "its largest 0.01 of elements"),
+    ("parts left out", "hot channels", 1, "of channels along tokens of the error"),
     ("Primus 932", "sr rht", 1, "linear."),
 ]
 #: The other settings, where a run takes longer or starts others.
@@ -118,6 +126,8 @@ SLOW: list[tuple[str, str, int, str]] = [
     ("last stage's last layer", "pp2 interleaved mxfp8", 1, "layer 3"),
     ("experts of rank 1", "ep2 mxfp4", 1, "rank 1"),
     ("rank 1 attention", "cp2 mxfp4 tiled", 1, "rank 1"),
+    ("parts left out", "tp2 sp averis", 1, "not those of its mean along tokens"),
+    ("parts left out from 3", "tp2 sp averis", 3, "rank"),
     ("dk of the own queries", "cp2 all slots fp8", 1, "dgrad_k"),
 ]
 _NUMBER = re.compile(r"iteration (\d+)")

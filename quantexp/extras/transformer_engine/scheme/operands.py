@@ -121,5 +121,6 @@ def _options(spec: QuantSpec) -> list[str]:
         "saturate=false": not spec.saturate,
         "pre_scale": spec.pre_scale,
         "clip_gradient": spec.clip_gradient,
+        "parts": bool(spec.parts),
     }
     return [name for name, is_set in options.items() if is_set]
