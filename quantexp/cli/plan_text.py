@@ -23,6 +23,7 @@ from quantexp.launch.duration import about
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme
+from quantexp.quant.part_options import LEFT_OUT
 from quantexp.quant.records import part_words
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Backend
@@ -248,8 +249,14 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
         parts.append("no gradient where it saturates")
     if entry.get("hadamard"):
         parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
-    parts += [f"apart {part_words(part)} in {_held_as(part, precision)}" for part in _parts(entry)]
+    parts += [_part_words(part, precision) for part in _parts(entry)]
     return ", ".join(parts)
+
+
+def _part_words(part: dict[str, object], precision: str) -> str:
+    words = part_words(part)
+    is_left_out = part["format"] == LEFT_OUT
+    return f"without {words}" if is_left_out else f"apart {words} in {_held_as(part, precision)}"
 
 
 def _parts(entry: dict[str, object]) -> list[dict[str, object]]:

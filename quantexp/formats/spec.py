@@ -34,8 +34,8 @@ class Part:
     """What is taken out of an operand, rounded by itself and multiplied apart (`quantexp.quant.parts`)."""
 
     take: Take
-    #: How it is rounded.
-    spec: QuantSpec
+    #: How it is rounded; None leaves it out of the product.
+    spec: QuantSpec | None
     #: The axis of the mean, or of each channel's norm.
     along: Axis | None = None
     #: How many channels or elements, or which share of all; None for a mean.
@@ -95,6 +95,11 @@ class QuantSpec:
     def has_blocks(self) -> bool:
         """Whether its values depend on the axis, through blocks or a transform, or lie along it in parts."""
         return self.fmt.depends_on_axis or self.is_transformed or bool(self.parts)
+
+    @property
+    def num_pieces(self) -> int:
+        """What is multiplied: the parts and what remains of the operand."""
+        return 1 + sum(part.spec is not None for part in self.parts)
 
     @property
     def is_scaled(self) -> bool:

@@ -38,6 +38,8 @@ from quantexp.schema import QuantConfig, Rule
 
 #: Words that stand for no format: the working precision, and the forward copy.
 _HIGH, _COPY = "bf16", "reuse"
+#: In place of the format of a part that is not multiplied.
+_LEFT_OUT = "none"
 _GRADIENTS = (Operand.G, Operand.DS, Operand.DO)
 
 
@@ -209,11 +211,14 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
 
 def _part(slot: Slot, part: Any, own: Mapping[str, Format]) -> Part:
     """A part of an operand, in its format with the scheme's defaults."""
-    fmt = get_format(part.format, own)
-    is_high = fmt.name == _HIGH
+    spec = None
+    if part.format == _HIGH:
+        spec = QuantSpec(get_format(_HIGH), axis=slot.axis)
+    elif part.format != _LEFT_OUT:
+        spec = _spec(slot, get_format(part.format, own), {})
     return Part(
         Take(part.take),
-        QuantSpec(fmt, axis=slot.axis) if is_high else _spec(slot, fmt, {}),
+        spec,
         None if part.along is None else Axis(part.along),
         part.number,
         part.share,

@@ -122,6 +122,9 @@ class Images:
         x = call.source(slot)
         if not spec.quantised or x.numel() == 0:
             return x
+        if spec.parts:
+            (piece,) = self.pieces(slot)
+            return piece.expected
         axis = dim_of(slot.operand, spec)
         if not self._is_by_source(slot):
             options = call.moment.randomness(spec, x.device)
@@ -191,7 +194,8 @@ class Images:
 
     def is_summed(self, slot: Slot) -> bool:
         """Whether its product is that of sums of parts, its own or the other operand's."""
-        return any(self.call.spec(each).parts for each in operands_of(slot.site, slot.product))
+        pair = operands_of(slot.site, slot.product)
+        return any(self.call.spec(each).num_pieces > 1 for each in pair)
 
     def pieces(self, slot: Slot) -> Iterator[Piece]:
         """The parts that an operand must be the sum of; the operand alone if it has none."""
@@ -205,6 +209,9 @@ class Images:
         for part in (*before, None, *after):
             own = replace(spec, parts=()) if part is None else part.spec
             taken = rest if part is None else part_of(rest, part, is_weight=spec.weight)
+            if own is None:
+                rest = rest - taken.to(x.dtype).float()
+                continue
             name = "remainder" if part is None else part_words(part_record(part))
             piece = Piece(name, taken, own, self.rounded(slot, taken, own).to(x.dtype))
             rest = rest - piece.expected.float()
@@ -217,14 +224,14 @@ class Images:
         positions = positions_of(call, slot, tuple(x.shape), x.device)
         amax = None
         if spec.is_scaled and x.numel():
-            amax = call.largest(call.module, own_amax(x, spec, axis))
+            amax = call.largest(call.module, own_amax(x, spec, axis, options.get("signs")))
         return image(x, spec, axis, amax=amax, positions=positions, **options)
 
     def multiplied(self, slot: Slot, pieces: Sequence[Piece] | None = None) -> Tensor:
         """The matrix that a product of sums multiplies: `pieces` along the reduced axis, each beside each other's."""
         left, right = operands_of(slot.site, slot.product)
         other = right if slot.is_left else left
-        repeats = 1 + len(self.call.spec(other).parts)
+        repeats = self.call.spec(other).num_pieces
         own = [_matrix(piece.expected) for piece in pieces or self.pieces(slot)]
         own = [each for each in own for _ in range(repeats)] if slot.is_left else own * repeats
         return torch.cat(own, dim=0 if reduces_rows(slot) else 1)
@@ -237,7 +244,8 @@ class Images:
         if spec.fmt.family is Family.PYTHON:
             return True  # the class may look at the whole tensor
         shape = tuple(self.call.source(slot).shape)
-        return self._is_by_source(slot) or bool(self.call.pieces(slot, shape))
+        is_parted = bool(spec.parts or self.call.pieces(slot, shape))
+        return is_parted or self._is_by_source(slot)
 
     def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Tensor:
         """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows."""

@@ -226,7 +226,7 @@ def _blocks(spec: QuantSpec) -> Iterator[tuple[int, Axis | None]]:
     if spec.is_transformed and spec.hadamard_block != spec.block:
         yield spec.hadamard_block, spec.axis
     for part in spec.parts:
-        yield from _blocks(part.spec)
+        yield from () if part.spec is None else _blocks(part.spec)
 
 
 def _is_parted(name: str, layout: Layout) -> bool:

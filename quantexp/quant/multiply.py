@@ -86,8 +86,9 @@ def multiply_operands(
         source=source,
     )
     specs = precision.spec(left.slot), precision.spec(right.slot)
-    if specs[0].parts or specs[1].parts:
-        a, b = every_pair(a, b, *(1 + len(spec.parts) for spec in specs))
+    numbers = [spec.num_pieces for spec in specs]
+    if numbers != [1, 1]:
+        a, b = every_pair(a, b, *numbers)
     if is_summed:
         a, b = a.float(), b.float()
     scale *= post_scale(*specs)
@@ -121,7 +122,7 @@ def made_operand(
     """
     if not spec.parts:
         amax = whole_amax(module, x, spec, axis) if spec.quantised else None
-        return quantise_operand(x, spec, axis, amax, out=out)
+        return quantise_operand(x, spec, axis, amax, out)
 
     def rounded(v: Tensor, own: QuantSpec) -> Tensor:
         return made_operand(module, v, own, axis).to(x.dtype)
@@ -131,12 +132,14 @@ def made_operand(
     for from_error in (False, True):
         for part in spec.parts:
             if part.from_error is from_error:
-                pieces.append(rounded(taken(rest, part), part.spec))
-                rest = rest - pieces[-1].float()
+                own = taken(rest, part)
+                own = own.to(x.dtype) if part.spec is None else rounded(own, part.spec)
+                pieces += [] if part.spec is None else [own]
+                rest = rest - own.float()
         if not from_error:
             pieces.append(rounded(rest, replace(spec, parts=())))
             rest = rest - pieces[-1].float()
-    return torch.cat(pieces, dim=axis)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)
 
 
 def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:

@@ -13,15 +13,18 @@ from quantexp.formats.definitions.files import known_names
 from quantexp.formats.spec import Part, QuantSpec, get_format
 from quantexp.formats.types import Axis, Family, Format, Scaling, Take
 from quantexp.quant.choosing import Setting, scheme_spec
-from quantexp.quant.sites import Operand, Site, Slot
+from quantexp.quant.sites import FPROP_K, Operand, Site, Slot
 from quantexp.schema import Part as PartConfig
 from quantexp.schema import Slot as SlotConfig
 
-#: The axes of an operand of a linear layer.
+#: In place of the format of a part that is not multiplied.
+LEFT_OUT = "none"
+#: The axes that a part of an operand may be taken along.
 _AXES = {
     Operand.X: (Axis.TOKENS, Axis.INPUT_WIDTH),
     Operand.G: (Axis.TOKENS, Axis.OUTPUT_WIDTH),
     Operand.W: (Axis.INPUT_WIDTH, Axis.OUTPUT_WIDTH),
+    Operand.K: (Axis.KEYS,),
 }
 
 
@@ -38,10 +41,36 @@ def parts_of(
     assert isinstance(setting.slot, SlotConfig)
     configs, key = setting.slot.parts or [], f"{setting.key}.parts"
     if configs:
-        _check_slot(key, spec, slot)
-    return tuple(
+        _check_slot(key, slot)
+    parts = tuple(
         _part(f"{key}[{index}]", part, slot, declared) for index, part in enumerate(configs)
     )
+    is_summed = len(parts) > sum(part.spec is None for part in parts)
+    for option, is_set, why in (
+        (
+            "hadamard",
+            spec.is_transformed and is_summed,
+            "a part is not transformed, so the transforms would not cancel in its product",
+        ),
+        (
+            "pre_scale",
+            spec.pre_scale and is_summed,
+            "4/3 would also multiply the products of the parts, which have no 3/4",
+        ),
+        (
+            "clip_gradient",
+            spec.clip_gradient and bool(parts),
+            "what saturates is the remainder, not the operand",
+        ),
+        (
+            "scaling=delayed",
+            spec.scaling is Scaling.DELAYED and bool(parts),
+            "its history would be that of the remainder, which no capture has",
+        ),
+    ):
+        if is_set:
+            raise ConfigError(f"{key} of {slot} do not go with {option}: {why}; remove one of them")
+    return parts
 
 
 def part_axes(part: Part, operand: str) -> tuple[Axis, ...]:
@@ -53,32 +82,13 @@ def part_axes(part: Part, operand: str) -> tuple[Axis, ...]:
     )
 
 
-def _check_slot(key: str, spec: QuantSpec, slot: Slot) -> None:
+def _check_slot(key: str, slot: Slot) -> None:
     """Refuse a slot that cannot be a sum of parts."""
-    if slot.site not in (Site.LINEAR, Site.OUTPUT):
+    if slot.site not in (Site.LINEAR, Site.OUTPUT) and slot != FPROP_K:
         raise ConfigError(
-            f"{key} are for linear layers, whose products add them up, got them for {slot}; remove them"
+            f"{key} are for linear layers, whose products add them up, and for qk.fprop.k, got them for {slot}; remove "
+            "them"
         )
-    for option, is_set, why in (
-        (
-            "hadamard",
-            spec.is_transformed,
-            "a part is not transformed, so the transforms would not cancel in its product",
-        ),
-        (
-            "pre_scale",
-            spec.pre_scale,
-            "4/3 would also multiply the products of the parts, which have no 3/4",
-        ),
-        ("clip_gradient", spec.clip_gradient, "what saturates is the remainder, not the operand"),
-        (
-            "scaling=delayed",
-            spec.scaling is Scaling.DELAYED,
-            "its history would be that of the remainder, which no capture has",
-        ),
-    ):
-        if is_set:
-            raise ConfigError(f"{key} of {slot} do not go with {option}: {why}; remove one of them")
 
 
 def _part(key: str, config: PartConfig, slot: Slot, declared: Mapping[str, Format] | None) -> Part:
@@ -86,6 +96,11 @@ def _part(key: str, config: PartConfig, slot: Slot, declared: Mapping[str, Forma
     if config.take not in takes:
         raise ConfigError(f"{key}.take must be one of {', '.join(takes)}, got {config.take!r}")
     take = Take(config.take)
+    if slot == FPROP_K and (take, config.along, config.format) != (Take.MEAN, "keys", LEFT_OUT):
+        raise ConfigError(
+            f"{key} of {slot} must be {{take: mean, along: keys, format: none}}, which changes nothing after the "
+            f"softmax, got take={config.take}, along={config.along} and format={config.format}"
+        )
     axes = [] if take is Take.ELEMENTS else [axis.value for axis in _AXES[slot.operand]]
     if axes and config.along not in axes:
         raise ConfigError(
@@ -105,7 +120,7 @@ def _part(key: str, config: PartConfig, slot: Slot, declared: Mapping[str, Forma
         )
     return Part(
         take,
-        _spec(key, config.format, slot, declared),
+        None if slot == FPROP_K else _spec(key, config.format, slot, declared),
         None if take is Take.ELEMENTS else Axis(str(config.along)),
         config.number,
         config.share,

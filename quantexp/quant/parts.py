@@ -13,6 +13,9 @@ accumulates in fp32 and is rounded once.
     channels   all whose sum of squares along the axis is at least that of the number-th largest; exact sums too
     elements   all whose magnitude is at least that of the number-th largest
 
+A part without a format is left out of the product: the mean of k over keys, which adds the same number to all scores of
+a query, and so changes nothing after the softmax (SageAttention, arXiv 2410.02367; SageBwd, arXiv 2603.02170).
+
 Of equal ones all are taken, so that no order decides. NaN or Inf makes the mean of its channel NaN; where it is in an
 operand, no channel of that is taken. The mean: Averis (arXiv 2603.10444); channels of the error: CHON (arXiv
 2602.02047).
@@ -37,10 +40,14 @@ _EXACT_BITS = 52
 def taken(x: Tensor, part: Part) -> Tensor:
     """What a part takes out of x (float32), in its shape; zero elsewhere.
 
-    x is [tokens, ..., width], or a weight [output width, input width], as `part.spec.weight` says.
+    x is [tokens, ..., width], or a weight [output width, input width], as `part.spec.weight` says. A mean over keys is
+    that of each sequence and head.
     """
     if not x.numel():
         return torch.zeros_like(x)
+    if part.along is Axis.KEYS:
+        x_RW = x.reshape(len(x), -1)
+        return mean(x_RW, 0).expand_as(x_RW).reshape(x.shape)
     x_RW = x.reshape(-1, x.shape[-1])
     if part.take is Take.ELEMENTS:
         chosen = _among_largest(x_RW.abs().flatten(), part).view_as(x_RW)
@@ -84,8 +91,8 @@ def _among_largest(magnitudes: Tensor, part: Part) -> Tensor:
 
 
 def _is_over_rows(part: Part) -> bool:
-    is_of_rows = part.spec.weight and part.along is Axis.OUTPUT_WIDTH
-    return part.along is Axis.TOKENS or is_of_rows
+    is_weight = part.spec is not None and part.spec.weight
+    return part.along is Axis.TOKENS or (is_weight and part.along is Axis.OUTPUT_WIDTH)
 
 
 def every_pair(a: Tensor, b: Tensor, num_a: int, num_b: int) -> tuple[Tensor, Tensor]:

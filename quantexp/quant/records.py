@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from quantexp.formats.spec import Part, QuantSpec
 from quantexp.formats.types import WHOLE_ROW, Family, Take
+from quantexp.quant.part_options import LEFT_OUT
 from quantexp.quant.precision import Entry, configured
 
 
@@ -72,7 +73,8 @@ def part_record(part: Part) -> dict[str, object]:
         "from_error": part.from_error or None,
     }
     taken = {name: value for name, value in options.items() if value is not None}
-    return {"take": part.take.value, **taken, **spec_record(part.spec)}
+    held = {"format": LEFT_OUT} if part.spec is None else spec_record(part.spec)
+    return {"take": part.take.value, **taken, **held}
 
 
 def part_words(record: Mapping[str, object]) -> str:

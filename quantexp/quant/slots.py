@@ -253,7 +253,7 @@ def _forward_copy(slot: Slot, resolved: Mapping[Slot, QuantSpec]) -> QuantSpec:
             f"{where}: the forward copy of {slot.operand} is Hadamard-transformed along {forward.axis}, which "
             f"{slot.product.value} does not reduce over; give it a format, or the forward product no transform"
         )
-    if forward.parts:
+    if forward.num_pieces > 1:
         raise ConfigError(
             f"{where}: the forward copy of {slot.operand} is a sum of parts along {forward.axis}, which "
             f"{slot.product.value} does not reduce over; give it a format, and parts of its own"

@@ -35,14 +35,14 @@ class Part:
 
     #: mean, channels or elements.
     take: str | None = None
-    #: The axis that the mean, or the norm of each channel, is taken over: tokens, input_width or output_width.
+    #: The axis that the mean, or the norm of each channel, is taken over: tokens, input_width, output_width or keys.
     along: str | None = None
     #: How many channels of the largest norm, or elements of the largest magnitude; or which share of all.
     number: int | None = limited(None, *between(1, 1 << 40))
     share: float | None = limited(None, Limit(lambda s: 0 < s < 1, "must lie between 0 and 1"))
     #: Whether it is taken of the error that the slot's rounding leaves, not of the operand before.
     from_error: bool = False
-    #: A format of `quantexp list`, with its own options, or `bf16` (the working precision).
+    #: A format of `quantexp list`, with its own options, or `bf16` (the working precision); `none` leaves out k's mean.
     format: str | None = None
 
 
@@ -60,7 +60,7 @@ class Slot(Rounded):
     hadamard: str | None = None
     #: Elements per transform, a power of two; the last may be short.
     hadamard_block: int | None = limited(None, at_most(1 << 16))
-    #: What is taken out of the operand in this order (linear layers); the format rounds what remains.
+    #: What is taken out of the operand in this order (linear layers, qk.fprop.k); the format rounds what remains.
     parts: list[Part] | None = None
 
 

@@ -10,7 +10,7 @@ from quantexp.config.compose import compose
 from quantexp.errors import ConfigError
 from quantexp.formats.types import Axis, Take
 from quantexp.quant.records import part_words, spec_record
-from quantexp.quant.sites import FPROP_X, Site
+from quantexp.quant.sites import DGRAD_Q_K, FPROP_K, FPROP_X, Site
 from quantexp.quant.slots import resolve_site
 from quantexp.schema import LinearFprop, LinearSite, LinearWgrad, Part, QkFprop, QkSite, Slot
 
@@ -90,8 +90,30 @@ def test_high_precision_the_forward_copy_and_attention_have_no_parts() -> None:
     reused.wgrad = LinearWgrad(x=Slot("reuse"))
     with pytest.raises(ConfigError, match="the forward copy of x is a sum of parts along"):
         resolve_site(Site.LINEAR, reused)
-    with pytest.raises(ConfigError, match="parts are for linear layers, whose products add them"):
+    with pytest.raises(
+        ConfigError,
+        match=r"parts\[0\] of qk.fprop.k must be \{take: mean, along: keys, format: none\}",
+    ):
         resolve_site(Site.QK, QkSite("mxfp4", fprop=QkFprop(k=Slot(parts=mean))))
+
+
+@pytest.mark.parametrize("slot", ["fprop.q", "dgrad_q.dS", "dgrad_k.q"])
+def test_a_mean_is_left_out_of_keys_alone(slot: str) -> None:
+    site, (product, operand) = QkSite("mxfp4"), slot.split(".")
+    setattr(getattr(site, product), operand, Slot(parts=[Part("mean", "keys", format="none")]))
+    with pytest.raises(ConfigError, match=f"and for qk.fprop.k, got them for qk.{slot}"):
+        resolve_site(Site.QK, site)
+    assert "format must be one of" in refusal(Part("mean", "tokens", format="none"))
+
+
+def test_a_key_without_its_mean_may_be_transformed_and_is_repeated_by_its_copy() -> None:
+    site = QkSite("mxfp4", hadamard="random")
+    site.fprop.k = Slot(parts=[Part("mean", "keys", format="none")])
+    site.dgrad_q.k = Slot("mxfp4", hadamard="random")
+    resolved = resolve_site(Site.QK, site)
+    assert resolved[FPROP_K].num_pieces == 1
+    smooth = compose(["quant=more/FA_mxint8_smooth_k"], None, {}).quant.qk
+    assert resolve_site(Site.QK, smooth)[DGRAD_Q_K].parts == resolved[FPROP_K].parts
 
 
 def test_an_empty_list_takes_parts_away() -> None:

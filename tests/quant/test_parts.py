@@ -17,12 +17,22 @@ from quantexp.formats import quantise
 from quantexp.formats.spec import Part, QuantSpec, get_format
 from quantexp.formats.types import Axis, Take
 from quantexp.proof.arithmetic.parts import part_of
+from quantexp.quant.attention.call import AttentionCall
+from quantexp.quant.attention.plain import scores
 from quantexp.quant.linear import dgrad, fprop, wgrad
 from quantexp.quant.parts import taken
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import resolve_site
-from quantexp.schema import LinearDgrad, LinearFprop, LinearSite, LinearWgrad, Slot
+from quantexp.schema import (
+    LinearDgrad,
+    LinearFprop,
+    LinearSite,
+    LinearWgrad,
+    QkFprop,
+    QkSite,
+    Slot,
+)
 from quantexp.schema import Part as PartConfig
 
 HIGH = QuantSpec(get_format("bf16"))
@@ -203,6 +213,31 @@ def test_outliers_are_rounded_apart_from_their_blocks() -> None:
     right = quantise(w.float(), "mxfp4", axis=-1).double().t()
     exact = apart @ right + rest @ right
     assert_is(y, exact, apart.abs() @ right.abs() + rest.abs() @ right.abs(), 128)
+
+
+def test_a_key_without_its_mean_gives_the_same_probabilities() -> None:
+    """softmax(q (k - mean)^T) = softmax(q k^T), with the mean of each sequence and head (arXiv 2410.02367)."""
+    q, k = normal(24, 2, 2, 32).bfloat16(), (normal(24, 2, 1, 32, seed=2) + 8).bfloat16()
+    k[:, 1] += 3
+    taken_k = taken(k.float(), Part(Take.MEAN, None, Axis.KEYS))
+    for sequence in range(2):
+        mean = k[:, sequence].double().mean(0).float()
+        assert torch.equal(taken_k[:, sequence], mean.expand(24, 1, 32))
+    site = QkSite("mxfp8", fprop=QkFprop(k=Slot(parts=[PartConfig("mean", "keys", format="none")])))
+    plain, smooth = (
+        ModulePrecision(ModuleId(0, "attention"), resolve_site(Site.QK, each))
+        for each in (QkSite("mxfp8"), site)
+    )
+    exact = torch.einsum("tbhd,sbgd->bhts", q.double(), k.double()).softmax(-1).flatten(0, 1)
+    errors = [
+        (scores(AttentionCall(each, 1.0), q, k).double().softmax(-1) - exact).abs().max()
+        for each in (smooth, plain)
+    ]
+    assert errors[0] < errors[1] / 2
+    expected = q8(k.float() - taken_k.bfloat16().float(), -1)[:, 0, 0]
+    S = scores(AttentionCall(smooth, 1.0), q, k)[0]
+    left = q8(q, -1)[:, 0, 0]
+    assert_is(S, left @ expected.t(), left.abs() @ expected.abs().t(), 32)
 
 
 def test_a_second_part_is_taken_of_what_the_first_leaves() -> None:

@@ -79,6 +79,9 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
     if x.ndim < len(dims):
         dims = tuple(dim for dim in dims if dim != "sequences")
     declared = formats[slot]
+    if declared.get("parts"):
+        (remainder,) = pieces_of(module, formats, slot)
+        return remainder
     if declared["axis"] != "tokens" or declared["block"] is None or module.row_sequences is None:
         return quantise(x, declared, dims, module.dtype, slot not in RIGHT, counted)
     assert declared["rounding"] == "even"
@@ -90,7 +93,7 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
 
 
 def pieces_of(module: Module, formats: Formats, slot: str) -> list[Array]:
-    """The parts of a captured operand of a dense linear layer; one without parts."""
+    """The parts of a captured operand that are multiplied, of a dense linear layer or of attention."""
     declared = formats[slot]
     if not declared.get("parts"):
         return [operand(module, formats, slot)]

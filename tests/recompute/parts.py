@@ -24,14 +24,19 @@ Rounded = Callable[[Array, Mapping[str, Any]], Array]
 def pieces(
     x: Array, declared: Mapping[str, Any], dims: tuple[str, ...], rounded: Rounded
 ) -> list[Array]:
-    """The parts of an operand, then what remains of it, then the parts of the error; float64."""
+    """The parts of an operand, then what remains of it, then the parts of the error; float64.
+
+    A part of the format `none` is not multiplied: it is subtracted in the working precision.
+    """
     rest, result = x.astype(np.float64), []
     before = [part for part in declared["parts"] if not part.get("from_error")]
     after = [part for part in declared["parts"] if part.get("from_error")]
     for part in (*before, None, *after):
         source = rest if part is None else _taken(rest, part, dims)
-        result.append(rounded(source, declared if part is None else part).astype(np.float64))
-        rest = (rest - result[-1]).astype(np.float32).astype(np.float64)
+        is_left_out = part is not None and part["format"] == "none"
+        own = rounded(source, {"format": "bf16"} if is_left_out else part or declared)
+        result += [] if is_left_out else [own.astype(np.float64)]
+        rest = (rest - own).astype(np.float32).astype(np.float64)
     return result
 
 
@@ -39,6 +44,9 @@ def _taken(x: Array, part: Mapping[str, Any], dims: tuple[str, ...]) -> Array:
     if part["take"] == "elements":
         return np.where(_largest(np.abs(x).ravel(), part).reshape(x.shape), x, 0.0)
     along = ("tokens", "sequences") if part["along"] == "tokens" else (part["along"],)
+    if part["along"] == "keys":
+        sums = np.apply_along_axis(math.fsum, 0, x) / len(x)
+        return np.broadcast_to(sums.astype(np.float32), x.shape).astype(float)
     (kept,) = (index for index, dim in enumerate(dims) if dim not in along)
     columns = np.moveaxis(x, kept, 0).reshape(x.shape[kept], -1)
     shape = [1] * x.ndim

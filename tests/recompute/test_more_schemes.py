@@ -179,6 +179,11 @@ def test_attention_results_follow_from_the_captured_operands(run_tiny: Run, choi
     _attention_results_follow(run, ATTENTION)
 
 
+def test_attention_results_follow_from_a_key_without_its_mean(run_tiny: Run) -> None:
+    run = run_tiny("quant=more/FA_mxint8_smooth_k", "quant.qk.fprop.q.format=mxfp8", *MODEL)
+    _attention_results_follow(run, ATTENTION)
+
+
 @pytest.mark.parametrize("choice", ["mxfp6", "nvfp4", "fp8"])
 def test_a_quantised_pv_follows_from_the_captured_weights_and_value(
     run_tiny: Run, choice: str

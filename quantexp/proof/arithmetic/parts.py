@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,9 @@ from quantexp.formats.types import Axis, Take
 
 def part_of(x: Tensor, part: Part, *, is_weight: bool) -> Tensor:
     """What a part takes out of x, float32 of any shape whose last dimension is the width; zero elsewhere."""
+    if part.along is Axis.KEYS:  # of each sequence and head
+        tokens = replace(part, along=Axis.TOKENS)
+        return part_of(x.reshape(len(x), -1), tokens, is_weight=False).reshape(x.shape)
     matrix = x.reshape(-1, x.shape[-1])
     if not matrix.numel():
         return torch.zeros_like(x)

@@ -81,6 +81,10 @@ SCHEMES: dict[str, Setting] = {
     "averis": _of("quant=more/linear_nvfp4_averis", tags="parts"),
     "hot channels": _of("quant=more/linear_nvfp4_hot_channels", tags="parts"),
     "outliers": _of("quant=more/linear_mxfp4_outliers", tags="parts"),
+    "smooth k": _of("quant=more/FA_mxint8_smooth_k", tags="parts"),
+    "smooth k tiled": _of(
+        "quant=more/FA_mxint8_smooth_k", "training.attention=tiled", tags="parts"
+    ),
     "fp8 block": _of("quant=more/linear_fp8_block"),
     "mxint8": _of("quant=more/linear_mxint8"),
     "hadamard": _of("quant=more/linear_mxfp4_hadamard"),

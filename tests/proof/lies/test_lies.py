@@ -76,6 +76,8 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("parts not split off", "outliers", 1, "not those of its largest 0.01 of elements"),
     ("remainder with its parts", "outliers", 1, "its remainder: it is that of the whole operand"),
     ("parts in another format", "outliers", 1, "its largest 0.01 of elements"),
+    ("parts not split off", "smooth k", 1, "attention qk.fprop.k: declared mxint8"),
+    ("parts not split off", "smooth k tiled", 1, "attention qk.fprop.k: declared mxint8"),
     ("parts left out", "hot channels", 1, "of channels along tokens of the error"),
     ("Primus 932", "sr rht", 1, "linear."),
 ]

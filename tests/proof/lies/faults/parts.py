@@ -53,12 +53,17 @@ def _not_split(planter: Planter) -> None:
     planter.function("taken", make)
 
 
+def _before(spec: QuantSpec) -> int:
+    """The parts that lie before what remains."""
+    return sum(part.spec is not None and not part.from_error for part in spec.parts)
+
+
 def _whole(
     module: Any, x: Tensor, spec: QuantSpec, axis: int, original: Callable[..., Tensor]
 ) -> Tensor:
     """The parts beside the whole operand, rounded, which still has them in it."""
-    pieces = list(original(module, x, spec, axis).chunk(1 + len(spec.parts), axis))
-    first = sum(not part.from_error for part in spec.parts)
+    pieces = list(original(module, x, spec, axis).chunk(spec.num_pieces, axis))
+    first = _before(spec)
     pieces[first] = original(module, x, replace(spec, parts=()), axis)
     return torch.cat(pieces, axis)
 
@@ -76,8 +81,8 @@ def _alone(
     module: Any, x: Tensor, spec: QuantSpec, axis: int, original: Callable[..., Tensor]
 ) -> Tensor:
     """What remains is multiplied, and the parts are left out: zeros in their place."""
-    pieces = list(original(module, x, spec, axis).chunk(1 + len(spec.parts), axis))
-    first = sum(not part.from_error for part in spec.parts)
+    pieces = list(original(module, x, spec, axis).chunk(spec.num_pieces, axis))
+    first = _before(spec)
     kept = [each if index == first else each * 0 for index, each in enumerate(pieces)]
     return torch.cat(kept, axis)
 
