@@ -94,6 +94,28 @@ def test_metrics_are_those_of_one_process(pair: tuple[Outcome, Outcome]) -> None
             assert b["aux_loss"] == pytest.approx(a["aux_loss"], rel=1e-5)
 
 
+def test_means_over_tokens_are_those_of_one_process(tiny_words: list[str], tmp_path: Path) -> None:
+    """Ranks gather all tokens before an operand is divided into its mean and the rest."""
+    words = [*tiny_words, *SHARED, "quant=more/linear_nvfp4_averis"]
+    one = run(words, 1, tmp_path / "one")
+    other = run([*words, "parallel.tensor=2"], 2, tmp_path / "two")
+    assert other.precision is not None
+    assert other.precision["proved"]
+    metrics = (json_lines(outcome.run.metrics) for outcome in (one, other))
+    for a, b in zip(*metrics, strict=True):
+        assert (b["loss"], b["grad_norm"]) == pytest.approx((a["loss"], a["grad_norm"]), rel=1e-4)
+
+
+def test_ranks_with_parts_of_their_own_are_proved(tiny_words: list[str], tmp_path: Path) -> None:
+    """Channels of the own width, and means of the own tokens, if the run accepts it."""
+    words = [*tiny_words, *SHARED, "parallel.unaligned=accept"]
+    for scheme, layout in (("hot_channels", "tensor"), ("averis", "context")):
+        own = [f"quant=more/linear_nvfp4_{scheme}", f"parallel.{layout}=2"]
+        precision = run([*words, *own], 2, tmp_path / scheme).precision
+        assert precision is not None
+        assert precision["proved"]
+
+
 def test_whole_map_is_proved(pair: tuple[Outcome, Outcome]) -> None:
     one, other = (outcome.precision for outcome in pair)
     assert one is not None

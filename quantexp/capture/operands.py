@@ -82,8 +82,9 @@ class QuantisedOperand:
 
 
 def quantised_operand(slot: Slot, spec: QuantSpec) -> QuantisedOperand | None:
-    """The quantised operand of a slot; None in the working precision, and for a reused forward copy."""
-    return None if not spec.quantised or spec.reuse else QuantisedOperand(slot, spec)
+    """The quantised operand of a slot; None in the working precision, for a reused forward copy and a sum of parts."""
+    is_none = not spec.quantised or spec.reuse or spec.parts
+    return None if is_none else QuantisedOperand(slot, spec)
 
 
 def first_quantised(
@@ -116,7 +117,7 @@ def operation_of(product: Product) -> str:
 
 
 def is_replaced(precision: ModulePrecision, operation: str, tensor: str) -> bool:
-    """Whether every product that a tensor enters multiplies a quantised form of it.
+    """Whether every product that a tensor enters multiplies one quantised form of it.
 
     A weight that is listed for both passes counts separately for each pass.
     """
@@ -126,7 +127,7 @@ def is_replaced(precision: ModulePrecision, operation: str, tensor: str) -> bool
         if SOURCES[slot.operand] == tensor
         and (tensor != "weight" or operation_of(slot.product) == operation)
     ]
-    return bool(specs) and all(spec.quantised for spec in specs)
+    return bool(specs) and all(spec.quantised and not spec.parts for spec in specs)
 
 
 def source_of(tensor: str) -> str:

@@ -23,7 +23,9 @@ from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import about
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
-from quantexp.quant.label import describe_format, describe_scheme, part_words
+from quantexp.quant.label import describe_format, describe_scheme, factor_words
+from quantexp.quant.part_options import LEFT_OUT
+from quantexp.quant.records import part_words
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Backend
 from quantexp.terminal.facts import Facts
@@ -246,17 +248,31 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
         parts.append("of the forward copy")
     if (pre_scale := entry.get("pre_scale")) is not None:
         part = PRE_SCALE if pre_scale is True else float(str(pre_scale))
-        parts.append(f"{part_words(part)} before and {part_words(part, inverse=True)} after")
+        parts.append(f"{factor_words(part)} before and {factor_words(part, inverse=True)} after")
     if entry.get("clip_gradient"):
         parts.append("no gradient where it saturates")
     if entry.get("hadamard"):
         parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
+    parts += [_part_words(part, precision) for part in _parts(entry)]
     return ", ".join(parts)
+
+
+def _part_words(part: dict[str, object], precision: str) -> str:
+    words = part_words(part)
+    is_left_out = part["format"] == LEFT_OUT
+    return f"without {words}" if is_left_out else f"apart {words} in {_held_as(part, precision)}"
+
+
+def _parts(entry: dict[str, object]) -> list[dict[str, object]]:
+    parts = entry.get("parts", [])
+    assert isinstance(parts, list)
+    return parts
 
 
 def _own_formats(plan: Plan) -> list[str]:
     """A line for each declared format: what it is, and which code quantises."""
-    entries = [entry for entry in plan.precision_map if entry.get("definition")]
+    listed = [each for entry in plan.precision_map for each in (entry, *_parts(entry))]
+    entries = [entry for entry in listed if entry.get("definition")]
     formats = {fmt.name: fmt for fmt in map(format_of_record, entries)}
     return [
         f"{name}: {_about(fmt)}, quantised by {code_words(fmt)}" for name, fmt in formats.items()

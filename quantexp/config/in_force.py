@@ -61,7 +61,9 @@ def _keeps(spec: QuantSpec, precision: Precision) -> bool:
     element = (
         spec.fmt.element
     )  # that of hifloat8 has fewer mantissa bits than any working precision
-    is_plain = not (spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.is_pre_scaled)
+    is_plain = not (
+        spec.fmt.block or spec.is_scaled or spec.is_transformed or spec.is_pre_scaled or spec.parts
+    )
     return (
         is_plain
         and not element.values

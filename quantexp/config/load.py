@@ -35,11 +35,12 @@ from quantexp.schema import (
     CaptureRule,
     Composition,
     Experiment,
+    Part,
     Rule,
     SweepConfig,
 )
 from quantexp.schema.keys import OLD_KEYS, is_mapping, keys, section_of
-from quantexp.schema.limits import PART
+from quantexp.schema.limits import FACTOR
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: OmegaConf's message for a value of the wrong type, and the names of the types in messages.
@@ -55,7 +56,11 @@ _Kind = TypeVar("_Kind", bound=Experiment)
 #: Parts of its messages for a missing list, and for a missing dictionary.
 _NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
 #: Data classes that are elements of a list -> the key of the list.
-_RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
+_RULES: dict[Any, str] = {
+    Rule: "quant.rules[]",
+    CaptureRule: "capture.rules[]",
+    Part: "quant.<slot>.parts[]",
+}
 
 
 def load(config: DictConfig) -> Experiment:
@@ -262,7 +267,7 @@ def wrong_type(key: str, omegaconf_says: str) -> str | None:
         close = did_you_mean(near(choice["given"], choice["wanted"].split(", ")))
         return f"{key} must be one of {choice['wanted']}, got {choice['given']!r}{close and f'; {close}'}"
     if part := _PART_ERROR.search(omegaconf_says):
-        return f"{key} {PART.requirement}, got {part['given']!r}"
+        return f"{key} {FACTOR.requirement}, got {part['given']!r}"
     typed = _TYPE_ERROR.search(omegaconf_says)
     if typed is None or typed["wanted"] not in _KINDS:
         return None

@@ -81,7 +81,8 @@ def _check_element(key: str, value: Any) -> None:
     """Refuse a list or mapping where OmegaConf does not check it: as an element of a list of values."""
     if isinstance(value, list) and not key.startswith(_FREE):
         raise ConfigError(f"{key} must be one value, got the list {value}")
-    if isinstance(value, dict) and not key.startswith((*_FREE, "quant.rules", "capture.rules")):
+    is_section = key.startswith((*_FREE, "quant.rules", "capture.rules")) or ".parts[" in key
+    if isinstance(value, dict) and not is_section:
         raise ConfigError(f"{key} must be one value, got the mapping {value}")
 
 

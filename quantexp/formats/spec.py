@@ -14,10 +14,35 @@ from functools import cached_property
 from typing import TypeVar
 
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Axis, Family, Format, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.formats.types import (
+    Axis,
+    Family,
+    Format,
+    Hadamard,
+    Rounding,
+    ScaleRule,
+    Scaling,
+    Take,
+)
 
 _Choice = TypeVar("_Choice", bound=Enum)
 _Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is taken out of an operand, rounded by itself and multiplied apart (`quantexp.quant.parts`)."""
+
+    take: Take
+    #: How it is rounded; None leaves it out of the product.
+    spec: QuantSpec | None
+    #: The axis of the mean, or of each channel's norm.
+    along: Axis | None = None
+    #: How many channels or elements, or which share of all; None for a mean.
+    number: int | None = None
+    share: float | None = None
+    #: Whether it is taken of the error that is left once the operand is rounded.
+    from_error: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,8 @@ class QuantSpec:
     window: int | None = None
     #: Forward product: whether the gradient is zero where the operand saturated.
     clip_gradient: bool = False
+    #: What is taken out of the operand, in order; the format rounds what remains.
+    parts: tuple[Part, ...] = ()
     #: Whether this is the left operand of its product.
     left: bool = field(default=True, compare=False)
     #: Whether this is a layer's weight, which every micro-batch of a step multiplies.
@@ -73,8 +100,13 @@ class QuantSpec:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether its values depend on the axis, through blocks or a transform."""
-        return self.fmt.depends_on_axis or self.is_transformed
+        """Whether its values depend on the axis, through blocks or a transform, or lie along it in parts."""
+        return self.fmt.depends_on_axis or self.is_transformed or bool(self.parts)
+
+    @property
+    def num_pieces(self) -> int:
+        """What is multiplied: the parts and what remains of the operand."""
+        return 1 + sum(part.spec is not None for part in self.parts)
 
     @property
     def is_scaled(self) -> bool:
@@ -203,7 +235,7 @@ def resolve(
         saturate=saturate,
         scaling=scaling,
         amax_target=_checked_target(fmt.amax_target or 1.0 if amax_target is None else amax_target),
-        pre_scale=_checked_part(pre_scale),
+        pre_scale=_checked_factor(pre_scale),
     )
 
 
@@ -282,7 +314,7 @@ def _checked_block(block: int, fmt: Format) -> int:
 PRE_SCALE = 0.75
 
 
-def _checked_part(pre_scale: bool | float) -> float:
+def _checked_factor(pre_scale: bool | float) -> float:
     """The factor of `pre_scale`; less than 3/4 leaves the top of the grid unused."""
     if isinstance(pre_scale, bool):
         return PRE_SCALE if pre_scale else 1.0

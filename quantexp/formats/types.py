@@ -67,6 +67,17 @@ class Of(StrEnum):
     FORWARD = "forward"
 
 
+class Take(StrEnum):
+    """What a part takes out of an operand."""
+
+    #: The mean over an axis, at every place of it.
+    MEAN = "mean"
+    #: The channels of the largest norm over an axis.
+    CHANNELS = "channels"
+    #: The elements of the largest magnitude.
+    ELEMENTS = "elements"
+
+
 class Axis(StrEnum):
     """An axis that a matrix product of training reduces over; blocks run along it."""
 

@@ -22,7 +22,7 @@ from quantexp.memory.activations import (
     passing_bytes,
 )
 from quantexp.memory.part import Parameters, Part, parts_of
-from quantexp.memory.scratch import linear_widths, output_copies, scratch_bytes
+from quantexp.memory.scratch import linear_widths, output_copies, scratch_bytes, summed_bytes
 from quantexp.model.decoder import EMBEDDING, is_routed
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import (
@@ -127,7 +127,8 @@ def _rank_parts_gb(
             if is_cpu
             else 0
         )
-        / 1e9,
+        / 1e9
+        + summed_bytes(experiment, maps, part) / 1e9,
         "capture": _capture_bytes(experiment, maps, updated * 8) / 1e9,
         "checkpoint": (_copied_bytes(experiment, parameters.total, updated) if is_cpu else 0) / 1e9,
     }
@@ -151,7 +152,7 @@ def _forward_parts_gb(
         "activations": activations / 1e9,
         "logits": kept / 1e9,
         "temporaries": largest / 1e9,
-        "scratch": scratch / 1e9,
+        "scratch": (scratch + summed_bytes(experiment, maps, part)) / 1e9,
     }
     passing = activations + kept + largest
     return parts | _outside_tensors(passing, is_cpu=is_cpu)

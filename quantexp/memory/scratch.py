@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from quantexp.memory.activations import largest_linear
 from quantexp.memory.part import Part
@@ -16,8 +17,11 @@ from quantexp.model.decoder import (
 )
 from quantexp.model.sizes import element_bytes, output_shape
 from quantexp.quant.precision import PrecisionMap
-from quantexp.quant.sites import Operand, Site
+from quantexp.quant.sites import PRODUCTS, Operand, Site, operands_of
 from quantexp.schema import Experiment, ModelConfig, TrainingConfig
+
+#: Bytes an element while a part is taken: three float64 and two float32 tensors.
+_TAKING_BYTES = 32
 
 
 def scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: Part) -> int:
@@ -51,6 +55,40 @@ def output_copies(
     elements = _operand_elements(part.tokens(training), rows * width, width, rows)
     quantised = _quantised_operands(maps, lambda name: name in names)
     return {name: elements[name] for name in quantised}
+
+
+def summed_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: Part) -> int:
+    """Bytes of the largest product of sums of parts: its operands, and float32 and float64 tensors of one of them.
+
+    Each part of an operand lies beside each of the other's.
+    """
+    model, training = experiment.model, experiment.training
+    tokens, widths = part.tokens(training), linear_widths(model, part)
+    within = _operand_elements(
+        tokens,
+        largest_linear(model, part),
+        max(width for width, _ in widths),
+        max(width for _, width in widths),
+    )
+    rows = output_shape(model).output_width // part.layout.tensor
+    output = _operand_elements(tokens, rows * model.hidden_size, model.hidden_size, rows)
+    modules = {
+        (id(module.alike), name.name == OUTPUT): module
+        for declared in maps
+        for name, module in declared.items()
+        if module.is_linear
+    }
+    most = 0
+    for (_, is_output), module in modules.items():
+        elements = output if is_output else within
+        for product in PRODUCTS[Site.LINEAR]:
+            specs = {slot.operand: module.alike[slot] for slot in operands_of(Site.LINEAR, product)}
+            pairs = prod(spec.num_pieces for spec in specs.values())
+            if pairs > 1:
+                split = max(elements[name] for name, spec in specs.items() if spec.parts)
+                multiplied = pairs * sum(elements[name] for name in specs)
+                most = max(most, multiplied * element_bytes(training) + _TAKING_BYTES * split)
+    return most
 
 
 def _operand_elements(

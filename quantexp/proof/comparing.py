@@ -10,8 +10,8 @@ from torch import Tensor
 from quantexp.formats import Place, Scaling
 from quantexp.proof.call import Call
 from quantexp.proof.draws import is_stochastic
-from quantexp.proof.expected import Images, num_unequal, places_of, positions_of
-from quantexp.proof.findings import Finding
+from quantexp.proof.expected import Images, num_unequal, places_of, positions_of, reduces_rows
+from quantexp.proof.findings import Finding, Status
 from quantexp.proof.image import image
 from quantexp.proof.verdict import Explain, compared, other_shape
 from quantexp.quant.precision import Entry
@@ -50,6 +50,34 @@ def _of_high(call: Call, slot: Slot) -> Call | None:
 
 def _said_of_high(*_: object) -> str:
     return "; it is quantised from the tensor in high precision, not from the forward copy"
+
+
+def sum_finding(call: Call, entry: Entry, x: Tensor, explain: Explain) -> Finding:
+    """The result for an operand of a product of sums, the matrix that is multiplied: parts along the reduced axis."""
+    slot, spec, images = entry.slot, entry.spec, Images(call)
+    source, axis = images.source(slot), dim_of(slot.operand, spec)
+    pieces = list(images.pieces(slot))
+    expected = images.multiplied(slot, pieces)
+    if x.shape != expected.shape:
+        words = f"it has the shape {tuple(x.shape)}, and its sum of parts {tuple(expected.shape)}"
+        return Finding(Status.MISMATCH, words, quantised=True)
+    dim = 0 if reduces_rows(slot) else 1
+    extent, number = source.numel() // x.shape[1 - dim], num_unequal(x, expected)
+    step = x.shape[dim] // len(pieces) if slot.is_left else extent
+    for index, piece in enumerate(pieces if number else ()):
+        own = x.narrow(dim, index * step, extent).reshape(source.shape)
+        wrong = num_unequal(own, piece.expected)
+        if wrong and spec.parts:
+            words = f"{wrong} of {own.numel()} elements are not those of its {piece.name}"
+            whole = images.rounded(slot, source.float(), piece.spec).to(x.dtype)
+            words += (
+                ": it is that of the whole operand"
+                if torch.equal(own, whole)
+                else explain(own, piece.source, piece.spec, axis)
+            )
+            return Finding(Status.MISMATCH, words, quantised=True)
+    first = x if spec.parts else x.narrow(dim, 0, extent).reshape(source.shape)
+    return compared(first, source, spec, axis, number, explain)
 
 
 def attention_finding(

@@ -19,15 +19,27 @@ from itertools import takewhile
 from typing import Any
 
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.formats.spec import QuantSpec, get_format
-from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.formats.spec import Part, QuantSpec, get_format
+from quantexp.formats.types import (
+    Axis,
+    Family,
+    Format,
+    Hadamard,
+    Rounding,
+    ScaleRule,
+    Scaling,
+    Take,
+)
 from quantexp.model.decoder import ATTENTION, EMBEDDING, OUTPUT
 from quantexp.quant.precision import ModuleId, PrecisionMap
+from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import FPROP_W, LOOKUP_W, Operand, Product, Site, Slot, slots_of
 from quantexp.schema import QuantConfig, Rule
 
 #: Words that stand for no format: the working precision, and the forward copy.
 _HIGH, _COPY = "bf16", "reuse"
+#: In place of the format of a part that is not multiplied.
+_LEFT_OUT = "none"
 _GRADIENTS = (Operand.G, Operand.DS, Operand.DO)
 
 
@@ -130,7 +142,10 @@ def _resolved(
             resolved[slot] = QuantSpec(get_format(_HIGH), axis=slot.axis)
         else:
             options = _options(settings, word, own)
-            resolved[slot] = _spec(slot, get_format(word, own), options)
+            resolved[slot] = replace(
+                _spec(slot, get_format(word, own), options),
+                parts=tuple(_part(slot, each, own) for each in options.get("parts", ())),
+            )
             if options.get("of") == "forward" and _has_copy(slot):
                 copy = _copy_of(resolved[slot._replace(product=Product.FPROP)])
                 resolved[slot] = replace(resolved[slot], of=copy if copy.quantised else None)
@@ -193,7 +208,7 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
         saturate=options.get("saturate", True),
         scaling=scaling,
         amax_target=target or 1.0,
-        pre_scale=_part(options.get("pre_scale", False)),
+        pre_scale=_factor(options.get("pre_scale", False)),
         hadamard=hadamard,
         hadamard_block=1
         if hadamard is Hadamard.NONE
@@ -206,10 +221,27 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
     )
 
 
-def _part(pre_scale: bool | float) -> float:
+def _factor(pre_scale: bool | float) -> float:
     if isinstance(pre_scale, bool):
         return 0.75 if pre_scale else 1.0
     return pre_scale
+
+
+def _part(slot: Slot, part: Any, own: Mapping[str, Format]) -> Part:
+    """A part of an operand, in its format with the scheme's defaults."""
+    spec = None
+    if part.format == _HIGH:
+        spec = QuantSpec(get_format(_HIGH), axis=slot.axis)
+    elif part.format != _LEFT_OUT:
+        spec = _spec(slot, get_format(part.format, own), {})
+    return Part(
+        Take(part.take),
+        spec,
+        None if part.along is None else Axis(part.along),
+        part.number,
+        part.share,
+        part.from_error,
+    )
 
 
 def _with_stream(name: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
@@ -235,6 +267,12 @@ def _difference(own: QuantSpec | None, expected: QuantSpec) -> str:
     for each in fields(QuantSpec):
         ours, theirs = getattr(own, each.name), getattr(expected, each.name)
         if ours != theirs:
+            if each.name == "parts":
+                words = (
+                    ", ".join(part_words(part_record(part)) for part in parts) or "none"
+                    for parts in (theirs, ours)
+                )
+                return "configured with the parts {}, and the map has {}".format(*words)
             if isinstance(ours, Format):
                 return f"configured as {theirs.name}, and the map has {ours.name}"
             if each.name == "of":

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from quantexp.formats import FORMATS, Hadamard, QuantSpec, Rounding, ScaleRule, resolve
 from quantexp.formats.spec import PRE_SCALE
 from quantexp.formats.types import Family
-from quantexp.proof.image import num_differing
+from quantexp.proof.image import image, num_differing
 
 _BLOCKS = (8, 16, 32, 64, 128)
 
@@ -23,14 +24,18 @@ def instead(x: Tensor, source: Tensor, spec: QuantSpec, axis: int) -> str:
 
     Args:
         x: the operand, in its source's layout.
-        source: the tensor before quantisation.
+        source: the tensor before quantisation; of a part of an operand in float32.
         spec: its declaration.
         axis: the dimension that its blocks should run along.
     """
-    if spec.fmt.family is Family.PYTHON or x.shape != source.shape or x.dtype != source.dtype:
+    if spec.fmt.family is Family.PYTHON or x.shape != source.shape:
         return ""
     for words, other, along in _others(spec, axis, x.dim()):
-        if not num_differing(x, source, other, along):
+        if x.dtype != source.dtype:
+            is_other = torch.equal(image(source, other, along).to(x.dtype), x)
+        else:
+            is_other = not num_differing(x, source, other, along)
+        if is_other:
             return f"; it is {words}"
     return ""
 

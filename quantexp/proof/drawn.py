@@ -79,6 +79,11 @@ class DrawnChecks:
     def operand(self, call: Call, slot: Slot, seen: Tensor, expected: Tensor) -> None:
         """Some elements of an operand, and what they must be."""
         entry = Entry(call.module, slot, call.spec(slot))
+        if seen.shape != expected.shape:
+            words = f"it has lines of {seen.shape[1]} elements, and its source {expected.shape[1]}"
+            declared = f"declared {entry.spec.fmt.name}, {words}"
+            self._fail(entry.label, declared, call.moment.micro_batch)
+            return
         self.operands += seen.numel()
         self.slots.add((call.module, slot))
         self._seen.append(_Seen(entry, call.moment.micro_batch, seen, expected))

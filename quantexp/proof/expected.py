@@ -12,18 +12,20 @@ A scale that depends on an amax has that of the whole tensor, over all ranks tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quantexp.formats import Family, Place, QuantSpec, Scaling, saturated
+from quantexp.proof.arithmetic.parts import part_of
 from quantexp.proof.arithmetic.transform import transformed
 from quantexp.proof.call import Call
 from quantexp.proof.draws import Randomness, is_stochastic
 from quantexp.proof.image import image, num_differing, own_amax
-from quantexp.quant.sites import Operand, Product, Slot, captured_dim, dim_of
+from quantexp.quant.records import part_record, part_words
+from quantexp.quant.sites import Operand, Product, Slot, captured_dim, dim_of, operands_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,16 @@ def is_along_rows(slot: Slot, spec: QuantSpec) -> bool:
 def reduces_rows(slot: Slot) -> bool:
     """Whether the product reduces over the first dimension of its operand's plane."""
     return captured_dim(slot.operand, slot.axis) in (0, -2)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an operand: what it is, in words, its source, and what that must become."""
+
+    name: str
+    source: Tensor
+    spec: QuantSpec
+    expected: Tensor
 
 
 class Images:
@@ -118,6 +130,9 @@ class Images:
         x = self.source(slot)
         if not spec.quantised or x.numel() == 0:
             return x
+        if spec.parts:
+            (piece,) = self.pieces(slot)
+            return piece.expected
         axis = dim_of(slot.operand, spec)
         if not self._is_by_source(slot):
             options = call.moment.randomness(spec, x.device)
@@ -186,6 +201,50 @@ class Images:
                 result[call.rows.of_source(source)] = own
         return result
 
+    def is_summed(self, slot: Slot) -> bool:
+        """Whether its product is that of sums of parts, its own or the other operand's."""
+        pair = operands_of(slot.site, slot.product)
+        return any(self.call.spec(each).num_pieces > 1 for each in pair)
+
+    def pieces(self, slot: Slot) -> Iterator[Piece]:
+        """The parts that an operand must be the sum of; the operand alone if it has none."""
+        spec, x = self.call.spec(slot), self.source(slot)
+        if not spec.parts:
+            yield Piece("operand", x, spec, self.whole(slot))
+            return
+        rest = x.float()
+        before = [part for part in spec.parts if not part.from_error]
+        after = [part for part in spec.parts if part.from_error]
+        for part in (*before, None, *after):
+            own = replace(spec, parts=()) if part is None else part.spec
+            taken = rest if part is None else part_of(rest, part, is_weight=spec.weight)
+            if own is None:
+                rest = rest - taken.to(x.dtype).float()
+                continue
+            name = "remainder" if part is None else part_words(part_record(part))
+            piece = Piece(name, taken, own, self.rounded(slot, taken, own).to(x.dtype))
+            rest = rest - piece.expected.float()
+            yield piece
+
+    def rounded(self, slot: Slot, x: Tensor, spec: QuantSpec) -> Tensor:
+        """What a part of an operand must become, in float32."""
+        call, axis = self.call, dim_of(slot.operand, spec)
+        options = call.moment.randomness(spec, x.device)
+        positions = positions_of(call, slot, tuple(x.shape), x.device)
+        amax = None
+        if spec.is_scaled and x.numel():
+            amax = call.largest(call.module, own_amax(x, spec, axis, options.get("signs")))
+        return image(x, spec, axis, amax=amax, positions=positions, **options)
+
+    def multiplied(self, slot: Slot, pieces: Sequence[Piece] | None = None) -> Tensor:
+        """The matrix that a product of sums multiplies: `pieces` along the reduced axis, each beside each other's."""
+        left, right = operands_of(slot.site, slot.product)
+        other = right if slot.is_left else left
+        repeats = self.call.spec(other).num_pieces
+        own = [_matrix(piece.expected) for piece in pieces or self.pieces(slot)]
+        own = [each for each in own for _ in range(repeats)] if slot.is_left else own * repeats
+        return torch.cat(own, dim=0 if reduces_rows(slot) else 1)
+
     def is_made_whole(self, slot: Slot) -> bool:
         """Whether lines of the expected operand cannot be made without the others."""
         spec = self.call.spec(slot)
@@ -196,7 +255,8 @@ class Images:
         if spec.of is not None:
             return True  # blocks of the forward copy cross its lines
         shape = tuple(self.call.source(slot).shape)
-        return self._is_by_source(slot) or bool(self.call.pieces(slot, shape))
+        is_parted = bool(spec.parts or self.call.pieces(slot, shape))
+        return is_parted or self._is_by_source(slot)
 
     def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Tensor:
         """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows."""
@@ -224,6 +284,10 @@ class Images:
             **options,
         ).reshape(sub.shape)
         return own.t() if k_rows else own
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
 
 
 def own_amax_of(call: Call, slot: Slot, x: Tensor) -> Tensor:

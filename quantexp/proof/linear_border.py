@@ -283,6 +283,8 @@ def _matrix(x: Tensor) -> Tensor:
 def _plane(call: Call, slot: Slot) -> Plane:
     """The plane of a linear layer's operand."""
     images = Images(call)
+    if images.is_summed(slot):
+        return Plane.of(images.multiplied(slot), is_expected=True)
     if images.is_made_whole(slot):
         return Plane.of(_matrix(images.whole(slot)), is_expected=True)
     x, spec = call.source(slot), call.spec(slot)

@@ -28,6 +28,7 @@ from quantexp.proof.comparing import (
     TRANSPOSED_TILES,
     attention_finding,
     narrowed,
+    sum_finding,
     tile_finding,
     whole_finding,
 )
@@ -264,6 +265,8 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 (Operand.G, Product.WGRAD),
             )
             own = x.t() if is_turned else x
+            if Images(call).is_summed(slot):
+                return sum_finding(call, entry, own, self.observed.explain)
             if own.numel() != source.numel():
                 return other_shape(own, source)
             return whole_finding(

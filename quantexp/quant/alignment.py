@@ -12,6 +12,9 @@ axis, a rank's shard starts within a block unless its extent is a multiple of th
     queries        attention: context         the same
     keys, head_dim nobody: keys are gathered, heads are divided whole
 
+A mean is taken over one axis, channels and elements are chosen in the whole operand: a part of a slot (`PARTS`) is that
+of one process where ranks have all of these axes.
+
 Moments and gradients that a scheme rounds have their blocks along a weight's input width.
 
 Routed experts are shared by `expert_tensor`. Expert parallelism itself changes no block: an expert takes the sequences
@@ -42,9 +45,13 @@ from quantexp.model.decoder import (
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import output_shape
 from quantexp.quant.outside_products import StateSlot, state_slots
+from quantexp.quant.part_options import part_axes
 from quantexp.quant.precision import PrecisionMap, Slots, configured, declared_maps, forward_only
 from quantexp.quant.sites import Operand, Slot
 from quantexp.schema import Experiment, ModelConfig, Unaligned
+
+#: In place of a block: what a part is taken over is divided between ranks.
+PARTS = -1
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,14 @@ class Misalignment:
 
     slots: tuple[Slot | StateSlot, ...]
     modules: tuple[str, ...]
-    #: Elements of a block; None for one scale a tensor, 0 for random numbers by position.
+    #: Elements of a block; None for one scale a tensor, 0 for random numbers by position, `PARTS` for those of a sum.
     block: int | None
     #: Elements of a rank's shard along the axis; None if it varies.
     extent: int | None
 
     def __str__(self) -> str:
+        if self.block == PARTS:
+            return f"{', '.join(map(str, self.slots))} of {in_words(self.modules)} (parts of whole operands)"
         shard = "any number" if self.extent is None else f"{self.extent:,}"
         slots = ", ".join(map(str, self.slots))
         if self.block == 0:
@@ -108,6 +117,12 @@ def misalignments(kinds: Sequence[Kind], layout: Layout, num_tokens: int) -> lis
                 for extent in (_extent(name, shape, axis, num_tokens, layout),)
                 if extent is None or extent % block
             ]
+            if any(
+                _extent(name, shape, axis, num_tokens, layout) != 0
+                for part in spec.parts
+                for axis in part_axes(part, slot.operand)
+            ):
+                reasons.append((PARTS, None))
             follows_tokens = isinstance(slot, Slot) and slot.operand is not Operand.W
             if follows_tokens and _is_parted(name, layout):
                 reasons += [(0, None)] if spec.draws else []
@@ -156,11 +171,31 @@ def check_alignment(experiment: Experiment) -> None:
         )
 
 
+def check_parts(experiment: Experiment) -> None:
+    """Refuse parts of routed experts' operands, whose rows the router chooses.
+
+    Raises:
+        ConfigError: names the slot.
+    """
+    for declared in declared_maps(experiment.model, experiment.quant):
+        for name, module in declared.items():
+            for entry in module.entries() if is_routed(name.name) else ():
+                if entry.spec.parts:
+                    raise ConfigError(
+                        f"{entry.label} must have no parts: an expert has the tokens that the router sends, of several "
+                        "micro-batches at once; add a rule {modules: [expert*], parts: []}"
+                    )
+
+
 def _sizes(experiment: Experiment, unaligned: Sequence[Misalignment]) -> list[str]:
     """The keys that divide the blocks, with their values."""
     layout = Layout.of(experiment)
     keys: dict[str, None] = {}
     for one in unaligned:
+        if one.block == PARTS:
+            for key, size in (("context", layout.context), ("tensor", layout.tensor)):
+                keys |= {f"parallel.{key}={size}": None} if size > 1 else {}
+            continue
         along_sequence = one.slots[0].axis in (Axis.TOKENS, Axis.QUERIES)
         if layout.context > 1 and (not one.block or along_sequence):
             keys[f"parallel.context={layout.context}"] = None
@@ -190,6 +225,8 @@ def _blocks(spec: QuantSpec) -> Iterator[tuple[int, Axis | None]]:
         yield WHOLE_ROW, _OTHER_AXIS.get(spec.axis)
     if spec.is_transformed and spec.hadamard_block != spec.block:
         yield spec.hadamard_block, spec.axis
+    for part in spec.parts:
+        yield from () if part.spec is None else _blocks(part.spec)
 
 
 def _is_parted(name: str, layout: Layout) -> bool:

@@ -27,7 +27,7 @@ GRADIENT_AMAX = 224.0
 QUANTISE_OPTIONS = ("block", "scale_rule", "rounding", "scaling", "saturate", "pre_scale")
 #: The Hadamard transform precedes quantisation in any format.
 TRANSFORM_OPTIONS = ("hadamard", "hadamard_block")
-OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS, "of")
+OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS, "of", "parts")
 #: Iterations in the amax history of delayed scaling, unless a slot sets `window`.
 WINDOW = 16
 #: Elements of one Hadamard transform if neither the slot nor its format has a block.
@@ -54,7 +54,7 @@ def scheme_spec(
     options = options or {}
     known = {o for o in QUANTISE_OPTIONS if o in format_.options} | set(TRANSFORM_OPTIONS)
     known |= {"window"} if "scaling" in format_.options else set()
-    known |= {"clip_gradient", "of"}
+    known |= {"clip_gradient", "of", "parts"}
     for setting in options.values():
         refuse(format_.name, setting, tuple(o for o in OPTIONS if o not in known))
     scaling = chosen(options, "scaling", Scaling, _default_scaling(format_))
@@ -64,7 +64,7 @@ def scheme_spec(
         "rounding": chosen(options, "rounding", Rounding, format_.rounding),
         "scaling": scaling,
         "saturate": _flag(options, "saturate", True),
-        "pre_scale": _part(options),
+        "pre_scale": _factor(options),
         "amax_target": None if scaling is Scaling.NONE else _amax_target(format_, operand),
     }
     spec = resolve(format_, **{name: values[name] for name in values.keys() & format_.options})
@@ -99,7 +99,7 @@ def _flag(options: Mapping[str, Setting], option: str, default: bool) -> bool:
     return default if setting is None else bool(getattr(setting.slot, option))
 
 
-def _part(options: Mapping[str, Setting]) -> bool | float:
+def _factor(options: Mapping[str, Setting]) -> bool | float:
     setting = options.get("pre_scale")
     if setting is None:
         return False

@@ -27,7 +27,7 @@ def describe_format(name: str, precision: Precision | str | None) -> str:
     return (HIGH if word is None else f"{HIGH} ({word})") + space + rest
 
 
-def part_words(part: float, *, inverse: bool = False) -> str:
+def factor_words(part: float, *, inverse: bool = False) -> str:
     """`3/4` and `4/3` of the factor 0.75; a decimal number of a factor that is no ratio of small numbers."""
     ratio = Fraction(part).limit_denominator(64)
     if abs(float(ratio) - part) > 2.0**-26:

@@ -37,6 +37,7 @@ from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import (
     Factor,
     clipped_gradient,
+    made_operand,
     multiply_operands,
     quantise_operand,
     quantise_pair,
@@ -174,6 +175,8 @@ def _copies(
     by_source = quantise_by_source(precision, slots[0], x, rows)
     if by_source is not None:
         return by_source, by_source if shares_copy(first, second) else None
+    if first.parts or second.parts:
+        return made_operand(precision.module, x, first, axes[0], out[0]), None
     amax = whole_amax(precision.module, x, first, axes[0])
     if _lies_by_sequence(second, rows):
         return quantise_operand(x, first, axes[0], amax, out=out[0]), None
@@ -187,7 +190,7 @@ def _buffer(
 
     Memory is fresh if a hook, which may keep it, needs this operand or that of another slot, as both may be one tensor.
     """
-    if not precision.spec(slots[0]).quantised:
+    if not precision.spec(slots[0]).quantised or precision.spec(slots[0]).parts:
         return None
     if any(is_operand_hooked(precision, slot) for slot in slots):
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ from quantexp.formats import (
     scales_of,
 )
 from quantexp.quant.hooks import Layout, call_operand_hooks, same_layout
-from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.parts import every_pair, taken
+from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.product_context import ProductContext, product_context, show_product
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
@@ -83,9 +84,13 @@ def multiply_operands(
         widened_from=a.dtype if is_summed else None,
         source=source,
     )
+    specs = precision.spec(left.slot), precision.spec(right.slot)
+    numbers = [spec.num_pieces for spec in specs]
+    if numbers != [1, 1]:
+        a, b = every_pair(a, b, *numbers)
     if is_summed:
         a, b = a.float(), b.float()
-    scale *= post_scale(precision.spec(left.slot), precision.spec(right.slot))
+    scale *= post_scale(*specs)
     return multiply(context, a, b, scale)
 
 
@@ -99,12 +104,10 @@ def quantised_operand(
     is_shown: bool = True,
 ) -> Tensor:
     """x quantised as the module declares, or its copy if that exists; the hooks receive it if `is_shown`."""
+    spec = precision.spec(slot)
     if copy is None:
-        spec = precision.spec(slot)
-        axis = dim_of(slot.operand, spec)
-        amax = whole_amax(precision.module, x, spec, axis) if spec.quantised else None
-        copy = quantise_operand(x, spec, axis, amax)
-    if is_shown:
+        copy = made_operand(precision.module, x, spec, dim_of(slot.operand, spec))
+    if is_shown and not spec.parts:
         call_operand_hooks(precision, slot, x, copy, captured)
     return copy
 
@@ -115,7 +118,36 @@ def source_of(precision: ModulePrecision, slot: Slot, x: Tensor) -> Tensor:
     if copy is None:
         return x
     axis = dim_of(slot.operand, copy)
-    return quantise_operand(x, copy, axis, whole_amax(precision.module, x, copy, axis))
+    return made_operand(precision.module, x, copy, axis)
+
+
+def made_operand(
+    module: ModuleId, x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None = None
+) -> Tensor:
+    """`quantise_operand` under the amax of the whole tensor; an operand in parts has them one after another along axis.
+
+    The parts of the operand come first, then what remains of it, then the parts of the error.
+    """
+    if not spec.parts:
+        amax = whole_amax(module, x, spec, axis) if spec.quantised else None
+        return quantise_operand(x, spec, axis, amax, out)
+
+    def rounded(v: Tensor, own: QuantSpec) -> Tensor:
+        return made_operand(module, v, own, axis).to(x.dtype)
+
+    pieces: list[Tensor] = []
+    rest = x.float()
+    for from_error in (False, True):
+        for part in spec.parts:
+            if part.from_error is from_error:
+                own = taken(rest, part)
+                own = own.to(x.dtype) if part.spec is None else rounded(own, part.spec)
+                pieces += [] if part.spec is None else [own]
+                rest = rest - own.float()
+        if not from_error:
+            pieces.append(rounded(rest, replace(spec, parts=())))
+            rest = rest - pieces[-1].float()
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)
 
 
 def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:

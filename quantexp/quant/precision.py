@@ -204,7 +204,11 @@ def _mapped(declared: ModulePrecision, name: Callable[[Slot], Slot | None]) -> M
 
 
 def _check_lookup(spec: QuantSpec) -> None:
-    for option, is_set in (("hadamard", spec.is_transformed), ("pre_scale", spec.is_pre_scaled)):
+    for option, is_set in (
+        ("hadamard", spec.is_transformed),
+        ("pre_scale", spec.is_pre_scaled),
+        ("parts", bool(spec.parts)),
+    ):
         if is_set:
             raise ConfigError(
                 f"quant.output.fprop.w must have no {option} in a model with model.tie_embeddings=true: the embedding "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from quantexp.formats.spec import PRE_SCALE, QuantSpec
-from quantexp.formats.types import WHOLE_ROW, Family, Of
+from collections.abc import Mapping
+
+from quantexp.formats.spec import PRE_SCALE, Part, QuantSpec
+from quantexp.formats.types import WHOLE_ROW, Family, Of, Take
+from quantexp.quant.part_options import LEFT_OUT
 from quantexp.quant.precision import Entry, configured
 
 
@@ -59,5 +62,29 @@ def _later_options(spec: QuantSpec) -> dict[str, object]:
         "of": Of.FORWARD.value if spec.of is not None else None,
         "hadamard": spec.hadamard.value if spec.is_transformed else None,
         "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
+        "parts": [part_record(part) for part in spec.parts] or None,
     }
     return {name: value for name, value in options.items() if value is not None}
+
+
+def part_record(part: Part) -> dict[str, object]:
+    """A part as JSON: what it takes, and its specification as `spec_record` has it."""
+    options = {
+        "along": None if part.along is None else part.along.value,
+        "number": part.number,
+        "share": part.share,
+        "from_error": part.from_error or None,
+    }
+    taken = {name: value for name, value in options.items() if value is not None}
+    held = {"format": LEFT_OUT} if part.spec is None else spec_record(part.spec)
+    return {"take": part.take.value, **taken, **held}
+
+
+def part_words(record: Mapping[str, object]) -> str:
+    """A recorded part in words, without its format: `mean along tokens`."""
+    words = str(record["take"])
+    if words != Take.MEAN:
+        share, number = record.get("share"), record.get("number")
+        words = f"largest {number} {words}" if share is None else f"largest {share:.4g} of {words}"
+    along = f" along {record['along']}" if record.get("along") else ""
+    return f"{words}{along}{' of the error' if record.get('from_error') else ''}"

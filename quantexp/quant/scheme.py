@@ -157,7 +157,15 @@ def content_hash(quant: QuantConfig) -> str:
 
 
 #: Options of a rule that are hashed only if set, so that the hashes of schemes without them stay the same.
-_LATER_OPTIONS = ("window", "pre_scale", "clip_gradient", "hadamard", "hadamard_block", "of")
+_LATER_OPTIONS = (
+    "window",
+    "pre_scale",
+    "clip_gradient",
+    "hadamard",
+    "hadamard_block",
+    "of",
+    "parts",
+)
 
 
 def _rule(rule: Rule) -> dict[str, object]:

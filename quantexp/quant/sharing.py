@@ -8,9 +8,10 @@ from quantexp.formats.spec import QuantSpec
 def shares_read(first: QuantSpec, second: QuantSpec) -> bool:
     """Whether one read of a tensor produces both products' copies: they differ at most in the axis of their blocks.
 
-    Operands that need the step state have a copy per product, unless the second reuses the forward copy.
+    Operands in parts, and those that need the step state, have a copy per product, unless the second reuses the forward
+    copy.
     """
-    if not first.quantised:
+    if not first.quantised or first.parts or second.parts:
         return False
     if second.reuse:
         return True

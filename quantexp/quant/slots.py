@@ -19,6 +19,7 @@ from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, Hadamard, Of, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
+from quantexp.quant.part_options import parts_of
 from quantexp.quant.sites import (
     DGRAD_W,
     FPROP_W,
@@ -159,7 +160,8 @@ def _resolved(
         weight=slot.operand is Operand.W,
         of=_requantised(options, slot, forward),
     )
-    return replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
+    spec = replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
+    return replace(spec, parts=parts_of(options.get("parts"), spec, slot, declared))
 
 
 def working_spec(slot: Slot) -> QuantSpec:
@@ -322,5 +324,10 @@ def _forward_copy(slot: Slot, forward: QuantSpec | None, key: str, value: str) -
         raise ConfigError(
             f"{where}: the forward copy of {slot.operand} has random signs, other ones in each micro-batch, and one "
             "product of an expert adds several; give the forward product hadamard=deterministic, or take another"
+        )
+    if forward.num_pieces > 1:
+        raise ConfigError(
+            f"{where}: the forward copy of {slot.operand} is a sum of parts along {forward.axis}, which "
+            f"{slot.product.value} does not reduce over; give it a format, and parts of its own"
         )
     return replace(forward, reuse=True, clip_gradient=False)

@@ -58,7 +58,7 @@ def between(least: int, most: int) -> tuple[Limit, Limit]:
 
 
 #: The part of an operand that `pre_scale` rounds.
-PART = Limit(
+FACTOR = Limit(
     lambda value: isinstance(value, bool) or 0.75 <= value < 1,
     "must be true, false or a number of at least 0.75 and below 1",
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import FOLDER_NAME, PART, at_most, limited
+from quantexp.schema.limits import FACTOR, FOLDER_NAME, Limit, at_most, between, limited
 
 
 @dataclass
@@ -30,13 +30,30 @@ class Rounded:
 
 
 @dataclass
+class Part:
+    """What is taken out of an operand, rounded to a format of its own and multiplied apart."""
+
+    #: mean, channels or elements.
+    take: str | None = None
+    #: The axis that the mean, or the norm of each channel, is taken over: tokens, input_width, output_width or keys.
+    along: str | None = None
+    #: How many channels of the largest norm, or elements of the largest magnitude; or which share of all.
+    number: int | None = limited(None, *between(1, 1 << 40))
+    share: float | None = limited(None, Limit(lambda s: 0 < s < 1, "must lie between 0 and 1"))
+    #: Whether it is taken of the error that the slot's rounding leaves, not of the operand before.
+    from_error: bool = False
+    #: A format of `quantexp list`, with its own options, or `bf16` (the working precision); `none` leaves out k's mean.
+    format: str | None = None
+
+
+@dataclass
 class Slot(Rounded):
     """One operand of one matrix product. A null value means the site's (or the format's) default."""
 
     #: Iterations in the amax history of delayed scaling.
     window: int | None = limited(None, at_most(100_000))
     #: The part of the operand that is rounded, true for 3/4; the product is divided by it (mxfp4, nvfp4).
-    pre_scale: bool | float | None = limited(None, PART)
+    pre_scale: bool | float | None = limited(None, FACTOR)
     #: Whether the derivative of quantisation is 0, not 1, where an operand of the forward product saturated.
     clip_gradient: bool | None = None
     #: none, deterministic or random: a transform along the reduced axis, equal for both operands of a product.
@@ -45,6 +62,8 @@ class Slot(Rounded):
     hadamard_block: int | None = limited(None, at_most(1 << 16))
     #: high or forward: what a backward product quantises, the tensor in high precision or the forward product's copy.
     of: str | None = None
+    #: What is taken out of the operand in this order (linear layers, qk.fprop.k); the format rounds what remains.
+    parts: list[Part] | None = None
 
 
 @dataclass

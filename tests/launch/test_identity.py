@@ -507,3 +507,28 @@ def test_rules_of_an_evaluation_are_those_of_the_checkpoints_iteration() -> None
 
     assert formats(10) == {"bf16", "mxfp8_e4m3"}
     assert formats(11) == {"bf16", "mxfp8_e4m3", "mxfp4_e2m1"}
+
+
+def test_parts_are_in_the_identity_with_each_of_their_keys() -> None:
+    part = {"take": "channels", "along": "tokens", "number": 4, "format": "mxfp8"}
+
+    def made(*words: str) -> Experiment:
+        return compose(["training=fast", "capture=off", *words], None, {})
+
+    changes: list[dict[str, object]] = [
+        *({}, {"take": "mean", "number": None}, {"take": "elements", "along": None}),
+        *({"along": "input_width"}, {"number": 5}, {"number": None, "share": 0.5}),
+        *({"from_error": True}, {"format": "bf16"}, {"format": "mxfp4"}),
+    ]
+
+    def words(values: dict[str, object]) -> str:
+        own = {key: value for key, value in values.items() if value is not None}
+        return f"[{{{', '.join(f'{key}: {value}' for key, value in own.items())}}}]"
+
+    digests = {digest(made("quant=linear_mxfp4"))} | {
+        digest(made("quant=linear_mxfp4", f"quant.linear.fprop.x.parts={words(part | change)}"))
+        for change in changes
+    }
+    assert len(digests) == 1 + len(changes)
+    none = digest(made("quant=linear_mxfp4", "quant.linear.fprop.x.parts=[]"))
+    assert none == digest(made("quant=linear_mxfp4"))

@@ -49,6 +49,19 @@ def test_a_long_sequence_has_its_peak_in_the_backward() -> None:
     assert memory["temporaries"] == pytest.approx((2 + 4) * 16384 * 2048 / 1e9)
 
 
+def test_operands_in_parts_have_memory_for_all_pairs() -> None:
+    """Both operands once for each pair of parts, and 32 bytes an element of the one whose parts are taken."""
+    tokens, w, x, g = 128 * 2, 16384 * 2048, 8192, 16384
+    words = ("quant=linear_mxfp8", "training.weight_cache=false")
+    mean = "parts=[{take: mean, along: tokens, format: bf16}]"
+    once = parts(*words, f"quant.linear.wgrad.x.{mean}")["scratch"]
+    assert once == pytest.approx(tokens * (2 * (2 * (x + 2 * g)) + 32 * x) / 1e9)
+    both = parts(*words, f"quant.linear.wgrad.x.{mean}", f"quant.linear.wgrad.g.{mean}")["scratch"]
+    assert both == pytest.approx(tokens * (4 * (2 * (x + 2 * g)) + 32 * 2 * g) / 1e9)
+    forward = parts(*words, f"quant.linear.fprop.x.{mean}")["scratch"]
+    assert forward == pytest.approx((2 * 2 * (w + tokens * x) + 32 * tokens * x) / 1e9)
+
+
 def test_quantised_operands_have_memory_of_their_own_that_is_reused() -> None:
     tokens, w, x, g = 128 * 2, 16384 * 2048, 8192, 16384
     assert parts()["scratch"] == 0

@@ -65,6 +65,8 @@ def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, schem
     [
         *("linear_nvfp4_recipe", "linear_mxfp4_sr_rht", "linear_fp8", "FA_linear_nvfp4"),
         *("linear_fp8_block", "linear_fp4_ue5m3", "linear_mxfp4_quartet"),
+        *("linear_nvfp4_averis", "linear_nvfp4_hot_channels", "linear_mxfp4_outliers"),
+        "FA_mxint8_smooth_k",
     ],
 )
 def test_other_working_precisions_are_proved_too(
@@ -121,6 +123,19 @@ def test_a_block_under_another_of_its_scales_fails(
     words = ("quant=more/linear_nvfp4_four_over_six", "quant.rules=[]")
     reason = failure(run_tiny(*words, *ONE_STEP, expect=1))
     assert re.search(r"declared nvfp4_four_over_six, \d+ of \d+ elements are not", reason)
+
+
+def test_stochastic_rounding_of_what_remains_is_proved(run_tiny: RunTiny) -> None:
+    words = [f"quant.linear.{slot}.g.rounding=stochastic" for slot in ("dgrad", "wgrad")]
+    run = run_tiny("quant=more/linear_nvfp4_averis", *words, *ONE_STEP)
+    assert precision(run)["proved"]
+
+
+def test_a_transform_of_a_key_without_its_mean_is_proved(run_tiny: RunTiny) -> None:
+    words = [f"quant.qk.fprop.{name}.hadamard=random" for name in "qk"]
+    reuse = [f"quant.qk.{slot}.format=bf16" for slot in ("dgrad_q.k", "dgrad_k.q")]
+    run = run_tiny("quant=more/FA_mxint8_smooth_k", *words, *reuse, *ONE_STEP)
+    assert precision(run)["proved"]
 
 
 def without_transform(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
@@ -201,6 +216,7 @@ def test_a_bf16_baseline_in_a_later_format_fails(
     [
         *("linear_mxfp4_sr_rht", "linear_nvfp4_recipe", "linear_hifp8_delayed"),
         *("linear_mxfp4_quartet", "linear_nvfp4_of_forward"),
+        *("linear_nvfp4_averis", "FA_mxint8_smooth_k"),
     ],
 )
 def test_a_run_repeats_and_recomputation_changes_nothing(run_tiny: RunTiny, scheme: str) -> None:

@@ -153,11 +153,11 @@ def _declared(moved: Array, slot: Slot, random: Array | None) -> Array:
 
 
 def _pre_scaled(v: Array, slot: Slot) -> Array:
-    part = part_of(slot)
+    part = factor_of(slot)
     return v if part == 1 else v.astype(np.float32) * np.float32(part)  # type: ignore[return-value]
 
 
-def part_of(slot: Slot) -> float:
+def factor_of(slot: Slot) -> float:
     """The part of an operand that is rounded: 1 without `pre_scale`, 3/4 where it is true."""
     part = slot.get("pre_scale") or 1.0
     return 0.75 if part is True else float(part)

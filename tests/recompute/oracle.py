@@ -19,12 +19,14 @@ before rounding. A returned `Value` lacks the last rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from .bounds import Value, exact, product, scaled, softmax, softmax_gradient, times, total
 from .captured import Array, Module, Slot
-from .grids import part_of, quantise, rounded
+from .grids import factor_of, quantise, rounded
+from .parts import pieces
 from .transform import hadamard
 
 Formats = Mapping[str, Slot]
@@ -81,6 +83,9 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
     if x.ndim < len(dims):
         dims = tuple(dim for dim in dims if dim != "sequences")
     declared = formats[slot]
+    if declared.get("parts"):
+        (remainder,) = pieces_of(module, formats, slot)
+        return remainder
     is_left = (_forward(slot) if declared["reuse"] else slot) not in RIGHT
     if declared["axis"] != "tokens" or declared["block"] is None or module.row_sequences is None:
         return quantise(x, declared, dims, module.dtype, is_left, counted)
@@ -92,12 +97,27 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
     return result
 
 
+def pieces_of(module: Module, formats: Formats, slot: str) -> list[Array]:
+    """The parts of a captured operand that are multiplied, of a dense linear layer or of attention."""
+    declared = formats[slot]
+    if not declared.get("parts"):
+        return [operand(module, formats, slot)]
+    x = captured_operand(module, slot.rpartition(".")[2])
+    dims, counted = DIMS[slot.rpartition(".")[2]], tuple(range(x.ndim))
+
+    def rounded_as(v: Array, own: Mapping[str, Any]) -> Array:
+        on_grid = quantise(v, dict(own), dims, module.dtype, slot not in RIGHT, counted)
+        return rounded(on_grid, module.dtype)
+
+    return pieces(x, declared, dims, rounded_as)
+
+
 def post_scale(formats: Formats, product_name: str) -> float:
     """The factor that compensates operands of which a part was rounded: 4/3 for 3/4."""
     slots = [name for name in formats if name.rpartition(".")[0] == product_name]
     assert len(slots) == 2
     slots += [_forward(name) for name in slots if formats[name].get("of")]
-    return float(np.prod([1 / part_of(formats[name]) for name in slots]))
+    return float(np.prod([1 / factor_of(formats[name]) for name in slots]))
 
 
 def _forward(slot: str) -> str:
@@ -117,23 +137,30 @@ def captured_operand(module: Module, name: str) -> Array:
 def linear_output(module: Module, formats: Formats) -> Value:
     if module.row_sources:
         return _by_source(module, formats, linear_output)
-    x, w = (operand(module, formats, f"fprop.{name}") for name in "xw")
-    return product(exact(x), w.T, post_scale(formats, "fprop"))
+    x, w = (pieces_of(module, formats, f"fprop.{name}") for name in "xw")
+    return _of_pairs(x, [each.T for each in w], post_scale(formats, "fprop"))
 
 
 def linear_grad_input(module: Module, formats: Formats) -> Value:
     if module.row_sources:
         return _by_source(module, formats, linear_grad_input)
-    g, w = (operand(module, formats, f"dgrad.{name}") for name in "gw")
-    dx = product(exact(g), w, post_scale(formats, "dgrad"))
+    g, w = (pieces_of(module, formats, f"dgrad.{name}") for name in "gw")
+    dx = _of_pairs(g, w, post_scale(formats, "dgrad"))
     return _turned_back(module, formats, dx, "dgrad.w", "x")
 
 
 def linear_grad_weight(module: Module, formats: Formats) -> Value:
     g, x = (_all_rows(module, formats, f"wgrad.{name}") for name in "gx")
-    g_OT, x_TI = g.reshape(-1, g.shape[-1]).T, x.reshape(-1, x.shape[-1])
-    dw = product(exact(g_OT), x_TI, post_scale(formats, "wgrad"))
+    g_OT, x_TI = ([each.reshape(-1, each.shape[-1]) for each in pieces] for pieces in (g, x))
+    dw = _of_pairs([each.T for each in g_OT], x_TI, post_scale(formats, "wgrad"))
     return _turned_back(module, formats, dw, "wgrad.x", "w")
+
+
+def _of_pairs(left: list[Array], right: list[Array], scale: float) -> Value:
+    """The sum of the products of all pairs of parts, in one fp32 sum."""
+    a = np.concatenate([each for each in left for _ in right], axis=-1)
+    b = np.concatenate([each for _ in left for each in right], axis=-2)
+    return product(exact(a), b, scale)
 
 
 def _turned_back(module: Module, formats: Formats, d: Value, slot: str, clipped: str) -> Value:
@@ -175,11 +202,11 @@ def _by_source(module: Module, formats: Formats, recompute: Recompute) -> Value:
     )
 
 
-def _all_rows(module: Module, formats: Formats, slot: str) -> Array:
-    """An operand of wgrad; an expert's rows micro-batch by micro-batch, as both operands have them."""
+def _all_rows(module: Module, formats: Formats, slot: str) -> list[Array]:
+    """The parts of an operand of wgrad; an expert's rows micro-batch by micro-batch, as both operands have them."""
     if not module.row_sources:
-        return operand(module, formats, slot)
-    return np.concatenate([operand(m, m.formats, slot) for m in module.sources(formats)])
+        return pieces_of(module, formats, slot)
+    return [np.concatenate([operand(m, m.formats, slot) for m in module.sources(formats)])]
 
 
 def scores(module: Module, formats: Formats) -> Value:

@@ -124,6 +124,32 @@ SCHEMES: dict[str, dict[str, Slot]] = {
         for slot in LINEAR_SLOTS
     },
 }
+MEAN = {"parts": [{"take": "mean", "along": "tokens", **BF16}]}
+MXFP8 = {"format": "mxfp8_e4m3", "block": 32, "scale_rule": "rceil", "rounding": "even"}
+OUTLIERS = {"parts": [{"take": "elements", "share": 0.01, **MXFP8}]}
+
+
+def hot(along: str) -> Slot:
+    return {
+        "parts": [{"take": "channels", "along": along, "share": 0.1, "from_error": True, **BF16}]
+    }
+
+
+#: Schemes with operands that are sums of parts.
+PARTS: dict[str, dict[str, Slot]] = {
+    "linear_nvfp4_averis": {
+        slot: {**NVFP4, **EVEN, **({} if slot.endswith("w") else MEAN)} for slot in LINEAR_SLOTS
+    },
+    "linear_nvfp4_hot_channels": {
+        slot: {**NVFP4, **EVEN, **_hot.get(slot, {})}
+        for _hot in [{"fprop.x": hot("tokens"), "fprop.w": hot("output_width")}]
+        for slot in LINEAR_SLOTS
+    },
+    "linear_mxfp4_outliers": {
+        slot: {**MXFP4, **EVEN, **({} if slot.endswith("w") else OUTLIERS)} for slot in LINEAR_SLOTS
+    },
+}
+SCHEMES |= PARTS
 #: Schemes whose scales come from earlier iterations, which the third has.
 DELAYED: dict[str, dict[str, Slot]] = {
     "linear_hifp8_delayed": {
@@ -177,6 +203,11 @@ def _linear_results_follow(modules: list[Module], declared: Mapping[str, Slot]) 
 @pytest.mark.parametrize("choice", ["mxfp6", "nvfp4", "fp8"])
 def test_attention_results_follow_from_the_captured_operands(run_tiny: Run, choice: str) -> None:
     run = run_tiny(f"quant=more/FA_linear_{choice}", *MODEL)
+    _attention_results_follow(run, ATTENTION)
+
+
+def test_attention_results_follow_from_a_key_without_its_mean(run_tiny: Run) -> None:
+    run = run_tiny("quant=more/FA_mxint8_smooth_k", "quant.qk.fprop.q.format=mxfp8", *MODEL)
     _attention_results_follow(run, ATTENTION)
 
 
@@ -243,11 +274,19 @@ def _options(module: Module) -> dict[str, Slot]:
     """The declaration of each slot, without unset options and those that the moment adds."""
     return {
         name: {
-            key: value
-            for key, value in slot.items()
-            if value is not None and key not in OF_THE_MOMENT | IRRELEVANT
+            key: [_set(part) for part in value] if key == "parts" else value
+            for key, value in _set(slot).items()
         }
         for name, slot in module.formats.items()
+    }
+
+
+def _set(slot: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a slot, or of a part, that are set."""
+    return {
+        key: value
+        for key, value in slot.items()
+        if value is not None and key not in OF_THE_MOMENT | IRRELEVANT
     }
 
 
@@ -273,6 +312,10 @@ def _misread(slot: Slot) -> Iterator[dict[str, Any]]:
         yield {k: v for k, v in slot.items() if k not in ("hadamard", "signs")}
     if slot.get("of"):
         yield {**slot, "of": None}
+    if "parts" in slot:
+        yield {**slot, "parts": None}
+        coarser = [{**part, **MXFP4, **EVEN} for part in slot["parts"] if part["format"] == "bf16"]
+        yield from [{**slot, "parts": coarser}] if coarser else []
     if slot.get("pre_scale"):
         yield {**slot, "pre_scale": None}
     if slot["format"].startswith("fp8") and slot["scaling"] == "exact":

@@ -96,7 +96,8 @@ def tensor_called(operand: str) -> str:
 def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
     """The slots of a line of the manifest that quantise its tensor, in its order.
 
-    Without bf16 and reuse, and without a slot that quantises the forward copy: its error is not that of one rounding.
+    Without bf16, reuse and sums of parts, and without a slot that quantises the forward copy: its error is not that of
+    one rounding.
 
     Raises:
         CaptureError: a slot, format or axis of the manifest that is not known.
@@ -106,6 +107,8 @@ def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
     for slot, settings in (metadata.get("formats") or {}).items():
         product, _, name = slot.rpartition(".")
         if name != operand or settings.get("format") in _UNQUANTISED or takes_copy(settings):
+            continue
+        if settings.get("parts"):
             continue
         declared.append(_declared(metadata, slot, product.rpartition(".")[2], name, settings))
     return declared

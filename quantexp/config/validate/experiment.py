@@ -59,6 +59,10 @@ def validate(experiment: Experiment) -> None:
     check_limits("quant", experiment.quant)
     _scheme(experiment)
     _backend(experiment)
+    if experiment.model.moe is not None:
+        from quantexp.quant.alignment import check_parts
+
+        check_parts(experiment)
     if not Layout.of(experiment).is_whole:
         from quantexp.quant.alignment import check_alignment
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import ATTENTION
-from quantexp.quant.label import part_words
+from quantexp.quant.label import factor_words
 from quantexp.quant.precision import Entry, ModulePrecision, precision_map
 from quantexp.quant.rules import changes
 from quantexp.quant.sites import Operand, Product
@@ -71,5 +71,5 @@ def _words(entry: Entry) -> str:
     if spec.is_transformed:
         return f"{spec.fmt.name} after a Hadamard transform"
     if spec.is_pre_scaled:
-        return f"{spec.fmt.name} scaled by {part_words(spec.pre_scale)}"
+        return f"{spec.fmt.name} scaled by {factor_words(spec.pre_scale)}"
     return spec.fmt.name if spec.quantised else "the working precision, which its forward is not in"

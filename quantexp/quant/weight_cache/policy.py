@@ -26,7 +26,7 @@ def copy_key(spec: QuantSpec, stream: str) -> Hashable:
 
 
 def num_kept(fprop: QuantSpec, dgrad: QuantSpec, several: bool, recomputed: bool) -> int:
-    """The largest number of copies of a weight cached at once.
+    """The largest number of copies of a weight cached at once; each part of a sum counts as one.
 
     Args:
         fprop: the weight in the forward product.
@@ -36,5 +36,7 @@ def num_kept(fprop: QuantSpec, dgrad: QuantSpec, several: bool, recomputed: bool
     """
     if several:
         kept = [spec for spec in (fprop, dgrad) if spec.quantised and spec.once_per_step]
-        return len({copy_key(spec, spec.stream) for spec in kept})
-    return int(fprop.quantised and fprop.once_per_step if recomputed else shares_read(fprop, dgrad))
+        return sum({copy_key(spec, spec.stream): spec.num_pieces for spec in kept}.values())
+    if recomputed:
+        return fprop.num_pieces if fprop.quantised and fprop.once_per_step else 0
+    return int(shares_read(fprop, dgrad))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from quantexp.formats.spec import QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
-from quantexp.quant.multiply import quantise_operand, quantise_pair, source_of
+from quantexp.quant.multiply import made_operand, quantise_operand, quantise_pair, source_of
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import DGRAD_W, FPROP_W, Operand, Product, dim_of
@@ -154,7 +154,7 @@ class WeightCopies:
         self, precision: ModulePrecision, spec: QuantSpec, w: Tensor, is_kept: bool
     ) -> Tensor | None:
         """The buffer for a copy; None means fresh memory, also if a hook may keep the copy."""
-        if not spec.quantised or spec.needs_step_state or _is_hooked(precision):
+        if not spec.quantised or spec.needs_step_state or spec.parts or _is_hooked(precision):
             return None
         buffers = self.buffers
         return buffers.for_step(w) if is_kept else buffers.for_next_use("w", w)
@@ -214,6 +214,8 @@ def weight_operands(precision: ModulePrecision) -> tuple[QuantSpec, QuantSpec]:
 def _quantised(
     precision: ModulePrecision, spec: QuantSpec, w: Tensor, out: Tensor | None = None
 ) -> Tensor:
+    if spec.parts:
+        return made_operand(precision.module, w, spec, _dim(spec))
     if spec.of is not None:
         w = source_of(precision, DGRAD_W, w)
     amax = whole_amax(precision.module, w, spec, _dim(spec))

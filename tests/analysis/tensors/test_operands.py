@@ -36,6 +36,13 @@ def test_a_linear_tensor_fills_its_slots_along_their_dimensions(
     assert {d.slot: d.dim for d in declared} == slots
 
 
+def test_a_sum_of_parts_is_no_quantisation_of_the_tensor(capture: Capture) -> None:
+    formats = linear_formats(MX8)
+    formats["fprop.x"] = {**formats["fprop.x"], "parts": [{"take": "mean", "along": "tokens"}]}
+    declared = declared_operands(line(capture, "input", formats))
+    assert [d.slot for d in declared] == ["x wgrad"]
+
+
 @pytest.mark.parametrize(
     ("name", "slots"),
     [("query", ["q fprop"]), ("key", ["k fprop"]), ("value", []), ("attn_weights", [])],

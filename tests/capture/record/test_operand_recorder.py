@@ -46,6 +46,18 @@ def test_values_are_those_before_quantisation_by_default(run_tiny: RunTiny) -> N
     assert not any("slot" in m for m in lines)
 
 
+def test_sums_of_parts_are_captured_before_their_parts_are_taken(run_tiny: RunTiny) -> None:
+    """No single tensor is multiplied; the metadata has the parts."""
+    run = run_tiny("quant=more/linear_nvfp4_averis", "capture.values=after", *ONE_LAYER)
+    lines = lines_of(run)
+    tensors = names(lines, module="fc1")
+    assert {"input", "grad_output", "weight_fprop", "weight_dgrad"} <= tensors
+    assert not tensors & (LINEAR - {"weight_fprop", "weight_dgrad"})
+    (line,) = (m for m in lines if (m["module"], m["tensor"]) == ("fc1", "input"))
+    (part,) = line["formats"]["fprop.x"]["parts"]
+    assert (part["take"], part["along"], part["format"]) == ("mean", "tokens", "bf16")
+
+
 def test_after_replaces_tensors_that_every_product_quantises(
     run_tiny: RunTiny,
 ) -> None:

@@ -78,6 +78,13 @@ SCHEMES: dict[str, Setting] = {
     "all slots fp8": _of(*_all_slots("fp8", "fp8_e4m3"), tags="all"),
     "delayed": _of("quant=more/linear_hifp8_delayed", *_FAST, tags="delayed"),
     "sr rht": _of("quant=more/linear_mxfp4_sr_rht", tags="drawn"),
+    "averis": _of("quant=more/linear_nvfp4_averis", tags="parts"),
+    "hot channels": _of("quant=more/linear_nvfp4_hot_channels", tags="parts"),
+    "outliers": _of("quant=more/linear_mxfp4_outliers", tags="parts"),
+    "smooth k": _of("quant=more/FA_mxint8_smooth_k", tags="parts"),
+    "smooth k tiled": _of(
+        "quant=more/FA_mxint8_smooth_k", "training.attention=tiled", tags="parts"
+    ),
     "fp8 block": _of("quant=more/linear_fp8_block"),
     "mxint8": _of("quant=more/linear_mxint8"),
     "hadamard": _of("quant=more/linear_mxfp4_hadamard"),
@@ -189,6 +196,11 @@ LAYOUTS: dict[str, Setting] = {
         *("training.seq_length=128", *_LAYOUT),
         processes=2,
         tags="ranks tensor sequence drawn",
+    ),
+    "tp2 sp averis": _of(
+        *("quant=more/linear_nvfp4_averis", "parallel.tensor=2", *_LAYOUT),
+        processes=2,
+        tags="ranks tensor sequence parts",
     ),
     "pp2 interleaved mxfp8": _of(
         *("quant=FA_linear_mxfp8", "parallel.pipeline=2", "parallel.virtual_pipeline=2"),

@@ -40,6 +40,7 @@ def check_backend(experiment: Experiment) -> None:
         )
     recipes: set[Recipe] = set()
     for declared in declared_maps(experiment.model, quant):
+        _check_parts(backend, declared)
         if quant.backend is Backend.transformer_engine:
             _check_experts(backend, declared)
         else:
@@ -89,6 +90,17 @@ def _check_experts(backend: str, declared: PrecisionMap) -> None:
                 f"{backend}: {module.module} has any number of tokens, and Transformer Engine's kernels take "
                 "multiples; keep routed experts in bf16: quant.rules=[{modules: [expert*], format: bf16}]"
             )
+
+
+def _check_parts(backend: str, declared: PrecisionMap) -> None:
+    """Refuse sums of parts, which are multiplied as more columns than Transformer Engine's layer has."""
+    for module in filter(is_native, declared.values()):
+        for entry in module.entries():
+            if entry.spec.parts:
+                raise ConfigError(
+                    f"{backend}: {entry.label} is a sum of parts, and Transformer Engine multiplies one tensor an "
+                    "operand; remove its parts, or take quant.backend=emulated"
+                )
 
 
 def _check_clipping(backend: str, declared: PrecisionMap) -> None:

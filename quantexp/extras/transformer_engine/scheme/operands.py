@@ -122,5 +122,6 @@ def _options(spec: QuantSpec) -> list[str]:
         "pre_scale": spec.is_pre_scaled,
         "clip_gradient": spec.clip_gradient,
         "of=forward": spec.of is not None,
+        "parts": bool(spec.parts),
     }
     return [name for name, is_set in options.items() if is_set]

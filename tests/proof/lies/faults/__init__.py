@@ -5,6 +5,7 @@ from . import (  # noqa: F401
     images,
     layouts,
     moments,
+    parts,
     passes,
     results,
     slots,
