@@ -17,14 +17,13 @@ from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
 from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.definitions.python import python_name, source_file
-from quantexp.formats.spec import PRE_SCALE
+from quantexp.formats.spec import LEFT_OUT, PRE_SCALE
 from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import about
 from quantexp.launch.product_rate import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme, factor_words
-from quantexp.quant.part_options import LEFT_OUT
 from quantexp.quant.records import part_words
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Backend

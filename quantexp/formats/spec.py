@@ -29,6 +29,10 @@ _Choice = TypeVar("_Choice", bound=Enum)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
+#: In place of the format of a part that is not multiplied.
+LEFT_OUT = "none"
+
+
 @dataclass(frozen=True)
 class Part:
     """What is taken out of an operand, rounded by itself and multiplied apart (`quantexp.quant.parts`)."""

@@ -10,15 +10,13 @@ from dataclasses import replace
 
 from quantexp.errors import ConfigError
 from quantexp.formats.definitions.files import known_names
-from quantexp.formats.spec import Part, QuantSpec, get_format
+from quantexp.formats.spec import LEFT_OUT, Part, QuantSpec, get_format
 from quantexp.formats.types import Axis, Family, Format, Scaling, Take
 from quantexp.quant.choosing import Setting, scheme_spec
 from quantexp.quant.sites import FPROP_K, Operand, Site, Slot
 from quantexp.schema import Part as PartConfig
 from quantexp.schema import Slot as SlotConfig
 
-#: In place of the format of a part that is not multiplied.
-LEFT_OUT = "none"
 #: The axes that a part of an operand may be taken along.
 _AXES = {
     Operand.X: (Axis.TOKENS, Axis.INPUT_WIDTH),
@@ -29,15 +27,13 @@ _AXES = {
 
 
 def parts_of(
-    setting: Setting | None, spec: QuantSpec, slot: Slot, declared: Mapping[str, Format] | None
+    setting: Setting, spec: QuantSpec, slot: Slot, declared: Mapping[str, Format] | None
 ) -> tuple[Part, ...]:
-    """The parts that a setting gives to a slot with this specification; none without a setting.
+    """The parts that a setting gives to a slot with this specification.
 
     Raises:
         ConfigError: a part that is none, or that does not go with the slot or its other options.
     """
-    if setting is None:
-        return ()
     assert isinstance(setting.slot, SlotConfig)
     configs, key = setting.slot.parts or [], f"{setting.key}.parts"
     if configs:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quantexp.formats.spec import PRE_SCALE, Part, QuantSpec
+from quantexp.formats.spec import LEFT_OUT, PRE_SCALE, Part, QuantSpec
 from quantexp.formats.types import WHOLE_ROW, Family, Of, Take
-from quantexp.quant.part_options import LEFT_OUT
 from quantexp.quant.precision import Entry, configured
 
 

@@ -19,7 +19,6 @@ from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, Hadamard, Of, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
-from quantexp.quant.part_options import parts_of
 from quantexp.quant.sites import (
     DGRAD_W,
     FPROP_W,
@@ -161,7 +160,11 @@ def _resolved(
         of=_requantised(options, slot, forward),
     )
     spec = replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
-    return replace(spec, parts=parts_of(options.get("parts"), spec, slot, declared))
+    if "parts" not in options:
+        return spec
+    from quantexp.quant.part_options import parts_of
+
+    return replace(spec, parts=parts_of(options["parts"], spec, slot, declared))
 
 
 def working_spec(slot: Slot) -> QuantSpec:

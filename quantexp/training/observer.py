@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from quantexp.capture.select.curves import scores_scheme
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.folders import sync
-from quantexp.model.layout import Layout
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.model.training_state import read_index
 from quantexp.quant.slots import declared_formats
@@ -134,16 +133,13 @@ class RunObserver:
         """Connect the capture to the hooks of this rank's parts of the model."""
         from quantexp.capture.record.operand_recorder import OperandRecorder
         from quantexp.quant.hooks import hook_operands
-        from quantexp.training.megatron.parameters import parts_of
         from quantexp.training.megatron.watched import Watched
 
         experiment = self.experiment
         self.watched = Watched(chunks, experiment.training.seed, experiment.model, experiment.quant)
-        start, model, training = self.context.start, experiment.model, experiment.training
-        if start is None and training.start_from is None and model.init_from is None:
-            layout = Layout.of(experiment)
-            parts = parts_of(chunks, model, layout, layout.place(self.context.rank.rank))
-            self.watched.initial = parts, model, training
+        start, init_from = self.context.start, experiment.model.init_from
+        if start is None and experiment.training.start_from is None and init_from is None:
+            self.watched.expect_drawn(experiment, self.context.rank.rank)
         if start is not None and start.state.is_file():
             histories = read_index(start.state).amax_histories
             self.watched.histories.expect({name: h["amaxes"] for name, h in histories.items()})

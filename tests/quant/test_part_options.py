@@ -85,6 +85,19 @@ def test_options_that_do_not_go_with_parts_are_refused(options: dict[str, Any], 
     assert f"quant.linear.fprop.x.parts of linear.fprop.x do not go with {why}" in str(caught.value)
 
 
+def test_parts_of_the_forward_copy_and_a_copy_that_is_a_sum_are_refused() -> None:
+    mean = [Part("mean", "tokens", format="bf16")]
+    site = LinearSite(format="mxfp4")
+    site.wgrad.x = Slot(of="forward", parts=mean)
+    with pytest.raises(
+        ConfigError, match="do not go with of=forward: parts are taken of the tensor in high"
+    ):
+        resolve_site(Site.LINEAR, site)
+    site.wgrad.x, site.fprop.x = Slot(of="forward"), Slot(parts=mean)
+    with pytest.raises(ConfigError, match="the forward copy of x is a sum of parts along"):
+        resolve_site(Site.LINEAR, site)
+
+
 def test_high_precision_the_forward_copy_and_attention_have_no_parts() -> None:
     mean = [Part("mean", "tokens", format="bf16")]
     with pytest.raises(ConfigError, match="parts does not apply to bf16"):

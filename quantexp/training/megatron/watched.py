@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from quantexp.extra import Service, required
 from quantexp.formats import Scaling
 from quantexp.model.decoder import OUTPUT, is_routed
+from quantexp.model.layout import Layout
 from quantexp.proof.attention_border import AttentionBorder
 from quantexp.proof.border import (
     COMPLETE,
@@ -44,14 +45,14 @@ from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
-from quantexp.schema import ModelConfig, QuantConfig, TrainingConfig
+from quantexp.schema import Experiment, ModelConfig, QuantConfig, TrainingConfig
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
-from quantexp.training.megatron.parameters import Part
+from quantexp.training.megatron.parameters import Part, parts_of
 from quantexp.training.megatron.shares import is_emulated, ranks_of, sequence_shares, shares_of
 
 #: Short iterations from one that sees what the map does not list to the next.
@@ -102,6 +103,12 @@ class Watched:
         self.declaration = Declaration(quant, model.num_layers) if quant and model else None
         #: The parts that the seed fills, and what for, until they are compared; None if they come from elsewhere.
         self.initial: tuple[Mapping[str, Part], ModelConfig, TrainingConfig] | None = None
+
+    def expect_drawn(self, experiment: Experiment, rank: int) -> None:
+        """The run begins with the weights that its seed draws."""
+        layout = Layout.of(experiment)
+        parts = parts_of(self.chunks, experiment.model, layout, layout.place(rank))
+        self.initial = parts, experiment.model, experiment.training
 
     def begin(self, iteration: int, index: int) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""
