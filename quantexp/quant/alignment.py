@@ -177,6 +177,8 @@ def check_parts(experiment: Experiment) -> None:
     Raises:
         ConfigError: names the slot.
     """
+    if experiment.model.moe is None:
+        return
     for declared in declared_maps(experiment.model, experiment.quant):
         for name, module in declared.items():
             for entry in module.entries() if is_routed(name.name) else ():

@@ -76,11 +76,9 @@ def parts_of(
 
 def part_axes(part: Part, operand: str) -> tuple[Axis, ...]:
     """The axes that a part of an operand is taken over: that of a mean, or both."""
-    return (
-        _AXES[Operand(operand)]
-        if part.along is None or part.number or part.share
-        else (part.along,)
-    )
+    if part.take is Take.MEAN and part.along is not None:
+        return (part.along,)
+    return _AXES[Operand(operand)]
 
 
 def _check_slot(key: str, slot: Slot) -> None:
@@ -97,10 +95,12 @@ def _part(key: str, config: PartConfig, slot: Slot, declared: Mapping[str, Forma
     if config.take not in takes:
         raise ConfigError(f"{key}.take must be one of {', '.join(takes)}, got {config.take!r}")
     take = Take(config.take)
-    if slot == FPROP_K and (take, config.along, config.format) != (Take.MEAN, "keys", LEFT_OUT):
+    of_keys = PartConfig(Take.MEAN.value, Axis.KEYS.value, format=LEFT_OUT)
+    if slot == FPROP_K and config != of_keys:
         raise ConfigError(
             f"{key} of {slot} must be {{take: mean, along: keys, format: none}}, which changes nothing after the "
-            f"softmax, got take={config.take}, along={config.along} and format={config.format}"
+            f"softmax, got take={config.take}, along={config.along}, number={config.number}, share={config.share}, "
+            f"from_error={str(config.from_error).lower()} and format={config.format}"
         )
     axes = [] if take is Take.ELEMENTS else [axis.value for axis in _AXES[slot.operand]]
     if axes and config.along not in axes:

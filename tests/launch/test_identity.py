@@ -516,9 +516,15 @@ def test_parts_are_in_the_identity_with_each_of_their_keys() -> None:
         return compose(["training=fast", "capture=off", *words], None, {})
 
     changes: list[dict[str, object]] = [
-        *({}, {"take": "mean", "number": None}, {"take": "elements", "along": None}),
-        *({"along": "input_width"}, {"number": 5}, {"number": None, "share": 0.5}),
-        *({"from_error": True}, {"format": "bf16"}, {"format": "mxfp4"}),
+        {},
+        {"take": "mean", "number": None},
+        {"take": "elements", "along": None},
+        {"along": "input_width"},
+        {"number": 5},
+        {"number": None, "share": 0.5},
+        {"from_error": True},
+        {"format": "bf16"},
+        {"format": "mxfp4"},
     ]
 
     def words(values: dict[str, object]) -> str:

@@ -119,6 +119,9 @@ def test_a_mean_is_left_out_of_keys_alone(slot: str) -> None:
     setattr(getattr(site, product), operand, Slot(parts=[Part("mean", "keys", format="none")]))
     with pytest.raises(ConfigError, match=f"and for qk.fprop.k, got them for qk.{slot}"):
         resolve_site(Site.QK, site)
+    error = Part("mean", "keys", from_error=True, format="none")
+    with pytest.raises(ConfigError, match="from_error=true and format=none"):
+        resolve_site(Site.QK, QkSite("mxfp4", fprop=QkFprop(k=Slot(parts=[error]))))
     assert "format must be one of" in refusal(Part("mean", "tokens", format="none"))
 
 

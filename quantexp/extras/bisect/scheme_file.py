@@ -38,10 +38,14 @@ def override(quant: QuantConfig, rules: Sequence[Rule]) -> str:
 
 
 def _values(content: Any) -> Any:
-    """The keys that have a value, as a YAML file has them."""
+    """The keys that have a value, as a YAML file has them; an empty list of parts takes parts away."""
     if isinstance(content, dict):
         values = {key: _values(value) for key, value in content.items()}
-        return {key: value for key, value in values.items() if value not in (None, {}, [])}
+        return {
+            key: value
+            for key, value in values.items()
+            if value not in (None, {}, []) or (key == "parts" and value == [])
+        }
     if isinstance(content, list):
         return [_values(each) for each in content]
     return content.value if isinstance(content, Enum) else content
