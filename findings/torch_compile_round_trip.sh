@@ -9,6 +9,7 @@
 set -euo pipefail
 environment=$(mktemp -d)
 trap 'rm -rf "$environment"' EXIT
+export TORCHINDUCTOR_CACHE_DIR="$environment/cache"
 python3 -m venv "$environment"
 "$environment/bin/pip" install -q 'torch==2.13.0' 'numpy==2.4.6'
 "$environment/bin/python" -W ignore - <<'END'

@@ -12,6 +12,7 @@
 set -euo pipefail
 environment=$(mktemp -d)
 trap 'rm -rf "$environment"' EXIT
+export TORCHINDUCTOR_CACHE_DIR="$environment/cache"
 python3 -m venv "$environment"
 "$environment/bin/pip" install -q 'torch==2.13.0' 'numpy==2.4.6' 'torchao==0.18.0' 'bitsandbytes==0.50.2'
 "$environment/bin/python" -W ignore - <<'END'
