@@ -41,28 +41,32 @@ class Drawing:
 
     def make(self, what: str) -> Failure | None:
         """Make `figures` or `report`; returns the failure."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                process_group=0,
-                env=os.environ | self._variables,
-            )
-        process = self._process
+        try:
+            process = self._process = self._process or self._started()
+        except OSError as error:
+            return Failure(f"the process that draws cannot be started: {error.strerror}", "")
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended
             process.stdin.write(f"{what}\n")
             process.stdin.flush()
         answer = process.stdout.readline()
-        if answer:
+        if answer.endswith("\n"):
             failure = json.loads(answer)
             return None if failure is None else Failure(*failure)
         code = process.wait()
         how = by_signal(code) if code < 0 else f"ended with exit code {code}"
         return Failure(f"the process that draws {how}", "")
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+            env=os.environ | self._variables,
+        )
 
     def close(self) -> None:
         """End the process."""

@@ -18,6 +18,7 @@ from quantexp.training.drawing import Drawing, Failure
     ("program", "end"),
     [
         ("import sys; sys.exit(3)", "ended with exit code 3"),
+        ("print('[\"no', end='')", "ended with exit code 0"),
         ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL (out of memory?)"),
     ],
 )
@@ -43,3 +44,13 @@ def test_a_process_that_works_ends_with_the_rank(
     (child,) = psutil.Process().children()
     drawing.close()
     assert not child.is_running()
+
+
+def test_a_process_that_cannot_be_started_is_a_failure(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    drawing = Drawing(RunDir(tmp_path), tiny())
+    drawing._command = [str(tmp_path)]
+    failure = Failure("the process that draws cannot be started: Permission denied", "")
+    assert drawing.make("figures") == failure
+    drawing.close()
