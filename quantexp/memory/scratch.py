@@ -60,7 +60,7 @@ def output_copies(
 def summed_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: Part) -> int:
     """Bytes of the largest product of sums of parts: its operands, and float32 and float64 tensors of one of them.
 
-    Each part of an operand lies beside each of the other's.
+    Each part of an operand lies beside each of the other's. Maps of an evaluation have the forward product alone.
     """
     model, training = experiment.model, experiment.training
     tokens, widths = part.tokens(training), linear_widths(model, part)
@@ -82,7 +82,8 @@ def summed_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], part: Par
     for (_, is_output), module in modules.items():
         elements = output if is_output else within
         for product in PRODUCTS[Site.LINEAR]:
-            specs = {slot.operand: module.alike[slot] for slot in operands_of(Site.LINEAR, product)}
+            pair = operands_of(Site.LINEAR, product)
+            specs = {s.operand: module.alike[s] for s in pair if s in module.alike}
             pairs = prod(spec.num_pieces for spec in specs.values())
             if pairs > 1:
                 split = max(elements[name] for name, spec in specs.items() if spec.parts)
