@@ -6,7 +6,7 @@ Each option keeps its origin (`Setting`), so that messages name the full key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -187,6 +187,16 @@ def refuse(format_name: str, setting: Setting, options: tuple[str, ...]) -> None
                 "choose the whole site with quant/linear=, quant/qk=, quant/pv= or quant/output="
             )
             raise ConfigError(
-                f"{setting.key}.{option} does not apply to {format_name}, got {value!r}; remove it"
+                f"{setting.key}.{option} does not apply to {format_name}, got {_shown(value)}; remove it"
                 + (f", or {advice}" if isinstance(setting.slot, Slot) else "")
             )
+
+
+def _shown(value: object) -> str:
+    """A value for a message; parts as they are written."""
+    if not isinstance(value, list):
+        return repr(value)
+    parts = (
+        ", ".join(f"{key}: {each}" for key, each in asdict(part).items() if each) for part in value
+    )
+    return f"[{', '.join(f'{{{part}}}' for part in parts)}]"

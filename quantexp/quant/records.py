@@ -84,6 +84,6 @@ def part_words(record: Mapping[str, object]) -> str:
     words = str(record["take"])
     if words != Take.MEAN:
         share, number = record.get("share"), record.get("number")
-        words = f"largest {number} {words}" if share is None else f"largest {share:.4g} of {words}"
+        words = f"largest {number} {words}" if share is None else f"largest {share} of {words}"
     along = f" along {record['along']}" if record.get("along") else ""
     return f"{words}{along}{' of the error' if record.get('from_error') else ''}"

@@ -10,6 +10,13 @@ from quantexp.reading.json_files import require_json
 from quantexp.reading.typed import Count
 
 
+class PrecisionPart(TypedDict, total=False):
+    """A part of a slot's operand: what it takes, and the options of its format besides."""
+
+    take: Required[str]
+    format: Required[str]
+
+
 class PrecisionEntry(TypedDict, total=False):
     """A slot of the map; it has the options of its format besides, and the proof's keys after the proof."""
 
@@ -19,6 +26,7 @@ class PrecisionEntry(TypedDict, total=False):
     product: str
     operand: str
     format: Required[str]
+    parts: list[PrecisionPart]
     calls: Count
     recomputed_calls: Count
     quantised_calls: Count

@@ -100,7 +100,10 @@ def test_parts_of_the_forward_copy_and_a_copy_that_is_a_sum_are_refused() -> Non
 
 def test_high_precision_the_forward_copy_and_attention_have_no_parts() -> None:
     mean = [Part("mean", "tokens", format="bf16")]
-    with pytest.raises(ConfigError, match="parts does not apply to bf16"):
+    words = (
+        r"parts does not apply to bf16, got \[{take: mean, along: tokens, format: bf16}\]; remove"
+    )
+    with pytest.raises(ConfigError, match=words):
         resolve_site(Site.LINEAR, LinearSite(fprop=LinearFprop(x=Slot(parts=mean))))
     reused = LinearSite("mxfp4", fprop=LinearFprop(x=Slot(parts=mean)))
     reused.wgrad = LinearWgrad(x=Slot("reuse"))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.errors import RunError
+from quantexp.errors import RunError, UnreadableError
 from quantexp.reading import json_files
+from quantexp.runs.precision import read_precision
 from quantexp.runs.status import (
     Phase,
     State,
@@ -113,6 +114,13 @@ def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(RunError, match=r"precision\.json, line 1: unexpected end of data"):
         read_json(file)
+
+
+def test_damaged_parts_of_a_slot_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "precision.json"
+    file.write_text('{"entries": [{"format": "mxfp4_e2m1", "parts": [{"take": "mean"}]}]}')
+    with pytest.raises(UnreadableError, match=r"precision\.json: entries\[0\]\.parts\[0\]"):
+        read_precision(file)
 
 
 def test_reason_of_an_end_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quantexp.formats.spec import LEFT_OUT
 from quantexp.model.decoder import layer_words
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format
+from quantexp.quant.records import part_words
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import WORKING
 
@@ -19,6 +21,8 @@ _NAMES = ("layer", "module", "site", "product", "operand")
 _PLAIN = ("block", "scale_rule", "rounding", "scaling")
 #: Keys that do not affect a product's values.
 _TOLD = ("calls", "recomputed_calls", "quantised_calls", "status", "reason", "axis")
+#: Keys that `part_words` puts into words.
+_TAKEN = ("take", "along", "number", "share", "from_error")
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,20 @@ def precision_changes(
 
 
 def settings(entry: Mapping[str, Any]) -> str:
-    """A slot's format and options: `mxfp8_e4m3 32 rceil even`."""
+    """A slot's format and options: `mxfp8_e4m3 32 rceil even`; those of two slots that differ are different."""
     words = [str(entry.get("format"))]
     words += [str(entry[key]) for key in _PLAIN if entry.get(key) is not None]
     if entry.get("reuse"):
         words.append("(forward copy)")
-    known = {*_NAMES, *_PLAIN, *_TOLD, "format", "reuse"}
+    known = {*_NAMES, *_PLAIN, *_TOLD, *_TAKEN, "format", "reuse", "parts"}
     words += [f"{k}={v}" for k, v in entry.items() if k not in known and v is not None]
-    return " ".join(words)
+    return ", ".join([" ".join(words), *map(_part, entry.get("parts", ()))])
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    if part["format"] == LEFT_OUT:
+        return f"without {part_words(part)}"
+    return f"apart {part_words(part)} in {describe_format(settings(part), None)}"
 
 
 def _in_force(maps: Mapping[int, Iterable[Mapping[str, Any]]], iteration: int) -> dict[_Slot, str]:

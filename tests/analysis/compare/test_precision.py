@@ -48,3 +48,20 @@ def test_output_layer_that_a_map_lacks_is_in_high_precision() -> None:
 def test_settings_name_every_option_that_is_set() -> None:
     entry = {**entries(MX8)[0], "hadamard": "random", "saturate": None, "reuse": True, "calls": 3}
     assert settings(entry) == "mxfp8_e4m3 32 rceil even (forward copy) hadamard=random"
+
+
+def test_settings_put_parts_into_words_and_tell_all_apart() -> None:
+    mean = {"take": "mean", "along": "tokens", "format": "bf16", "axis": "input_width"}
+    keys = {"take": "mean", "along": "keys", "format": "none"}
+    hot = {"take": "elements", "share": 0.1, "from_error": True, **entries(MX8)[0]}
+    words = "mxfp8_e4m3 32 rceil even"
+    for parts, expected in (
+        ([keys], "without mean along keys"),
+        (
+            [mean, hot],
+            f"apart mean along tokens in high, apart largest 0.1 of elements of the error in {words}",
+        ),
+    ):
+        assert settings({**entries(MX8)[0], "parts": parts}) == f"{words}, {expected}"
+    others = [{**hot, "share": 0.1 + 2**-54}, {**hot, "block": 16}, {**hot, "from_error": None}]
+    assert len({settings({"parts": [part]}) for part in (hot, *others)}) == 4
