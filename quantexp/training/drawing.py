@@ -2,7 +2,7 @@
 
 It is `python -m quantexp.analysis.after_run RUN_DIR DRAWING`. It starts with the first request, as torch and matplotlib
 take seconds to import, and serves all of them: a word on its standard input, a line of JSON on its standard output. It
-ends with the rank. Ctrl-C does not reach it: the rank decides what that ends.
+ends with the rank. Ctrl-C and SLURM's warning before the time limit do not reach it: the rank decides what these end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -59,14 +60,19 @@ class Drawing:
         return Failure(f"the process that draws {how}", "")
 
     def _started(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,
-            env=os.environ | self._variables,
-        )
+        # SLURM warns every process of a job before its time limit, which would end this one: it inherits the mask.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        try:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                process_group=0,
+                env=os.environ | self._variables,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def close(self) -> None:
         """End the process."""

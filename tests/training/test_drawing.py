@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,18 @@ def test_a_process_that_works_ends_with_the_rank(
     (child,) = set(psutil.Process().children()) - before
     drawing.close()
     assert not child.is_running()
+
+
+def test_the_warning_of_a_scheduler_does_not_end_the_process(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    drawing = Drawing(RunDir(tmp_path), tiny())
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGUSR2); print('null', flush=True)"
+    drawing._command = [sys.executable, "-c", program]
+    assert drawing.make("figures") is None
+    drawing.close()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
 def test_a_process_that_cannot_be_started_is_a_failure(

@@ -46,7 +46,12 @@ def run_all(experiments: Sequence[Experiment], console: Console) -> list[RunDir]
     for run, experiment in zip(folders, experiments, strict=True):
         if not _has_run(run, experiment):
             status = read_status(run.status)
-            why = "it has no status" if status is None else f"{status.state.value}: {status.reason}"
+            changed = "its code or a package has changed since it began"
+            why = (
+                "it has no status"
+                if status is None
+                else f"{status.state.value}: {status.reason or changed}"
+            )
             logs = f"quantexp logs {shlex.quote(str(run.root))}"
             raise RunError(
                 f"a replay did not complete ({why}); see {logs}, and give the same command again to "

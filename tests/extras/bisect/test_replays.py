@@ -6,14 +6,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from quantexp.errors import RunError
+from quantexp.extras.bisect import rounds
 from quantexp.extras.bisect.replays import declared_of, gradient_of, origin_of, replay
+from quantexp.launch.attempt import run_folder
+from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
-from quantexp.schema import Rule
+from quantexp.runs.status import State, Status, write_status
+from quantexp.schema import Experiment, Rule
 from tests.conftest import run_here
 from tests.recorded import json_lines
 
@@ -134,3 +140,19 @@ def test_a_run_of_another_loop_is_refused(trained: RunDir, tmp_path: Path) -> No
     run.provenance.write_text(json.dumps(provenance))
     with pytest.raises(RunError, match=r"theirs was trained by Megatron-LM, whose data and checkp"):
         origin_of(run, 0, None)
+
+
+def test_a_replay_that_another_version_of_the_code_completed_is_named_so(
+    tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny()
+    run = run_folder(experiment, device_class(experiment.launcher))
+    run.root.mkdir(parents=True)
+    write_status(run.status, Status(state=State.COMPLETED))
+    idle = SimpleNamespace(submit=lambda *_, **__: None)
+    monkeypatch.setattr(rounds, "launcher_of", lambda _: idle)
+    monkeypatch.setattr(rounds, "require_startable", lambda _: None)
+    monkeypatch.setattr(rounds, "other_code_or_versions", lambda _: "other code")
+    words = r"did not complete \(completed: its code or a package has changed since it began\)"
+    with pytest.raises(RunError, match=words):
+        rounds.run_all([experiment], Console())
