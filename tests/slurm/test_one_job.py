@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,10 +71,13 @@ def test_killed_job_is_repeated_by_the_same_command(
     own, record = [*words, "--out", "own"], Path.cwd() / "own.partial"
     name, job, _ = submitted(own, capsys)
     until("the first result", lambda: list(Path("own").glob(begun)), 300)
+    working = list(commands(record))
+    for process in working:
+        process.suspend()  # or the job may be over before the command has answered
     assert main([*own, *SMALL]) == 0
     assert f"these jobs {words[0]} it already" in capsys.readouterr().out
-    for process in list(commands(record)):
-        os.kill(process.pid, signal.SIGKILL)
+    for process in working:
+        process.kill()
     until("the end of the job", lambda: not plain.squeue(f"--name={name}"), 300)
     assert plain.states(job) == {job: "FAILED"}
     again, _, output = submitted(own, capsys)
