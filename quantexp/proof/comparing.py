@@ -32,7 +32,7 @@ def whole_finding(call: Call, entry: Entry, x: Tensor, source: Tensor, explain: 
     number = Images(call).num_differing(entry.slot, x)
     other = _of_high(call, entry.slot) if number else None
     if other is not None and not Images(other).num_differing(entry.slot, x):
-        explain = _said_of_high
+        explain = _explained_of_high
     return compared(x, source, entry.spec, axis, number, explain)
 
 
@@ -48,7 +48,7 @@ def _of_high(call: Call, slot: Slot) -> Call | None:
     return replace(call, declared=replace(call.declared, slots=slots))
 
 
-def _said_of_high(*_: object) -> str:
+def _explained_of_high(*_: object) -> str:
     return "; it is quantised from the tensor in high precision, not from the forward copy"
 
 
@@ -101,7 +101,7 @@ def attention_finding(
     if number and other is not None:
         of_high = Images(other).whole(entry.slot)
         if not num_unequal(x, _matrices(call, entry.slot, of_high, part, is_stack=is_stack)):
-            explain = _said_of_high
+            explain = _explained_of_high
     is_reduced = entry.spec.axis is entry.slot.axis
     axis = -1 if is_stack or entry.slot.is_left is is_reduced else -2
     return compared(x, own, entry.spec, axis, number, explain)

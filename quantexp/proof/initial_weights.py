@@ -1,7 +1,8 @@
 """The weights with which a run begins, against those that its seed and configuration draw.
 
-The first rows of each parameter are drawn again, by none of the code that drew the model's. A generator begins a tensor
-with the same numbers however large the tensor is, but for its last 16.
+The first rows of each range that a rank holds are drawn again, by none of the code that drew the model's. A generator
+begins a tensor with the same numbers however large the tensor is, but for its last 16; rows far from the beginning are
+left out, because all before them have to be drawn.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from quantexp.model.shards import Shard
 from quantexp.quant.step_state import seed_of
 from quantexp.schema import ModelConfig, TrainingConfig
 
-#: Elements of a parameter that are drawn again, up to a whole row.
+#: Elements of a range of a parameter that are compared, up to a whole row.
 DRAWN = 4096
+#: The last element of a parameter that is drawn again: some 40 ms.
+FURTHEST = 1 << 22
 #: The matrices whose products are added to the residual stream.
 _INTO_STREAM = ("linear_proj.weight", "linear_fc2.weight")
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -35,44 +38,47 @@ def difference(
         model: for the spread, which depends on the number of layers.
         training: for the seed, and the elements that `chaos` moves.
     """
-    rows = math.ceil(DRAWN / (parameter.width or 1))
-    whole = _drawn(parameter, model, training.seed)[:rows].to(tensor.dtype)
+    width = parameter.width or 1
+    count, furthest = math.ceil(DRAWN / width), max(FURTHEST // width, 1)
+    own, first, compared = tensor.detach(), 0, []
+    for start, stop in shard.ranges if shard.axis == 0 else ((0, parameter.shape[0]),):
+        kept = min(count, stop - start, furthest - start)
+        compared += [(first + i, start + i) for i in range(kept)]
+        first += stop - start
+    if not compared:
+        return ""
+    last = max(row for _, row in compared) + 1
+    whole = _drawn(parameter, last, model, training.seed).to(tensor.dtype)
     if training.chaos:
         whole = _moved(whole, parameter, training)
-    own = tensor.detach()
-    if shard.axis == 0:
-        held = [row for start, stop in shard.ranges for row in range(start, stop)]
-        seen = [(i, row) for i, row in enumerate(held) if row < rows]
-        own, expected = own[[i for i, _ in seen]], whole[[row for _, row in seen]]
-    elif shard.axis == 1:
-        own, expected = own[:rows], torch.cat([whole[:, a:b] for a, b in shard.ranges], 1)
-    else:
-        own, expected = own[:rows], whole
+    own, expected = own[[i for i, _ in compared]], whole[[row for _, row in compared]]
+    if shard.axis == 1:
+        expected = torch.cat([expected[:, a:b] for a, b in shard.ranges], 1)
     wrong = int((own.cpu() != expected).sum())
     return f"{wrong} of {own.numel()} initial weights are not those of the seed" if wrong else ""
 
 
-def _drawn(parameter: Parameter, model: ModelConfig, seed: int) -> Tensor:
-    """The first `DRAWN` elements in whole rows, or more, in float32."""
+def _drawn(parameter: Parameter, rows: int, model: ModelConfig, seed: int) -> Tensor:
+    """The first rows, in float32."""
     if parameter.width is None:
-        return torch.full(parameter.shape, 0.0 if parameter.name.endswith(".bias") else 1.0)
+        return torch.full((rows,), 0.0 if parameter.name.endswith(".bias") else 1.0)
     is_output = parameter.name.endswith(_INTO_STREAM)
     std = model.init_std / (math.sqrt(2 * model.num_layers) if is_output else 1.0)
     generator = torch.Generator().manual_seed(seed_of(seed, parameter.name))
-    return _beginning(parameter).normal_(0.0, std, generator=generator)
+    return _beginning(parameter, rows).normal_(0.0, std, generator=generator)[:rows]
 
 
-def _beginning(parameter: Parameter) -> Tensor:
-    """Memory for the rows that are drawn again and 16 elements more, in whole rows."""
-    rows, width = parameter.shape[0], math.prod(parameter.shape[1:])
-    return torch.empty(min(rows, math.ceil((DRAWN + width + 16) / width)), *parameter.shape[1:])
+def _beginning(parameter: Parameter, rows: int) -> Tensor:
+    """Memory for the first rows and 16 elements more, in whole rows."""
+    more = math.ceil(16 / (parameter.width or 1))
+    return torch.empty(min(parameter.shape[0], rows + more), *parameter.shape[1:])
 
 
 def _moved(whole: Tensor, parameter: Parameter, training: TrainingConfig) -> Tensor:
     """What `training.chaos` makes of the first rows: 1% are one unit in the last place larger or smaller; not zeros."""
     seed = seed_of(seed_of(training.seed, f"chaos {training.chaos}"), parameter.name)
-    share = _beginning(parameter).uniform_(generator=torch.Generator().manual_seed(seed))
-    share = share[: len(whole)]
+    generator = torch.Generator().manual_seed(seed)
+    share = _beginning(parameter, len(whole)).uniform_(generator=generator)[: len(whole)]
     bits = whole.view(_BITS[whole.element_size()])
     steps = (share < 0.005).to(bits.dtype) - (share >= 0.995).to(bits.dtype)
     return torch.where(whole == 0, whole, (bits + steps).view(whole.dtype))

@@ -75,8 +75,8 @@ def part_record(part: Part) -> dict[str, object]:
         "from_error": part.from_error or None,
     }
     taken = {name: value for name, value in options.items() if value is not None}
-    held = {"format": LEFT_OUT} if part.spec is None else spec_record(part.spec)
-    return {"take": part.take.value, **taken, **held}
+    rounding = {"format": LEFT_OUT} if part.spec is None else spec_record(part.spec)
+    return {"take": part.take.value, **taken, **rounding}
 
 
 def part_words(record: Mapping[str, object]) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 from quantexp.model.huggingface.parameters import Parameter, vector, whole
 from quantexp.model.shards import WHOLE, Shard
-from quantexp.proof.initial_weights import DRAWN, difference
+from quantexp.proof.initial_weights import DRAWN, FURTHEST, difference
 from quantexp.schema import ModelConfig, TrainingConfig
 from quantexp.training.megatron.initial_weights import draw_weights, perturb_weights
 from quantexp.training.megatron.parameters import Part
@@ -18,6 +18,10 @@ MODEL = ModelConfig(num_layers=4, init_std=0.02)
 _LAYER = "decoder.layers.1."
 _PARTS = {
     "embedding": (whole("embedding.word_embeddings.weight", "e", 300, 96), Shard(0, ((150, 300),))),
+    "far rows": (
+        whole("embedding.word_embeddings.weight", "e", 70_000, 96),
+        Shard(0, ((FURTHEST // 96 + 1, 70_000),)),
+    ),
     "first rows": (whole("output_layer.weight", "o", 300, 96), Shard(0, ((0, 150),))),
     "gate and up": (
         whole(f"{_LAYER}mlp.linear_fc1.weight", "f", 64, 80),
@@ -55,9 +59,7 @@ def test_what_the_seed_draws_is_right_and_nothing_else(
         return difference(part.parameter, part.shard, part.tensor, MODEL, configured)
 
     assert wrong() == ""
-    is_seen = (
-        case != "embedding"
-    )  # a rank without the first rows has none of those that are drawn again
+    is_seen = case != "far rows"
     is_drawn = part.parameter.width is not None
     assert bool(wrong(seed=8)) == (is_seen and (is_drawn or (chaos > 0 and case == "norm")))
     # 1% of at least a thousand elements; of a bias, which is zero, none.
@@ -69,8 +71,15 @@ def test_what_the_seed_draws_is_right_and_nothing_else(
 
 
 def _seen(case: str) -> int:
-    """The elements that a rank compares, counted by hand: rows of the first 4096 elements in its part."""
+    """The elements that a rank compares, counted by hand: rows of 4096 elements or more of each range."""
     return {
         **{"first rows": 43 * 96, "gate and up": 16 * 80, "columns": 46 * 30, "whole": 32 * 128},
-        **{"narrow": 63, "long rows": 2 * DRAWN + 5, "norm": 130, "bias": 65, "embedding": 0},
+        **{
+            "narrow": 63,
+            "long rows": 2 * DRAWN + 5,
+            "norm": 130,
+            "bias": 65,
+            "embedding": 43 * 96,
+            "far rows": 0,
+        },
     }[case]

@@ -1,6 +1,7 @@
 """The library of planted faults."""
 
 from . import (  # noqa: F401
+    copies,
     hidden,
     images,
     layouts,

@@ -247,39 +247,6 @@ def _swapped_slots(module: Any, slot: Any, spec: QuantSpec) -> QuantSpec | None:
 
 
 _maps("reuse undeclared", "backward products multiply forward copies", _reused)
-
-
-def _source(name: str, line: str, change: Any) -> None:
-    """What a slot with `of: forward` quantises is changed by `change(precision, slot, x, copy)`."""
-
-    def make(planter: Planter) -> Any:
-        def replaced(original: Any) -> Any:
-            def source_of(precision: Any, slot: Any, x: Any) -> Any:
-                copy = original(precision, slot, x)
-                if precision.spec(slot).of is None:
-                    return copy
-                planter.fire()
-                return change(precision, slot, x, copy)
-
-            return source_of
-
-        return replaced
-
-    add(name, line, Group.PASS, lambda p: p.function("source_of", make(p)), "of-forward")
-
-
-def _other_rounding(precision: Any, slot: Any, x: Any, copy: Any) -> Any:
-    """The forward copy, rounded otherwise than the forward product's."""
-    from quantexp.formats import quantise, resolve
-
-    of = precision.spec(slot).of
-    rounding = "away" if of.rounding.value == "even" else "even"
-    fmt = resolve(of.fmt, rounding=rounding, scale_rule="rceil" if of.fmt.name[0] == "m" else None)
-    return quantise(x, fmt, axis=-1)
-
-
-_source("of high", "high precision is quantised, not the copy", lambda p, s, x, copy: x)
-_source("of another copy", "the copy is rounded otherwise than in fprop", _other_rounding)
 _maps("last layer in bf16", "a module's map leaves the last layer out", _swapped_slots)
 
 # Going on

@@ -441,3 +441,23 @@ def _without_depth(planter: Planter) -> None:
 
 
 add("initial weights too wide", "proj and fc2 start too wide", Group.STATE, _without_depth)
+
+
+# Which rows of a parameter a rank begins with.
+def _rolled_rows(planter: Planter) -> None:
+    from importlib import import_module
+
+    def make(original: Any) -> Any:
+        def copy_part(whole: Any, shard: Any, to: Any) -> None:
+            if shard.axis == 0 and shard.ranges[0][0] > 0:
+                planter.fire()
+                whole = whole.roll(1, 0)
+            original(whole, shard, to)
+
+        return copy_part
+
+    owner = import_module("quantexp.training.megatron.initial_weights")
+    planter.attribute(owner, "_copy_part", make(vars(owner)["_copy_part"]))
+
+
+add("rank 1 begins with other rows", "rank 1's rows are one row early", Group.LAYOUT, _rolled_rows)
