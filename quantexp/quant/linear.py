@@ -37,7 +37,7 @@ from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import (
     Factor,
     clipped_gradient,
-    made_operand,
+    make_operand,
     multiply_operands,
     quantise_operand,
     quantise_pair,
@@ -176,7 +176,7 @@ def _copies(
     if by_source is not None:
         return by_source, by_source if shares_copy(first, second) else None
     if first.parts or second.parts:
-        return made_operand(precision.module, x, first, axes[0], out[0]), None
+        return make_operand(precision.module, x, first, axes[0], out[0]), None
     amax = whole_amax(precision.module, x, first, axes[0])
     if _lies_by_sequence(second, rows):
         return quantise_operand(x, first, axes[0], amax, out=out[0]), None

@@ -3,7 +3,7 @@
     quantise    each operand according to its slot, unless its copy exists: `quantise_operand`
     show        both, before and after, to the hooks: `call_operand_hooks`
     announce    the product to the proof of engagement: `product_context`
-    multiply    and compensate operands of which a part was rounded
+    multiply    and compensate operands with `pre_scale`
 
 This is the one place where schemes use the number formats. All nine products take these steps: those of
 `quantexp.quant.linear` and of the plain attention in `multiply_operands`; the tiled attention, which quantises once
@@ -31,7 +31,7 @@ from quantexp.formats import (
     scales_of,
 )
 from quantexp.quant.hooks import Layout, call_operand_hooks, same_layout
-from quantexp.quant.parts import every_pair, taken
+from quantexp.quant.parts import every_pair, take_part
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.product_context import ProductContext, product_context, show_product
 from quantexp.quant.sharing import is_one_tensor, shares_read
@@ -106,7 +106,7 @@ def quantised_operand(
     """x quantised as the module declares, or its copy if that exists; the hooks receive it if `is_shown`."""
     spec = precision.spec(slot)
     if copy is None:
-        copy = made_operand(precision.module, x, spec, dim_of(slot.operand, spec))
+        copy = make_operand(precision.module, x, spec, dim_of(slot.operand, spec))
     if is_shown and not spec.parts:
         call_operand_hooks(precision, slot, x, copy, captured)
     return copy
@@ -118,10 +118,10 @@ def source_of(precision: ModulePrecision, slot: Slot, x: Tensor) -> Tensor:
     if copy is None:
         return x
     axis = dim_of(slot.operand, copy)
-    return made_operand(precision.module, x, copy, axis)
+    return make_operand(precision.module, x, copy, axis)
 
 
-def made_operand(
+def make_operand(
     module: ModuleId, x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None = None
 ) -> Tensor:
     """`quantise_operand` under the amax of the whole tensor; an operand in parts has them one after another along axis.
@@ -133,14 +133,14 @@ def made_operand(
         return quantise_operand(x, spec, axis, amax, out)
 
     def rounded(v: Tensor, own: QuantSpec) -> Tensor:
-        return made_operand(module, v, own, axis).to(x.dtype)
+        return make_operand(module, v, own, axis).to(x.dtype)
 
     pieces: list[Tensor] = []
     rest = x.float()
     for from_error in (False, True):
         for part in spec.parts:
             if part.from_error is from_error:
-                own = taken(rest, part)
+                own = take_part(rest, part)
                 own = own.to(x.dtype) if part.spec is None else rounded(own, part.spec)
                 pieces += [] if part.spec is None else [own]
                 rest = rest - own.float()
@@ -151,7 +151,7 @@ def made_operand(
 
 
 def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
-    """The factor that compensates operands of which a part was rounded."""
+    """The factor that compensates operands with `pre_scale`."""
     return post_scale(*(precision.spec(slot) for slot in operands_of(site, product)))
 
 

@@ -37,7 +37,7 @@ from quantexp.formats.types import Axis, Take
 _EXACT_BITS = 52
 
 
-def taken(x: Tensor, part: Part) -> Tensor:
+def take_part(x: Tensor, part: Part) -> Tensor:
     """What a part takes out of x (float32), in its shape; zero elsewhere.
 
     x is [tokens, ..., width], or a weight [output width, input width], as `part.spec.weight` says. A mean over keys is

@@ -57,7 +57,7 @@ def between(least: int, most: int) -> tuple[Limit, Limit]:
     return at_least(least), at_most(most)
 
 
-#: The part of an operand that `pre_scale` rounds.
+#: The factor of `pre_scale`.
 FACTOR = Limit(
     lambda value: isinstance(value, bool) or 0.75 <= value < 1,
     "must be true, false or a number of at least 0.75 and below 1",

@@ -20,7 +20,7 @@ from quantexp.proof.arithmetic.parts import part_of
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import scores
 from quantexp.quant.linear import dgrad, fprop, wgrad
-from quantexp.quant.parts import taken
+from quantexp.quant.parts import take_part
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import resolve_site
@@ -59,7 +59,7 @@ def to_float32(number: Fraction) -> float:
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 96, 1000])
 def test_mean_is_the_rational_mean_rounded(num_tokens: int) -> None:
     x = (normal(num_tokens, 2, 5) * 3 + 1).bfloat16().float()
-    means = taken(x, Part(Take.MEAN, HIGH, Axis.TOKENS))
+    means = take_part(x, Part(Take.MEAN, HIGH, Axis.TOKENS))
     for channel in range(5):
         numbers = [Fraction(float(v)) for v in x[..., channel].flatten()]
         assert set(means[..., channel].flatten().tolist()) == {
@@ -74,14 +74,14 @@ def test_no_order_of_tokens_changes_a_mean_or_a_choice() -> None:
         Part(Take.CHANNELS, HIGH, Axis.TOKENS, number=5),
         Part(Take.ELEMENTS, HIGH, share=0.05),
     ):
-        assert torch.equal(taken(x, part)[order], taken(x[order], part))
+        assert torch.equal(take_part(x, part)[order], take_part(x[order], part))
 
 
 def test_channels_are_those_of_the_largest_norm() -> None:
     x = normal(64, 3, 20)
     x[..., 7] *= 9
     x[..., 2] *= 8
-    y = taken(x, Part(Take.CHANNELS, HIGH, Axis.TOKENS, number=2))
+    y = take_part(x, Part(Take.CHANNELS, HIGH, Axis.TOKENS, number=2))
     assert y.abs().sum((0, 1)).nonzero().flatten().tolist() == [2, 7]
     assert torch.equal(y[..., [2, 7]], x[..., [2, 7]])
 
@@ -90,16 +90,16 @@ def test_channels_of_a_weight_lie_along_either_axis() -> None:
     w = normal(12, 20)
     w[3] *= 50
     w[:, 5] *= 40
-    columns = taken(w, Part(Take.CHANNELS, WEIGHT, Axis.OUTPUT_WIDTH, number=1))
+    columns = take_part(w, Part(Take.CHANNELS, WEIGHT, Axis.OUTPUT_WIDTH, number=1))
     assert columns.abs().sum(0).nonzero().flatten().tolist() == [5]
-    rows = taken(w, Part(Take.CHANNELS, WEIGHT, Axis.INPUT_WIDTH, number=1))
+    rows = take_part(w, Part(Take.CHANNELS, WEIGHT, Axis.INPUT_WIDTH, number=1))
     assert rows.abs().sum(1).nonzero().flatten().tolist() == [3]
 
 
 def test_elements_are_those_of_the_largest_magnitude_and_of_equal_ones_all() -> None:
     x = torch.tensor([[1.0, -4.0, 3.0], [4.0, 0.5, -3.0]])
     for number, magnitudes in ((1, {4.0}), (2, {4.0}), (3, {4.0, 3.0}), (50, {4.0, 3.0, 1.0, 0.5})):
-        y = taken(x, Part(Take.ELEMENTS, HIGH, number=number))
+        y = take_part(x, Part(Take.ELEMENTS, HIGH, number=number))
         assert set(y.abs().flatten().tolist()) - {0.0} == magnitudes
 
 
@@ -107,9 +107,9 @@ def test_elements_are_those_of_the_largest_magnitude_and_of_equal_ones_all() -> 
 def test_numbers_that_are_not_finite_make_one_mean_nan_and_no_channel(number: float) -> None:
     x = normal(8, 4)
     x[2, 1] = number
-    means = taken(x, Part(Take.MEAN, HIGH, Axis.TOKENS))
+    means = take_part(x, Part(Take.MEAN, HIGH, Axis.TOKENS))
     assert means[0].isnan().tolist() == [False, True, False, False]
-    assert not taken(x, Part(Take.CHANNELS, HIGH, Axis.TOKENS, number=1)).any()
+    assert not take_part(x, Part(Take.CHANNELS, HIGH, Axis.TOKENS, number=1)).any()
 
 
 @pytest.mark.parametrize("shape", [(64, 2, 24), (1, 1, 24), (7, 24), (0, 24)])
@@ -127,12 +127,12 @@ def test_integers_of_the_proof_take_the_same(shape: tuple[int, ...], kind: str) 
     ]
     for part in parts:
         torch.testing.assert_close(
-            part_of(x, part, is_weight=False), taken(x, part), rtol=0, atol=0, equal_nan=True
+            part_of(x, part, is_weight=False), take_part(x, part), rtol=0, atol=0, equal_nan=True
         )
     for axis in (Axis.INPUT_WIDTH, Axis.OUTPUT_WIDTH):
         w, part = x.reshape(-1, 24), Part(Take.CHANNELS, WEIGHT, axis, number=2)
         torch.testing.assert_close(
-            part_of(w, part, is_weight=True), taken(w, part), rtol=0, atol=0, equal_nan=True
+            part_of(w, part, is_weight=True), take_part(w, part), rtol=0, atol=0, equal_nan=True
         )
 
 
@@ -219,7 +219,7 @@ def test_a_key_without_its_mean_gives_the_same_probabilities() -> None:
     """softmax(q (k - mean)^T) = softmax(q k^T), with the mean of each sequence and head (arXiv 2410.02367)."""
     q, k = normal(24, 2, 2, 32).bfloat16(), (normal(24, 2, 1, 32, seed=2) + 8).bfloat16()
     k[:, 1] += 3
-    taken_k = taken(k.float(), Part(Take.MEAN, None, Axis.KEYS))
+    taken_k = take_part(k.float(), Part(Take.MEAN, None, Axis.KEYS))
     for sequence in range(2):
         mean = k[:, sequence].double().mean(0).float()
         assert torch.equal(taken_k[:, sequence], mean.expand(24, 1, 32))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from quantexp.formats.spec import QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
-from quantexp.quant.multiply import made_operand, quantise_operand, quantise_pair, source_of
+from quantexp.quant.multiply import make_operand, quantise_operand, quantise_pair, source_of
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import DGRAD_W, FPROP_W, Operand, Product, dim_of
@@ -215,7 +215,7 @@ def _quantised(
     precision: ModulePrecision, spec: QuantSpec, w: Tensor, out: Tensor | None = None
 ) -> Tensor:
     if spec.parts:
-        return made_operand(precision.module, w, spec, _dim(spec))
+        return make_operand(precision.module, w, spec, _dim(spec))
     if spec.of is not None:
         w = source_of(precision, DGRAD_W, w)
     amax = whole_amax(precision.module, w, spec, _dim(spec))

@@ -51,7 +51,7 @@ def probabilities(S, m_R, inverse_R):
 
 @triton.jit
 def gradient_of_p(of_dS, dO_RW, v_KW, IS_INTERPRETED: tl.constexpr):
-    """dP, [R, K]; its factor compensates operands of which a part was rounded."""
+    """dP, [R, K]; its factor compensates operands with `pre_scale`."""
     zeros = tl.zeros((dO_RW.shape[0], v_KW.shape[0]), tl.float32)
     dP = multiplied(dO_RW, tl.trans(v_KW), zeros, dO_RW.dtype, IS_INTERPRETED)
     return rounded(dP * of_dS.scale_dP, dO_RW.dtype, IS_INTERPRETED)

@@ -35,7 +35,7 @@ def _made(
 
             return made
 
-        planter.function("made_operand", make)
+        planter.function("make_operand", make)
 
     return plant
 
@@ -44,13 +44,13 @@ def _not_split(planter: Planter) -> None:
     """Nothing is taken out: the parts are zeros."""
 
     def make(original: Any) -> Any:
-        def taken(x: Tensor, part: Part) -> Tensor:
+        def take_part(x: Tensor, part: Part) -> Tensor:
             planter.fire()
             return torch.zeros_like(x)
 
-        return taken
+        return take_part
 
-    planter.function("taken", make)
+    planter.function("take_part", make)
 
 
 def _before(spec: QuantSpec) -> int:
