@@ -103,8 +103,14 @@ def main() -> None:
     counts = Counter[str]()
     start = time.monotonic()
     numbers = range(arguments.first, arguments.first + arguments.runs)
-    with multiprocessing.get_context("fork").Pool(arguments.processes, maxtasksperchild=1) as pool:
-        ends = pool.imap_unordered(partial(end_of, iterations=arguments.iterations), numbers)
+    fork = multiprocessing.get_context("fork")
+    with (
+        tempfile.TemporaryDirectory() as root,  # of all runs, which share the data and the snapshot of the code
+        fork.Pool(arguments.processes, maxtasksperchild=1) as pool,
+    ):
+        ends = pool.imap_unordered(
+            partial(end_of, iterations=arguments.iterations, root=root), numbers
+        )
         for done, (end, line) in enumerate(ends, 1):
             counts[end] += 1
             sys.stdout.write(line)
@@ -114,9 +120,9 @@ def main() -> None:
             sys.stdout.flush()
 
 
-def end_of(number: int, iterations: int) -> tuple[str, str]:
+def end_of(number: int, iterations: int, root: str) -> tuple[str, str]:
     """How a run ended, one of `ENDS`, and what to print of it."""
-    words = [*words_of(number), f"training.iterations={iterations}"]
+    words = [*words_of(number), f"training.iterations={iterations}", f"paths.root={root}"]
     try:
         reason = reason_of(words)
     except ConfigError:
@@ -133,16 +139,13 @@ def end_of(number: int, iterations: int) -> tuple[str, str]:
 
 def reason_of(words: list[str]) -> str | None:
     """Why a run failed; None if it completed."""
-    with tempfile.TemporaryDirectory() as root:
-        experiment = compose([*words, f"paths.root={root}"])
-        with open_run(experiment, device_class(experiment.launcher), ["false_proofs.py"]) as (
-            opened,
-            _,
-        ):
-            if not Worker(opened.run, experiment).run():
-                return None
-        status = read_status(opened.run.status)
-        return "no status" if status is None else status.reason
+    experiment = compose(words)
+    device = device_class(experiment.launcher)
+    with open_run(experiment, device, ["false_proofs.py"]) as (opened, _):
+        if not Worker(opened.run, experiment).run():
+            return None
+    status = read_status(opened.run.status)
+    return "no status" if status is None else status.reason
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from quantexp.proof.draws import Moment, lines
 from quantexp.proof.expert_border import ExpertBorder
 from quantexp.proof.layer_border import LayerBorder
 from quantexp.proof.layer_pass import Pass, PassBorder
-from quantexp.proof.products import Reference, reference
+from quantexp.proof.products import Reference, largest_finite, reference
 from quantexp.proof.rotary import Rotary
 
 #: Columns of the logits that are compared with the product.
@@ -172,8 +172,7 @@ class ModelBorder(PassBorder):
         one = torch.zeros_like(distance).scatter_(-1, seen["place"], seen["inside"].double())
         p, g = distance.exp(), seen["d loss"][: len(distance)].double()
         summed = p * (distance.abs() + math.sqrt(p.shape[-1] * self._group.size())) * g.abs()
-        lost = _LOST * (1 + float(g.abs().amax()))
-        lost = lost if math.isfinite(lost) else 0.0
+        lost = _LOST * (1 + largest_finite(g))
         expected = Reference((p - one) * g, (p + one) * g.abs(), summed, lost, 4)
         words = "of the gradient of the logits are not the loss's"
         self._tell(own[: len(distance)], expected, words)

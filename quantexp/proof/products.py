@@ -103,8 +103,15 @@ def reference(left_MK: Tensor, right_KN: Tensor, scale: float = 1.0) -> Referenc
 
 def flushed(left: Tensor, right: Tensor) -> float:
     """What one term of a product can lose where operands and results below 2^-126 are taken for zero."""
-    largest = max(float(x.abs().max()) if x.numel() else 0.0 for x in (left, right))
-    return _TINY * (1 + largest) if math.isfinite(largest) else 0.0
+    return _TINY * (1 + max(largest_finite(left), largest_finite(right)))
+
+
+def largest_finite(x: Tensor) -> float:
+    """The largest magnitude of the finite elements; 0 if there are none.
+
+    What a non-finite element touches is not compared; the others lose what they lose without it.
+    """
+    return float(x.nan_to_num(0.0, 0.0, 0.0).abs().amax()) if x.numel() else 0.0
 
 
 def num_wrong(out_MN: Tensor, expected: Reference) -> int:

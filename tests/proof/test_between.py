@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -77,6 +78,27 @@ def test_activation(size: float, dtype: torch.dtype, *, is_gated: bool) -> None:
     factor = _random(32, 1, dtype=torch.float32, size=1.0, seed=4).abs()
     weighted = (x * factor).to(dtype)
     assert num_wrong(weighted, activation.forward(dtype, factor)) == 0
+
+
+def test_an_infinite_gradient_leaves_the_bounds_of_the_others() -> None:
+    """silu(gate) below fp16's normal numbers is off by a part of itself, under a large loss scale by much."""
+
+    def function(y: Tensor) -> Tensor:
+        gate, up = y.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    y = _random(32, 192, dtype=torch.float16, size=1e-5, seed=3).requires_grad_()
+    x = function(y)
+    g = _random(*x.shape, dtype=x.dtype, size=300.0, seed=7)
+    g[0, 0] = math.inf
+    (gradient,) = torch.autograd.grad(x, y, g)
+    assert num_wrong(gradient, Activation(y.detach(), functional.silu, is_gated=True).back(g)) == 0
+    x = _random(32, 96, dtype=torch.float16, size=1e-4, seed=2)
+    module = torch.nn.RMSNorm(96, EPS).half()
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(module(x), x, g * 1e-7)
+    norm = Norm(x.detach(), module.weight.detach(), EPS)
+    assert num_wrong(gradient, norm.back(g * 1e-7)) == 0
 
 
 @pytest.mark.parametrize("width", [32, 16])
