@@ -37,7 +37,9 @@ def test_hydra_registers_its_resolvers_without_a_warning() -> None:
     setup_globals()
 
 
-@breaks("version_base is a Version where Hydra declares a text, which warns", until_hydra=(1, 4))
+@breaks(
+    "version_base, a Version where Hydra 1.3 declares a text, warns; 1.4.0rc3 deprecates it for 1.5"
+)
 def test_an_experiment_is_composed_without_a_warning_of_version_base() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "register_new_resolver", UserWarning)
