@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.compare.precision import settings
-from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.analysis.tensors.place import experts_as_one
 from quantexp.model.decoder import layer_words
 from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format

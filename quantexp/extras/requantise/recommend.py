@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quantexp.analysis.tensors.inventory import in_flow
+from quantexp.analysis.tensors.place import in_flow
 from quantexp.extras.requantise.candidates import WORKING_BITS, Candidate, Transform
 from quantexp.extras.requantise.tally import Place, Tally, Worst, best_of
 from quantexp.formats import Hadamard

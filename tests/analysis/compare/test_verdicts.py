@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from quantexp.analysis.compare.comparison import Comparison, compare
-from quantexp.analysis.compare.floors import Floors
+from quantexp.analysis.compare.floors import Floors, LeftOut
 from quantexp.analysis.compare.noise import floor_of, t_quantile
-from quantexp.analysis.compare.pairs import LeftOut
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.verdicts import (
     Verdict,

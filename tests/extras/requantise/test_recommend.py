@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quantexp.analysis.tensors.slots import slots_of
+from quantexp.analysis.tensors.operands import slots_of_tensor
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.extras.requantise.candidates import Candidate, candidates, formats_of
 from quantexp.extras.requantise.passing import Work
@@ -21,7 +21,7 @@ ALL = candidates(formats_of(["mxfp4", "mxfp6_e2m3", "hifp8"]))
 SLOTS = {
     str(slot): slot
     for tensor in ("input", "weight", "grad_output")
-    for slot in slots_of({"layer_type": "linear", "tensor": tensor})
+    for slot in slots_of_tensor({"layer_type": "linear", "tensor": tensor})
 }
 NAMES = [label.removeprefix("linear.").replace(".", "_") for label in SLOTS]
 #: Decibels of a candidate.

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quantexp.analysis.compare.gap import late_window
-from quantexp.analysis.compare.running_mean import Values
+from quantexp.analysis.compare.gap import Values, late_window
 from quantexp.analysis.report.series import XY
 
 Iterations = NDArray[np.int64]
