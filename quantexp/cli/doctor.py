@@ -147,8 +147,7 @@ def _products() -> Check:
         import torch  # noqa: F401
     except (ImportError, OSError):
         return Check("CPU products", None, "not looked at: torch cannot be imported")
-    from quantexp.launch.machine_rates import measured_rates
-    from quantexp.launch.product_rate import rate_in_words
+    from quantexp.launch.machine_rates import measured_rates, rate_in_words
     from quantexp.runs.device import multiplies_natively
     from quantexp.schema import Precision
 

@@ -1,7 +1,7 @@
 """The chapter `numerics`: the table of every measure, and the figures of each run.
 
 The table is `numerics.csv`, with a row for each tensor and operand, and `numerics.json`. A tensor that is no operand,
-or is not judged, has one row without a format. The JSON holds each tensor once, with its operands, histograms and notes.
+or is not judged, has one row without a format. The JSON has each tensor once, with its operands, histograms and notes.
 Missing numbers are empty in the CSV and null in the JSON; infinite ones are `inf` and `-inf`, in the JSON as texts.
 """
 

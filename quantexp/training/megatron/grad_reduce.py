@@ -23,8 +23,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from torch import Tensor
 
 from quantexp.formats import finite_amax
-from quantexp.model.pieces import Piece
-from quantexp.model.row_blocks import Box
+from quantexp.model.pieces import Box, Piece
 from quantexp.model.shards import expert_of
 from quantexp.proof.draws import Moment, Randomness
 from quantexp.proof.outside_products import SendWatch, StateWatch

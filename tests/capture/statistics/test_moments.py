@@ -9,8 +9,8 @@ import torch
 
 from quantexp.capture.statistics.counts import from_json
 from quantexp.capture.statistics.fidelity import chosen_for
+from quantexp.capture.statistics.moments import Totals
 from quantexp.capture.statistics.summary import all_totals, statistics, summarise
-from quantexp.capture.statistics.totals import Totals
 
 CHOSEN = chosen_for("mxfp8", "input")
 
