@@ -34,8 +34,7 @@ from quantexp.extras.requantise.files import (
     write_text,
 )
 from quantexp.extras.requantise.passing import Work, operands_of, passed
-from quantexp.extras.requantise.recommend import Choice, recommend
-from quantexp.extras.requantise.scheme_file import NAME, scheme_text
+from quantexp.extras.requantise.recommend import NAME, Choice, recommend, scheme_text
 from quantexp.extras.requantise.table import print_table
 from quantexp.extras.requantise.tally import Tally
 from quantexp.folders import for_shell, user_path, writing_into

@@ -15,12 +15,20 @@ import torch
 from numpy.typing import NDArray
 
 from quantexp.extras.verify import walsh
-from quantexp.extras.verify.asking import Reply, ask, packed, to_numpy, to_torch
 from quantexp.extras.verify.codes import decode_every_code, encode_every_code
 from quantexp.extras.verify.declared import verify_declared
 from quantexp.extras.verify.exact import KINDS, Answer, Case, answer
 from quantexp.extras.verify.gold_check import GOLD, check_gold
-from quantexp.extras.verify.kernels import KERNELS, Kernel, Placed
+from quantexp.extras.verify.kernels import (
+    KERNELS,
+    Kernel,
+    Placed,
+    Reply,
+    ask,
+    packed,
+    to_numpy,
+    to_torch,
+)
 from quantexp.extras.verify.oracles.oracle import Oracle
 from quantexp.extras.verify.questions import SEVERAL_CHUNKS, cases_of
 from quantexp.extras.verify.tally import Tally

@@ -39,8 +39,12 @@ from quantexp.runs.ranks import Rank
 from quantexp.schema import Experiment
 from quantexp.schema.dataset import DEFAULT_SPLIT
 from quantexp.training.log import LOG
-from quantexp.training.megatron.pairs import open_pair
-from quantexp.training.megatron.sample_order import OrderedConfig, OrderedDataset, part_bounds
+from quantexp.training.megatron.sample_order import (
+    OrderedConfig,
+    OrderedDataset,
+    open_pair,
+    part_bounds,
+)
 
 #: Token ids that are read to detect a dataset of another tokenizer.
 _NUM_CHECKED_IDS = 1 << 20

@@ -62,8 +62,7 @@ def at_iterations(iterations: list[int], *words: str) -> list[dict[str, dict[str
 
 
 def held_by(module: Any) -> dict[str, str]:
-    from quantexp.extras.transformer_engine.rank.autocast import autocast
-    from quantexp.extras.transformer_engine.rank.recipes import te_recipe
+    from quantexp.extras.transformer_engine.rank.recipes import autocast, te_recipe
 
     if module.recipe is None:
         return {}

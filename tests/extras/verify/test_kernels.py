@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantexp.extras.verify.asking import ask, packed, to_numpy, to_torch
 from quantexp.extras.verify.exact import Case
-from quantexp.extras.verify.kernels import KERNELS
+from quantexp.extras.verify.kernels import KERNELS, ask, packed, to_numpy, to_torch
 from quantexp.formats import quantise
 
 

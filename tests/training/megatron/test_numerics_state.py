@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantexp.config.compose import compose
 from quantexp.quant.sites import Operand
-from quantexp.training.megatron.operand_positions import Positions
+from quantexp.training.megatron.numerics_state import Positions
 
 T, B, H, G, D, FFN = 16, 3, 4, 2, 6, 12
 _FORMAT = "{format: mxfp4, rounding: stochastic}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quantexp.config.compose import compose
-from quantexp.extras.bisect.scheme_file import override, write_scheme
+from quantexp.extras.bisect.result import override, write_scheme
 from quantexp.quant.precision import precision_map
 from quantexp.schema import QuantConfig, Rule
 
