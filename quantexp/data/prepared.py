@@ -2,7 +2,8 @@
 
 It records the source of the pair, the tokenizer (with a copy in `PREFIX.tokenizer/`), how many documents, in order, are
 for training, validation and test, and the report. The card is written last: a pair prepared here is complete when its
-card exists. A pair without a card is Megatron's own and is used unchanged. Imports neither numpy nor torch.
+card exists. A pair without a card is Megatron's own and is used unchanged. The card completes a dataset's
+configuration: tokenizer, split and label. Imports neither numpy nor torch.
 
 The card records the XXH3 hash of each file. Before training reads a pair, its files are hashed, as fast as the disk is
 (XXH3 itself takes some 10 GB/s), and compared. The cache records the hash of a file with its size, times and inode: a
@@ -21,11 +22,12 @@ from typing import Any
 import xxhash
 
 from quantexp.data.binary import pair_paths
+from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer, id_bytes
 from quantexp.errors import DataError, UnreadableError
-from quantexp.folders import written_beside
+from quantexp.folders import user_path, written_beside
 from quantexp.reading.json_files import read_json
-from quantexp.schema.dataset import TokenizerKind
+from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 #: Incremented whenever older cards become unreadable.
 CARD_VERSION = 1
@@ -243,3 +245,53 @@ def _locked(path: Path) -> Iterator[None]:
         with suppress(OSError):
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
+
+
+def complete(dataset: DatasetConfig) -> None:
+    """Sets path, tokenizer, split and label of a dataset that is not the built-in sample.
+
+    One without a path or a blend has the path of what `prepare` wrote, if there is anything.
+    Tokenizer and split come from the card beside the first path, else they are the defaults.
+
+    Raises:
+        DataError: the card cannot be read.
+    """
+    default = Path(default_prefix(dataset.name))
+    written = (card_path(default), *pair_paths(default))
+    if not (dataset.path or dataset.blend) and any(p.exists() for p in written):
+        dataset.path = str(default)
+    prefix = next(iter(paths(dataset)), None)
+    card = read_card(prefix) if prefix is not None else None
+    if card is not None and dataset.tokenizer is None and dataset.tokenizer_path is None:
+        assert prefix is not None
+        dataset.tokenizer = TokenizerKind(card.tokenizer.kind)
+        if card.tokenizer.file is not None:
+            dataset.tokenizer_path = str(tokenizer_folder(prefix) / card.tokenizer.file)
+        dataset.eod = dataset.eod or card.tokenizer.eod_name
+        dataset.tokenizer_pattern = dataset.tokenizer_pattern or card.tokenizer.pattern
+    dataset.tokenizer = dataset.tokenizer or TokenizerKind.huggingface
+    if dataset.split is None:
+        dataset.split = DEFAULT_SPLIT if card is None else card.split
+    dataset.label = dataset.name
+
+
+def paths(dataset: DatasetConfig) -> dict[Path, float]:
+    """Returns the prefixes of a dataset with their weights; empty for the sample."""
+    if dataset.path is not None:
+        return {user_path(dataset.path): 1.0}
+    return {user_path(path): weight for path, weight in (dataset.blend or {}).items()}
+
+
+def tokenizer_of(dataset: DatasetConfig) -> Tokenizer:
+    """Returns the tokenizer of a completed configuration.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    assert dataset.tokenizer is not None
+    return load_tokenizer(
+        dataset.tokenizer.value,
+        dataset.tokenizer_path,
+        eod=dataset.eod,
+        pattern=dataset.tokenizer_pattern,
+    )

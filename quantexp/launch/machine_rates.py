@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from quantexp.errors import UnreadableError
-from quantexp.processes.cores import allowed_cores
+from quantexp.processes.machine import allowed_cores
 from quantexp.reading.json_files import read_json
 from quantexp.reading.typed import Rule
 from quantexp.runs.device import LIMITS, multiplies_natively

@@ -23,7 +23,7 @@ from quantexp.errors import DataError, UnreadableError
 from quantexp.folders import written_beside
 from quantexp.model import finite
 from quantexp.model.checkpoints import STATE, STATE_INDEX, iteration_of
-from quantexp.model.huggingface.file_names import CONFIG, INDEX
+from quantexp.model.huggingface import CONFIG, INDEX
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.safetensors import content_of, dtype_name, head_of
 from quantexp.model.training_state import MAIN

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from quantexp.errors import DataError, RunError
 from quantexp.folders import existing, sync
-from quantexp.model.huggingface.file_names import INDEX, SINGLE
+from quantexp.model.huggingface import INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.sizes import element_bytes
 from quantexp.runs.paths import RunDir

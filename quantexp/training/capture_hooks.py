@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantexp.capture.select.choice import takes_micro_batch
 from quantexp.capture.select.schedule import captured_iterations
-from quantexp.capture.store.token_list import TokenList
+from quantexp.capture.store.manifest import TokenList
 from quantexp.model.layout import Layout, Place
 from quantexp.schema import AttentionPath, CaptureLevel, Experiment
 

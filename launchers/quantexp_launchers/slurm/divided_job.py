@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from quantexp.errors import QuantexpError, RunError
-from quantexp.processes.cores import CORES
+from quantexp.processes.machine import CORES
 from quantexp.reading.json_files import require_json
 from quantexp.runs.paths import Submission
 from quantexp.runs.snapshot import check_snapshot

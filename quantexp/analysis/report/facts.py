@@ -14,7 +14,7 @@ from quantexp.analysis.evaluation_table import evaluated_words, task_words
 from quantexp.analysis.report.proof import Proof
 from quantexp.analysis.tensors.run_record import section
 from quantexp.errors import UnreadableError
-from quantexp.processes.cores import ranges
+from quantexp.processes.machine import ranges
 from quantexp.quant.label import describe_scheme
 from quantexp.runs.evaluation import is_evaluation, read_evaluation
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quantexp.capture.store.manifest import finish_capture
-from quantexp.capture.store.token_list import TokenList
+from quantexp.capture.store.manifest import TokenList, finish_capture
 from quantexp.errors import CaptureError
 from quantexp.model.checkpoints import resumable
 from quantexp.model.layout import Layout

@@ -40,7 +40,7 @@ from quantexp.extras.requantise.tally import Tally
 from quantexp.folders import for_shell, user_path, writing_into
 from quantexp.formats import Family, Format
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.processes.cores import num_cores
+from quantexp.processes.machine import num_cores
 from quantexp.quant.label import is_unquantised
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.facts import Facts

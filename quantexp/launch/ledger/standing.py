@@ -14,7 +14,7 @@ from dataclasses import replace
 from quantexp.errors import QuantexpError, RunError, UnreadableError
 from quantexp.launch.backend import Standing, kind_of, launcher_of
 from quantexp.launch.outcome import pace
-from quantexp.runs.claim import drop_dead_claim
+from quantexp.runs.fencing import drop_dead_claim
 from quantexp.runs.lock import locked
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, finish, read_status, write_status

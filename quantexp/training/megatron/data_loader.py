@@ -28,8 +28,7 @@ from torch import Tensor
 from quantexp.config.evaluation import num_samples
 from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.data.binary import fingerprint
-from quantexp.data.completed import paths, tokenizer_of
-from quantexp.data.prepared import check_intact, check_split, read_whole
+from quantexp.data.prepared import check_intact, check_split, paths, read_whole, tokenizer_of
 from quantexp.data.sample import sample_prefix
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError

@@ -18,9 +18,8 @@ from torch import Tensor
 from quantexp.capture.division import Holder
 from quantexp.capture.names import TensorName, place
 from quantexp.capture.record.recorder import Recorder
-from quantexp.capture.record.scored import OwnFormats
 from quantexp.capture.select.rules import Take
-from quantexp.capture.statistics.fidelity import Chosen
+from quantexp.capture.statistics.fidelity import Chosen, OwnFormats
 from quantexp.capture.statistics.summary import Summary
 from quantexp.capture.store.deferred import Deferred, count_all
 from quantexp.capture.store.folder import CaptureStore, Line

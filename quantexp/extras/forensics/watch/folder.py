@@ -17,9 +17,9 @@ from typing import Any
 
 from quantexp.errors import QuantexpError
 from quantexp.extras.forensics.watch.captures import FollowedCapture
-from quantexp.extras.forensics.watch.files import Kept, signature
 from quantexp.extras.forensics.watch.followed import FollowedRun
 from quantexp.extras.forensics.watch.rows import LedgerRow, Sweeps, counted
+from quantexp.extras.forensics.watch.tail import Kept, signature
 from quantexp.extras.forensics.watch.view import View
 from quantexp.runs.dossiers import Dossier, dossier_files, read_dossier
 from quantexp.runs.find import Scope

@@ -29,8 +29,7 @@ def built(*words: str) -> Iterator[tuple[dict[Any, Any], Any]]:
 
 @contextmanager
 def model_of(*words: str) -> Iterator[tuple[Any, Any, Any]]:
-    from quantexp.training.megatron.backend import scheme_spec
-    from quantexp.training.megatron.model import build_model
+    from quantexp.training.megatron.model import build_model, scheme_spec
     from quantexp.training.megatron.session import session
 
     experiment = tiny(*words)

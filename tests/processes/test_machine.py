@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quantexp.processes import host_memory
-from quantexp.processes.host_memory import group_limits, host_memory_gb
+from quantexp.processes import machine
+from quantexp.processes.machine import group_limits, host_memory_gb
 
 
 def write(file: Path, text: str) -> Path:
@@ -47,8 +47,8 @@ def test_machine_has_the_lowest_of_its_memory_and_the_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = psutil.virtual_memory().total
-    monkeypatch.setattr(host_memory, "_OWN_GROUPS", write(tmp_path / "own", "0::/\n"))
-    monkeypatch.setattr(host_memory, "_HIERARCHY", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_GROUPS", write(tmp_path / "own", "0::/\n"))
+    monkeypatch.setattr(machine, "_HIERARCHY", tmp_path)
     assert host_memory_gb() == total / 1e9
     write(tmp_path / "memory.max", f"{total * 2}\n")
     assert host_memory_gb() == total / 1e9

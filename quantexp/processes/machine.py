@@ -1,13 +1,14 @@
-"""The memory available to processes of this machine: the installed memory, or the limit of a control group.
+"""The processor cores and the memory that this process may use.
 
-Containers and schedulers limit memory by control groups. The lowest limit between this process's group and the root of
-the hierarchy counts, for version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max`). Swap does not count, because
-a training that swaps never finishes.
+Memory is the installed memory, or the limit of a control group: containers and schedulers limit it by these. The lowest
+limit between this process's group and the root of the hierarchy counts, for version 1 (`memory.limit_in_bytes`) and
+version 2 (`memory.max`). Swap does not count, because a training that swaps never finishes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -60,3 +61,30 @@ def _limit(file: Path) -> list[int]:
     except OSError:
         return []
     return [int(text)] if text.isdecimal() else []
+
+
+#: The number of cores that a cluster gave a job, whose processes may be allowed to run on all cores of the node.
+CORES = "QUANTEXP_CORES"
+
+
+def num_cores() -> int:
+    """The number of processes that may work in parallel: one for each core of this process or, in a job, of the job."""
+    return int(os.environ.get(CORES) or len(allowed_cores()))
+
+
+def allowed_cores() -> list[int]:
+    """The cores that this process may use, ascending."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3,8` for 0, 1, 2, 3, 8."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in spans)
