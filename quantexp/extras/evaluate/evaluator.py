@@ -42,6 +42,7 @@ from quantexp.training.megatron.collectives import (
     sum_over_stages,
 )
 from quantexp.training.megatron.experts import forget_balancing_loss
+from quantexp.training.megatron.initial_weights import load_initial_weights
 from quantexp.training.megatron.model import (
     build_chunks,
     scheme_modules,
@@ -50,7 +51,6 @@ from quantexp.training.megatron.model import (
 )
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.passes import Batch, Passes
-from quantexp.training.megatron.published_weights import load_initial_weights
 from quantexp.training.megatron.watched import Watched
 
 

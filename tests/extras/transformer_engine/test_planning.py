@@ -25,10 +25,9 @@ NATIVE = "quant.backend=transformer_engine"
 
 @pytest.fixture(autouse=True)
 def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("planning", "machine"):
-        monkeypatch.setattr(
-            f"quantexp.extras.transformer_engine.{module}.installed_version", lambda: None
-        )
+    monkeypatch.setattr(
+        "quantexp.extras.transformer_engine.planning.installed_version", lambda: None
+    )
 
 
 def planned(words: list[str], device: str | None) -> Plan:

@@ -21,9 +21,8 @@ from quantexp.extras.forensics.watch.server import (
     page,
 )
 from quantexp.folders import cache_dir, user_path
-from quantexp.launch.ledger.rows import status_rows
 from quantexp.launch.ledger.standing import standings
-from quantexp.launch.ledger.view import about
+from quantexp.launch.ledger.view import about, status_rows
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.escaping import printable_line
