@@ -51,7 +51,7 @@ CASES = {
 def run_here(words: list[str]) -> None:
     """One run in this process; what each step took, and how the capture ended, on stdout."""
     from quantexp.config.compose import compose
-    from quantexp.extras.forensics.ring.recorder import RingRecorder
+    from quantexp.extras.forensics.ring.store import RingRecorder
     from quantexp.launch.attempt import open_run
     from quantexp.runs.device import device_class
     from quantexp.training.observer import RunObserver

@@ -27,7 +27,7 @@ from quantexp.errors import ConfigError
 from quantexp.launch.attempt import open_run
 from quantexp.runs.device import device_class
 from quantexp.runs.status import read_status
-from quantexp.training.megatron.imported import import_megatron
+from quantexp.training.megatron.without_te import import_megatron
 from quantexp.training.worker import Worker
 
 ROOT = Path(__file__).parents[1]

@@ -196,7 +196,7 @@ def _train_case(folder: Path) -> None:
     import torch
 
     from quantexp.config.load import read
-    from quantexp.data.completed import tokenizer_of
+    from quantexp.data.prepared import tokenizer_of
     from quantexp.data.sample import sample_prefix
     from quantexp.folders import cache_dir
     from quantexp.model.layout import Layout

@@ -137,7 +137,7 @@ def _seconds(call: Callable[[], object]) -> float:
 def measured(words: list[str], turns: int) -> _Turns:
     """Train with turns after each step, on one process."""
     from quantexp.config.compose import compose
-    from quantexp.data.completed import tokenizer_of
+    from quantexp.data.prepared import tokenizer_of
     from quantexp.data.sample import sample_prefix
     from quantexp.folders import cache_dir
     from quantexp.model.layout import Layout

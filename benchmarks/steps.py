@@ -43,8 +43,8 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     from quantexp.config.compose import compose
     from quantexp.quant.precision import precision_map
     from quantexp.quant.weight_cache.weights import WeightCopies
+    from quantexp.training.megatron.initial_weights import load_initial_weights
     from quantexp.training.megatron.model import build_model, set_precision, share_weight_copies
-    from quantexp.training.megatron.published_weights import load_initial_weights
     from quantexp.training.megatron.specs import inject, stock_spec
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -40,10 +40,10 @@ from quantexp.model.layout import Layout
 from quantexp.model.sizes import distributes_optimizer, num_micro_batches_each
 from quantexp.schema import Experiment
 from quantexp.training.megatron.attention import LatentCoreAttention
+from quantexp.training.megatron.initial_weights import load_initial_weights
 from quantexp.training.megatron.model import build_chunks
-from quantexp.training.megatron.published_weights import load_initial_weights
-from quantexp.training.megatron.schedule import optimizer_config, scheduler
 from quantexp.training.megatron.specs import inject, stock_spec
+from quantexp.training.megatron.transformer_config import optimizer_config, scheduler
 
 Batch = dict[str, Tensor]
 #: Called after the passes, before the optimizer.

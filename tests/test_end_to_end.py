@@ -121,7 +121,7 @@ def test_a_run_made_by_other_code_runs_again_and_is_not_matched(
     for tree in trees.values():
         for part in ("quantexp", "launchers", "conf"):
             shutil.copytree(Path(__file__).parents[1] / part, tree / part)
-        file = tree / "quantexp" / "training" / "megatron" / "schedule.py"
+        file = tree / "quantexp" / "training" / "megatron" / "transformer_config.py"
         text = file.read_text()
         other = tree.name == "other"
         file.write_text(text.replace("=training.lr,", "=2 * training.lr,") if other else f"{text}#")

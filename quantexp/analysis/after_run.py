@@ -113,7 +113,7 @@ def draw_sweep(listing: Path, out: Path) -> Path:
     from quantexp.analysis.measures.table import MeasuresTable
     from quantexp.analysis.quick.first_look import first_look
     from quantexp.analysis.quick.overview import draw_overview
-    from quantexp.analysis.quick.schemes import schemes_of
+    from quantexp.analysis.quick.scheme_table import schemes_of
     from quantexp.analysis.style import save_png
 
     sources = open_sources([str(listing)], {})

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from quantexp.analysis.scheme_style import SchemeStyle, format_colour
-from quantexp.analysis.tensors.inventory import Kind
+from quantexp.analysis.tensors.place import Kind
 from quantexp.terminal.escaping import printable
 
 BLACK = "#000000"

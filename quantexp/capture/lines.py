@@ -2,6 +2,7 @@
 
 A capture of a whole run has hundreds of thousands of lines, in the manifest or, of statistics without values, in the
 list of statistics. An `IterationIndex` searches each for its iteration alone, and parses those that are read.
+`samples_of` reads `tokens.jsonl`, the samples and tokens of captured micro-batches.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, TOKENS, ManifestLine
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS, TOKENS, ManifestLine, TokenLine
 from quantexp.errors import UnreadableError
 from quantexp.reading import json_files
 from quantexp.reading.files import open_file
@@ -151,3 +153,29 @@ def tensor_key(line: Mapping[str, Any]) -> tuple[str | int | None, ...]:
     """The identity of a line's tensor within a capture; hashable whatever a damaged line says."""
     values = [line.get(key) for key in _WHICH]
     return tuple(v if v is None or isinstance(v, str | int) else repr(v) for v in values)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a captured micro-batch."""
+
+    index: int
+    ids: list[int]
+    texts: dict[str, str]
+
+    def text(self, position: int) -> str:
+        """The text of the token at a position."""
+        return self.texts.get(str(self.ids[position]), "")
+
+
+def samples_of(folder: Path) -> dict[tuple[int, int, int], list[Sample]]:
+    """(iteration, micro-batch, data-parallel rank) -> its samples; empty for a capture without the list."""
+    return {
+        (line["iteration"], line["micro_batch"], line["data_rank"]): [
+            Sample(index, ids, line["texts"])
+            for index, ids in zip(line["samples"], line["tokens"], strict=False)
+        ]
+        for file in lists_of(folder, TOKENS)
+        for line in json_files.json_lines(file, TokenLine, lambda error: None)
+        if TokenLine.__annotations__.keys() <= line.keys()
+    }

@@ -24,7 +24,7 @@ from typing import Any, get_args, get_type_hints
 from quantexp.analysis.compare.arguments import MEASURES
 from quantexp.analysis.draw.arguments import FORMATS as FIGURE_FORMATS
 from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
-from quantexp.cli.kinds import FILTERS, KINDS, SHELLS
+from quantexp.cli.flags import FILTERS, KINDS, SHELLS
 from quantexp.cli.plan_backend import DEVICE
 from quantexp.cli.verbs import all_verbs, verb_named
 from quantexp.config.choices import choice_files, comment, groups

@@ -20,7 +20,7 @@ from quantexp.cli.output import print_json
 from quantexp.config.choices import choice_files
 from quantexp.extra import Service, service
 from quantexp.folders import cache_dir, conf_dir
-from quantexp.processes.host_memory import host_memory_gb
+from quantexp.processes.machine import host_memory_gb
 from quantexp.terminal.close_matches import one_of
 from quantexp.terminal.console import output_console
 from quantexp.terminal.facts import Facts
@@ -147,8 +147,7 @@ def _products() -> Check:
         import torch  # noqa: F401
     except (ImportError, OSError):
         return Check("CPU products", None, "not looked at: torch cannot be imported")
-    from quantexp.launch.machine_rates import measured_rates
-    from quantexp.launch.product_rate import rate_in_words
+    from quantexp.launch.machine_rates import measured_rates, rate_in_words
     from quantexp.runs.device import multiplies_natively
     from quantexp.schema import Precision
 

@@ -22,7 +22,7 @@ from quantexp.analysis.compare.arguments import named_runs, out_and_rest
 from quantexp.cli.arguments import root_and_rest
 from quantexp.cli.output import print_line
 from quantexp.config.load import read
-from quantexp.data.completed import tokenizer_of
+from quantexp.data.prepared import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
 from quantexp.folders import user_path
@@ -41,7 +41,7 @@ from quantexp.model.checkpoints import (
     is_published,
     saved_iterations,
 )
-from quantexp.model.huggingface.file_names import CONFIG
+from quantexp.model.huggingface import CONFIG
 from quantexp.model.huggingface.token_roles import token_roles
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.publish import write_published

@@ -1,4 +1,4 @@
-"""The arguments and flags of each verb of the command line. Needs no torch."""
+"""The arguments and flags of each verb of the command line, and the words that they may have. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from quantexp.cli.kinds import KINDS, SHELLS
+#: The keys that select captured tensors.
+FILTERS = ("layer=", "rank=", "iteration=", "operation=", "tensor=", "module=")
+SHELLS = ("bash", "zsh", "fish")
+#: What can be listed -> the configuration group; None for what is no group.
+KINDS: dict[str, str | None] = {
+    "models": "model",
+    "datasets": "dataset",
+    "schemes": "quant",
+    "formats": "format",
+    "presets": "training",
+    "captures": "capture",
+    "launchers": "launcher",
+    "layouts": "parallel",
+    "sizes": "size",
+    "experiments": "experiment",
+    "runs": None,
+}
 
 
 def _overrides(parser: argparse.ArgumentParser) -> None:

@@ -16,10 +16,8 @@ from quantexp.cli.output import print_json
 from quantexp.errors import RunError
 from quantexp.launch.backend import Standing
 from quantexp.launch.ledger.cancel import KILL_AFTER_S, cancel
-from quantexp.launch.ledger.rows import status_rows
-from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import standings
-from quantexp.launch.ledger.view import view
+from quantexp.launch.ledger.standing import settle, standings
+from quantexp.launch.ledger.view import status_rows, view
 from quantexp.runs.find import Scope, find_run, scope
 from quantexp.terminal.console import output_console
 from quantexp.terminal.escaping import printable

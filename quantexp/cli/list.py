@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from quantexp.cli.arguments import root_and_rest
-from quantexp.cli.kinds import KINDS
+from quantexp.cli.flags import KINDS
 from quantexp.cli.output import print_json
 from quantexp.config.choices import choice_files, comment, require_folder
 from quantexp.errors import ConfigError

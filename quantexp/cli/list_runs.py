@@ -23,8 +23,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import model_section, model_text
 from quantexp.runs.status import UNREADABLE, read_status
 from quantexp.terminal.console import plain
-from quantexp.terminal.fitted_table import Column, Row, Shrink, layout_of
-from quantexp.terminal.wrapping import wrapped
+from quantexp.terminal.fitted_table import Column, Row, Shrink, layout_of, wrapped
 
 _REASON = "reason"
 _RUNS = (

@@ -21,7 +21,7 @@ from quantexp.cli.arguments import parser_of, split_verb, top_parser
 from quantexp.cli.output import complain
 from quantexp.cli.verbs import COMPLETE, verb_named
 from quantexp.errors import QuantexpError
-from quantexp.terminal.messages import drop_rest
+from quantexp.terminal.console import drop_rest
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quantexp.cli.arguments import flags_with_value, parser_of
-from quantexp.cli.kinds import KINDS
+from quantexp.cli.flags import KINDS
 from quantexp.config.choices import choice_files, groups
 from quantexp.schema.keys import OLD_KEYS, keys
 from quantexp.terminal.close_matches import did_you_mean, near, one_of

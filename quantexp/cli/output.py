@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quantexp.errors import RunError
 from quantexp.folders import writing_into
-from quantexp.terminal.messages import complain as complain
+from quantexp.terminal.console import complain as complain
 
 
 def print_line(text: str) -> None:

@@ -14,7 +14,7 @@ from quantexp.cli.plan_record import Plan
 from quantexp.cli.plan_text import precision_table, tflop, why_no_time
 from quantexp.launch.duration import about, in_words
 from quantexp.launch.label import labels
-from quantexp.launch.product_rate import rate_in_words
+from quantexp.launch.machine_rates import rate_in_words
 from quantexp.launch.recorded import root_of
 from quantexp.launch.refusal import by_reason, too_large_together
 from quantexp.schema import Experiment

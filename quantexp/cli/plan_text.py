@@ -21,7 +21,7 @@ from quantexp.formats.spec import LEFT_OUT, PRE_SCALE
 from quantexp.formats.types import Family, Format
 from quantexp.formats.words import block_scale_words, block_words, code_words
 from quantexp.launch.duration import about
-from quantexp.launch.product_rate import rate_in_words
+from quantexp.launch.machine_rates import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme, factor_words
 from quantexp.quant.records import part_words

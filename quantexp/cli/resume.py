@@ -25,8 +25,7 @@ from quantexp.errors import ConfigError, RunError
 from quantexp.launch.backend import Standing, launcher_of
 from quantexp.launch.going_on import differs_in_layout_alone, is_recorded
 from quantexp.launch.identity import folder_name, identity
-from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import standings
+from quantexp.launch.ledger.standing import settle, standings
 from quantexp.launch.recorded import in_place, root_of
 from quantexp.launch.refusal import Request, require_startable
 from quantexp.model.checkpoints import next_iteration

@@ -10,8 +10,7 @@ from functools import cache
 
 from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
 from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
-from quantexp.cli.flags import add_config_dir
-from quantexp.cli.kinds import SHELLS
+from quantexp.cli.flags import SHELLS, add_config_dir
 from quantexp.errors import ConfigError
 from quantexp.extra import GROUP, INSTALL, Verb, extras
 

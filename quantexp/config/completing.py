@@ -33,7 +33,7 @@ def complete_dataset(experiment: Experiment) -> None:
         )
     dataset.sample = dataset.sample and dataset.path is None and not dataset.blend
     if not dataset.sample:
-        from quantexp.data.completed import complete
+        from quantexp.data.prepared import complete
 
         complete(dataset)
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quantexp.data.tokenizers.load import COMPANIONS
 from quantexp.errors import ConfigError
 from quantexp.folders import user_path
-from quantexp.model.huggingface.file_names import CONFIG
+from quantexp.model.huggingface import CONFIG
 from quantexp.schema import DatasetConfig, EvaluateConfig, Experiment
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from quantexp.launch.recorded import recorded, require_own_captures, root_of
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import require_room
 from quantexp.quant.slots import python_sources
-from quantexp.runs.claim import claimed
+from quantexp.runs.fencing import claimed
 from quantexp.runs.lock import PROBE_S, cannot_write, may_write, take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import (

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from quantexp.config.launchers import load_launcher, options_of
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.pace import Pace
+from quantexp.launch.outcome import Pace
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, Status, end_of, read_status
 from quantexp.runs.work_folder import WorkFolder

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.data.binary import ORDER_VERSION, check_pair, fingerprint, pair_paths, unfinished
-from quantexp.data.completed import paths, tokenizer_of
-from quantexp.data.prepared import check_split, default_prefix, read_whole
+from quantexp.data.prepared import check_split, default_prefix, paths, read_whole, tokenizer_of
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError

@@ -26,7 +26,7 @@ from quantexp.folders import user_path
 from quantexp.formats.types import Rounding, Scaling
 from quantexp.launch.fingerprints import data_identity, weights_fingerprint
 from quantexp.model.checkpoints import require_published
-from quantexp.model.huggingface.file_names import CONFIG
+from quantexp.model.huggingface import CONFIG
 from quantexp.model.huggingface.fit import require_same_numbers
 from quantexp.model.huggingface.token_roles import token_roles
 from quantexp.model.huggingface.weights import open_weights

@@ -1,18 +1,19 @@
-"""The outcome of a run, read from its folder for display."""
+"""The outcome of a run, and its pace (latest loss, speed and time left), read from its folder for display."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.errors import RunError, RunInUseError
-from quantexp.launch.progress import dossier_words, left_out_words
-from quantexp.runs.metrics import Speed, recent_metrics, speed_of, without_a_step
+from quantexp.launch.progress import dossier_words, left_out_words, time_left_s
+from quantexp.runs.metrics import Speed, early_end, recent_metrics, speed_of, without_a_step
 from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import Precision, read_precision
 from quantexp.runs.provenance import read_provenance
-from quantexp.runs.status import State, read_status
+from quantexp.runs.status import State, Status, read_status
 from quantexp.schema import Experiment
 
 
@@ -94,3 +95,37 @@ def _verified(run: RunDir) -> str | None:
         return None
     verified = read_provenance(run.provenance).get("verified") or {}
     return verified.get("words")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The last iteration's loss and the run's speed; None if there is no value, or if it is not finite."""
+
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    #: Seconds until the last iteration ends, at the median step time.
+    time_left_s: float | None = None
+    #: The words for metrics.jsonl without the last iterations; empty if it has them.
+    early_end: str = ""
+    #: The words for latest steps that were all left out in fp16; empty if one was taken.
+    without_a_step: str = ""
+
+
+def pace(run: RunDir, status: Status) -> Pace:
+    """The pace of a run from its latest iterations; empty if metrics.jsonl has none."""
+    latest = recent_metrics(run)
+    if not latest:
+        return Pace(early_end=early_end(0, status))
+    speed, last = speed_of(latest), latest[-1]
+    return Pace(
+        _number(last.get("loss")),
+        speed.tokens_per_s,
+        time_left_s(status, speed),
+        early_end(last["iteration"], status),
+        without_a_step(latest),
+    )
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]

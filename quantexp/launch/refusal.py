@@ -17,7 +17,7 @@ from quantexp.launch.label import labels
 from quantexp.launch.recorded import root_of
 from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.room import STARTED_ANYWAY, fits, misfit, needed_gb, never, room_of
-from quantexp.processes.host_memory import host_memory_gb
+from quantexp.processes.machine import host_memory_gb
 from quantexp.runs.device import device_class
 from quantexp.schema import Backend, Experiment, MemoryCheck
 

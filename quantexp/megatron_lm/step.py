@@ -2,14 +2,16 @@
 
 Megatron-LM may run the passes of an iteration again, on the same data, to see whether a NaN or a spike repeats itself
 (its rerun state machine). A repeated run draws the same random numbers; it is neither proved nor captured, and enters
-no amax history.
+no amax history. Scheme and observer are told which micro-batch Megatron-LM's schedule computes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,13 +20,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from quantexp.capture.store.queue import wait_for_copies
-from quantexp.megatron_lm.passes import told_micro_batches
 from quantexp.megatron_lm.run import LmRun
 from quantexp.model.sizes import flops_per_iteration
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Precision
 from quantexp.training.megatron.collectives import complete_gradients
 from quantexp.training.megatron.device import memory_gb
+from quantexp.training.megatron.passes import Begin, begin_backward
 
 
 class LmStep:
@@ -147,3 +149,25 @@ def mean_loss(run: LmRun, loss: Tensor) -> float:
         group = parallel_state.get_pipeline_model_parallel_group()
         torch.distributed.all_reduce(own, group=group)
     return float(own)
+
+
+def told_micro_batches(
+    forward_step: Callable[..., Any], begin: Begin, is_pipelined: bool
+) -> Callable[..., Any]:
+    """Megatron-LM's forward step, which calls `begin` before each forward pass of a rank's micro-batch.
+
+    In a pipeline, whose backward passes follow forward passes of later micro-batches, also before each backward pass.
+    """
+    calls = Counter[int]()
+
+    @functools.wraps(forward_step)
+    def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        index = calls[id(model)]
+        calls[id(model)] += 1
+        begin(index)
+        output, *rest = forward_step(data_iterator, model, *args, **kwargs)
+        if is_pipelined and output.requires_grad:
+            begin_backward(output, lambda: begin(index))
+        return (output, *rest)
+
+    return step

@@ -234,7 +234,7 @@ def _temporary_bytes(
     quantised operands of the output layer.
 
     On a GPU torch's Adam processes all tensors at once, with one more float32 copy of each; on a CPU in strips
-    (`quantexp.training.megatron.optimizer`). There, ranks that divide the optimizer's state reduce a copy of the main
+    (`quantexp.training.megatron.cpu`). There, ranks that divide the optimizer's state reduce a copy of the main
     gradients: gloo has no reduce-scatter of its own.
     """
     backward = passing_bytes(

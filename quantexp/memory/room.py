@@ -17,7 +17,7 @@ from typing import Any
 
 from quantexp.errors import ConfigError, RunError, TooLargeError
 from quantexp.memory.footprint import memory_parts_gb
-from quantexp.processes.host_memory import host_memory_gb
+from quantexp.processes.machine import host_memory_gb
 from quantexp.quant.attention.fusable import require_fused_attention
 from quantexp.quant.precision import PrecisionMap, declared_maps
 from quantexp.runs.device import device_class

@@ -19,15 +19,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantexp.folders import PART, sync
-from quantexp.model.checkpoint_hashes import record_hashes
-from quantexp.model.checkpoints import PADDING, STATE, STATE_INDEX, checkpoint_bytes, iteration_of
+from quantexp.model.checkpoint_hashes import FileHash, record_hashes, write_hashed
+from quantexp.model.checkpoints import (
+    HIDDEN,
+    PADDING,
+    STATE,
+    STATE_INDEX,
+    checkpoint_bytes,
+    iteration_of,
+    remove,
+)
 from quantexp.model.finite import require_finite, tensors_in
-from quantexp.model.hashed_file import FileHash, write_hashed
 from quantexp.model.huggingface.token_roles import TokenRoles
 from quantexp.model.pieces import Piece
 from quantexp.model.publish import write_config, write_padding, write_published
 from quantexp.model.rank_records import RECORDS, RankRecord, num_others
-from quantexp.model.retention import HIDDEN, remove
 from quantexp.model.safetensors import described
 from quantexp.model.saved_tensors import SavedTensors, dtype_name_of
 from quantexp.model.training_state import (

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: their iterations, folders and sizes. Imports no torch.
+"""Checkpoints of a run: their iterations, folders and sizes, and the removal of old ones. Imports no torch.
 
     checkpoints/iteration_00000100/     model.safetensors (or shards with an index), unless checkpoint.publish=false
                                         padding.safetensors beside it, where Megatron pads the vocabulary
@@ -8,7 +8,8 @@
 
 With the weights in the published form, runs can start from it (`model.init_from`), `export` can copy it, and any tool
 can read it; without it, `export` makes them from state/. A folder is written under a temporary name and renamed
-(`quantexp.model.checkpoint_writer`): a folder with the final name is complete.
+(`quantexp.model.checkpoint_writer`): a folder with the final name is complete. It is renamed to a hidden name before
+its files are removed. What a kill leaves under a hidden name is removed with the next one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantexp.errors import DataError, RunError
-from quantexp.folders import existing
-from quantexp.model.huggingface.file_names import INDEX, SINGLE
+from quantexp.folders import existing, sync
+from quantexp.model.huggingface import INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.sizes import element_bytes
 from quantexp.runs.paths import RunDir
@@ -152,3 +153,34 @@ def require_room(experiment: Experiment, root: Path) -> None:
             f"{number} checkpoints would take {required / 1e9:.3g} GB, and {root} has {free / 1e9:.3g} GB free; raise "
             "checkpoint.every, set checkpoint.keep_last=N, or set paths.root to another disk"
         )
+
+
+#: The first character of a folder that is being written or removed, and the suffix of the latter.
+HIDDEN, REMOVED = ".", ".removed"
+
+
+def remove_others(run: RunDir, checkpoint: CheckpointConfig, iteration: int) -> None:
+    """Remove the checkpoints before an iteration, whose own is whole, that do not stay.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    for leftover in run.checkpoints.glob(f"{HIDDEN}*{REMOVED}"):
+        shutil.rmtree(leftover)
+    saved = [each for each in saved_iterations(run) if each <= iteration]
+    for each in sorted(set(saved) - set(kept(checkpoint, saved))):
+        remove(folder_of(run, each))
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint.
+
+    Raises:
+        OSError: it cannot be renamed or removed.
+    """
+    hidden = folder.with_name(f"{HIDDEN}{folder.name}{REMOVED}")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    folder.rename(hidden)
+    sync(folder.parent)
+    shutil.rmtree(hidden)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from quantexp.model.hashed_file import FileHash, write_hashed
+from quantexp.model.checkpoint_hashes import FileHash, write_hashed
+from quantexp.model.huggingface import CONFIG, GENERATION, INDEX, SINGLE
 from quantexp.model.huggingface.configuration import config_json
-from quantexp.model.huggingface.file_names import CONFIG, GENERATION, INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.token_roles import TokenRoles
 from quantexp.model.safetensors import described

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from quantexp.errors import RunError
-from quantexp.model.hashed_file import FileHash
+from quantexp.model.checkpoint_hashes import FileHash
 from quantexp.model.training_state import History
 from quantexp.reading.json_files import require_json
 from quantexp.runs.status import write_json

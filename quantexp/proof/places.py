@@ -5,7 +5,7 @@
     context parallel       two of 2 N equal parts of a sequence, rank r the parts r and 2 N - 1 - r; k and v are whole
     expert-tensor parallel as tensor parallel, of routed experts, whose rows are whole
 
-Training has a table of its own for this (`quantexp.training.megatron.operand_positions`), which is not asked.
+Training has a table of its own for this (`quantexp.training.megatron.numerics_state`), which is not asked.
 """
 
 from __future__ import annotations

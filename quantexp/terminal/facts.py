@@ -14,7 +14,7 @@ from rich.text import Text
 
 from quantexp.folders import short_path
 from quantexp.terminal.escaping import printable, printable_line
-from quantexp.terminal.wrapping import wrapped
+from quantexp.terminal.fitted_table import wrapped
 
 _GAP = 2
 

@@ -1,12 +1,16 @@
-"""A table that fits a given width: it drops columns by their worth, and breaks no word.
+"""A table that fits a given width: it drops columns by their worth, and breaks lines between words.
 
 Every column has a worth, and a rule for shrinking its cells. If the columns do not fit, the table drops the column of
 the least worth, then the next; columns with the worth `ALWAYS` stay. Empty columns are dropped too.
+
+A command of quantexp is one word, so that it can be copied. It goes from `quantexp` to the first word that ends with a
+bracket, comma or semicolon, or to the end of the line; a path in quotes may hold blanks.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from quantexp.terminal.escaping import printable, printable_line
-from quantexp.terminal.wrapping import words_of, wrapped
 
 #: The worth of a column that is never dropped.
 ALWAYS = 100
@@ -222,3 +225,26 @@ def _cut(cell: Text, column: Column, width: int) -> Text:
     if column.shrink is not Shrink.CUT_START or cell_len(cell.plain) <= width:
         return cell
     return Text("…").append_text(cell[len(cell) - (width - 1) :])
+
+
+_WORD = re.compile(r"[(`]?quantexp(?:(?<![;,)]) (?:'[^']*'|[^\s'])+)+\s*|\S+\s*")
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a line, each with the blanks behind it; a command is one of them."""
+    return _WORD.findall(line)
+
+
+def wrapped(value: Text, room: int) -> Iterator[Text]:
+    """Lines of at most `room` characters, broken between words; a longer word has its own line."""
+    for line in value.split(allow_blank=True):
+        breaks, used, at = [], 0, len(line.plain) - len(line.plain.lstrip())
+        for word in words_of(line.plain):
+            if used and used + cell_len(word.rstrip()) > room:
+                breaks.append(at)
+                used = 0
+            used += cell_len(word)
+            at += len(word)
+        for part in line.divide(breaks):
+            part.rstrip()
+            yield part

@@ -6,19 +6,26 @@ Importing this module imports no torch. The metadata of an expert's tensors says
     row_sources     for each micro-batch that the rows are from, slot -> what its operand depends on: seed and offset of
                     random numbers, random signs; present where several micro-batches draw their own
 
-Each of several micro-batches has equally many successive sequences.
+Each of several micro-batches has equally many successive sequences. Of the ranks that share a micro-batch, one lists
+its tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quantexp.schema import AttentionPath
+from quantexp.capture.select.choice import takes_micro_batch
+from quantexp.capture.select.schedule import captured_iterations
+from quantexp.capture.store.manifest import TokenList
+from quantexp.model.layout import Layout, Place
+from quantexp.schema import AttentionPath, CaptureLevel, Experiment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from megatron.core.models.gpt.gpt_model import GPTModel
     from torch import Tensor
 
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from quantexp.quant.rows import Rows
     from quantexp.schema import Experiment
     from quantexp.training.megatron.watched import Watched
+
 
 #: Tensors of a linear layer with one row per token.
 _BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
@@ -137,3 +145,48 @@ def row_metadata(precision: ModulePrecision, rows: Rows) -> dict[str, object]:
         with as_source(rows, source):
             sources.append({key: current_state().record(spec) for key, spec in drawn.items()})
     return {**metadata, "row_sources": sources}
+
+
+def own_samples(
+    experiment: Experiment, place: Place, iteration: int, index: int, count: int
+) -> list[int] | None:
+    """The samples, from 0 in the run's order, of a rank's micro-batch `index`; None if another rank lists them."""
+    if not place.tensor == place.context == place.pipeline == 0:
+        return None
+    training, layout = experiment.training, Layout.of(experiment)
+    first = (iteration - 1) * training.global_batch_size
+    first += (index * layout.data + place.data) * training.micro_batch_size
+    return list(range(first, first + count))
+
+
+class TokenRecorder:
+    """Lists the tokens where a run captures values."""
+
+    def __init__(
+        self, experiment: Experiment, folder: Path, rank: int, text_of: Callable[[int], str]
+    ) -> None:
+        """Take a run; `text_of` is the text of a token id."""
+        self._experiment, self._capture = experiment, experiment.capture
+        self._place = Layout.of(experiment).place(rank)
+        iterations = captured_iterations(self._capture, experiment.training.last_iteration)
+        self._iterations = frozenset(iterations)
+        self._list = TokenList(folder, rank, text_of)
+
+    def add(self, iteration: int, index: int, tokens: Tensor) -> None:
+        """List micro-batch `index` of this rank, ids [B, T], if its values are captured.
+
+        Raises:
+            CaptureError: the list cannot be written.
+        """
+        if not self._is_captured(iteration, index):
+            return
+        samples = own_samples(self._experiment, self._place, iteration, index, len(tokens))
+        if samples is not None:
+            self._list.add(iteration, index, self._place.data, samples, tokens.tolist())
+
+    def _is_captured(self, iteration: int, index: int) -> bool:
+        return (
+            self._capture.level is CaptureLevel.tensors
+            and iteration in self._iterations
+            and takes_micro_batch(self._capture, index)
+        )

@@ -2,7 +2,7 @@
 
 The statistics are those of the capture. Those that its background thread has not computed by the end of the iteration
 are computed now, by training's own threads; nothing waits for a disk. Micro-batches and ranks are merged
-(`quantexp.capture.statistics.totals`). Values that do not exist, or are not finite, are left out.
+(`quantexp.capture.statistics.moments`). Values that do not exist, or are not finite, are left out.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from quantexp.capture.names import TensorName
 from quantexp.capture.select.curves import Curve, choose_curves, curves_in_words
-from quantexp.runs.curves import CurvesLine
 from quantexp.runs.disk import writing
+from quantexp.runs.metrics import CurvesLine
 from quantexp.schema import TrackedStatistic
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 
 if TYPE_CHECKING:
     from quantexp.capture.record.recorder import Recorder
+    from quantexp.capture.statistics.moments import Totals
     from quantexp.capture.statistics.summary import Summary
-    from quantexp.capture.statistics.totals import Totals
     from quantexp.capture.store.deferred import Deferred
 
 #: Layer, module and name of a tensor.

@@ -25,14 +25,13 @@ from quantexp.runs.fencing import require_ours
 from quantexp.runs.metrics import Metrics, is_fault, read_metrics
 from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLayout, CaptureLevel, Precision
-from quantexp.training.capture_hooks import CaptureHooks
+from quantexp.training.capture_hooks import CaptureHooks, TokenRecorder
 from quantexp.training.context import RunContext
 from quantexp.training.curves import Curves
 from quantexp.training.log import LOG
 from quantexp.training.proofs import Proofs
 from quantexp.training.rank_dossiers import rank_dossiers
 from quantexp.training.requests import Request
-from quantexp.training.token_recorder import TokenRecorder
 
 if TYPE_CHECKING:
     import torch

@@ -33,7 +33,7 @@ def rank_session(context: RunContext) -> Iterator[tuple[torch.device, RankBatche
         RunError: the run does not fit into this machine's memory.
         DataError: data is missing or damaged.
     """
-    from quantexp.training.megatron.imported import import_megatron
+    from quantexp.training.megatron.without_te import import_megatron
 
     import_megatron()
     import torch

@@ -29,12 +29,11 @@ from quantexp.model.checkpoint_writer import (
     remove_leftovers,
     write_part,
 )
-from quantexp.model.checkpoints import folder_of
+from quantexp.model.checkpoints import folder_of, remove_others
 from quantexp.model.huggingface.token_roles import TokenRoles, token_roles
 from quantexp.model.layout import Layout
 from quantexp.model.pieces import Piece
 from quantexp.model.rank_records import RankRecord, await_records, write_record
-from quantexp.model.retention import remove_others
 from quantexp.model.training_state import StateIndex
 from quantexp.runs.disk import first_line
 from quantexp.runs.fencing import require_ours

@@ -20,11 +20,14 @@ from pathlib import Path
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError
 from quantexp.extra import Service, required
-from quantexp.processes.unresponsive import leave_if_stuck
-from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
-from quantexp.runs.claim import drop_claim
+from quantexp.processes.with_parent import (
+    end_with_parent,
+    ended_command,
+    leave_if_stuck,
+    parent_from,
+)
 from quantexp.runs.disk import explanation, first_line
-from quantexp.runs.fencing import TakenOverError, own_start
+from quantexp.runs.fencing import TakenOverError, drop_claim, own_start
 from quantexp.runs.lock import take_lock
 from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir

@@ -12,10 +12,10 @@ from quantexp.analysis.numerics.lines import draw_lines
 from quantexp.analysis.numerics.series import SQNR, Member
 from quantexp.analysis.quick.fidelity_panel import Cell, grid_of
 from quantexp.analysis.report.cells import numerics
-from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.judged import Deadline
 from quantexp.analysis.report.proof import proof
+from quantexp.analysis.tensors.operands import slots_of_tensor
 from quantexp.analysis.tensors.place import Place
-from quantexp.analysis.tensors.slots import slots_of
 from quantexp.capture import open_capture
 from quantexp.capture.report import summary
 from quantexp.capture.table import print_list
@@ -70,4 +70,4 @@ def test_figures_name_it() -> None:
 
 def test_requantisation_scores_its_own_site() -> None:
     line = {"layer_type": "linear", "module": "output", "tensor": "input"}
-    assert [str(slot) for slot in slots_of(line)] == ["output.fprop.x", "output.wgrad.x"]
+    assert [str(slot) for slot in slots_of_tensor(line)] == ["output.fprop.x", "output.wgrad.x"]

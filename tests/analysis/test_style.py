@@ -18,7 +18,7 @@ from quantexp.analysis.style import (
     save_figure,
     save_png,
 )
-from quantexp.analysis.tensors.inventory import Kind
+from quantexp.analysis.tensors.place import Kind
 
 
 def test_every_kind_and_quantisation_type_has_a_colour_of_its_own() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from quantexp.extras.forensics.watch import folder
 from quantexp.extras.forensics.watch.folder import FolderWatch
-from quantexp.extras.forensics.watch.page import page as page_about
 from quantexp.extras.forensics.watch.server import PageServer
+from quantexp.extras.forensics.watch.server import page as page_about
 from quantexp.runs.dossiers import Dossier, Trigger, folder_of, write_dossier
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir, RunsRoot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quantexp.cli.captures import check
-from quantexp.runs.claim import Claim
+from quantexp.runs.fencing import Claim
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, now, write_json, write_status
 from quantexp.schema import StoreKind

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.cli.completion import candidate_lines, completions, script
-from quantexp.cli.kinds import KINDS, SHELLS
+from quantexp.cli.flags import KINDS, SHELLS
 from quantexp.cli.main import main
 from quantexp.cli.verbs import all_verbs
 from quantexp.formats.definitions.files import known_names

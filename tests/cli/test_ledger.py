@@ -15,7 +15,7 @@ import pytest
 
 from quantexp.cli import ledger
 from quantexp.cli.main import main
-from quantexp.runs.claim import Claim
+from quantexp.runs.fencing import Claim
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, read_status, write_json, write_status

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from quantexp.cli import list_runs
-from quantexp.cli.kinds import KINDS
+from quantexp.cli.flags import KINDS
 from quantexp.cli.list import choices, format_rows, record, show, show_names
 from quantexp.cli.list_runs import run_rows
 from quantexp.cli.main import main

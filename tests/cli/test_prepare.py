@@ -15,7 +15,7 @@ from rich.console import Console
 
 from quantexp.cli.main import main
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import make, progress, run
+from quantexp.data.prepare import make, run
 from quantexp.data.prepare.inputs import inputs_hash
 from quantexp.data.prepare.job import make_job
 from quantexp.data.prepared import read_card
@@ -175,7 +175,7 @@ def _die(*arguments: object) -> None:
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(make, "INTERVAL_S", 0.0)
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(50))))
     out = StringIO()
     job = make_job(config(tmp_path / "a.jsonl", tmp_path / "own"))
@@ -188,7 +188,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 def test_progress_on_a_terminal_shows_rate_and_time_left(tmp_path: Path) -> None:
     out = StringIO()
     console = Console(file=out, width=150, force_terminal=True)
-    with progress.progress(1000, console) as report:
+    with make.progress(1000, console) as report:
         report(500, 500, 7, 4321)
         time.sleep(0.2)
     output = out.getvalue()

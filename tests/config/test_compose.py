@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.config.compose import compose
-from quantexp.config.environment import environment_overrides
 from quantexp.errors import ConfigError
-from quantexp.schema import CaptureLevel, Precision
 
 OWN = """\
 defaults:
@@ -37,9 +35,6 @@ def own(tmp_path: Path) -> Path:
     (folder / "quant").mkdir(parents=True)
     (folder / "quant" / "own.yaml").write_text(OWN)
     return folder
-
-
-# Names.
 
 
 @pytest.mark.parametrize(
@@ -78,6 +73,8 @@ def test_overridden_shipped_extra_scheme_loses_its_name() -> None:
 
 
 _TEN_ITERATIONS = ["model=tiny", "training=fast", "training.iterations=10"]
+
+
 _EVALUATED = ["evaluate.only=true", "training.start_from=a@5", "capture=off"]
 
 
@@ -200,6 +197,8 @@ def test_own_scheme_keeps_its_name(own: Path) -> None:
 
 
 UNNAMED = OWN.replace("name: own\n", "")
+
+
 IN_A_FOLDER = re.sub(r"- (linear|qk|pv):", r"- /quant/\1@\1:", UNNAMED)
 
 
@@ -262,123 +261,6 @@ def test_shipped_name_on_another_composition_is_refused(own: Path, shipped: str)
 def test_name_on_the_command_line_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match=r"quant\.name cannot be set to '\w+': the name follows "):
         compose([word], None, {})
-
-
-def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--config-dir must be a folder, got '.*nowhere'"):
-        compose([], tmp_path / "nowhere", {})
-
-
-@pytest.mark.parametrize("word", ["a b=c", "quant={a", "quant=[bf16"])
-def test_unreadable_override_is_refused_with_a_remedy(word: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^cannot read the override '.*': .*write \S+="
-    ) as caught:
-        compose([word], None, {})
-    assert "\n" not in str(caught.value)
-
-
-def test_value_that_can_only_be_text_works_as_it_is_typed() -> None:
-    words = ["dataset.path=/d", "dataset.tokenizer_path=/t", "dataset.eod=<|endoftext|>"]
-    assert compose(words, None, {}).dataset.eod == "<|endoftext|>"
-
-
-@pytest.mark.parametrize("group", ["training", "model"])
-def test_deleted_group_that_another_one_follows_is_refused_in_one_line(group: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose([f"~{group}"], None, {})
-    assert str(caught.value) == f"{group} has no choice; give {group}=NAME, or drop ~{group}"
-
-
-def test_deleted_key_is_refused_in_our_words() -> None:
-    with pytest.raises(
-        ConfigError, match=r"~training\.lr cannot be deleted: every key has a value"
-    ):
-        compose(["~training.lr"], None, {})
-
-
-@pytest.mark.parametrize(
-    ("word", "suggestion"),
-    [
-        ("iterations=5", "did you mean training.iterations or capture.iterations?"),
-        ("lr=1", "did you mean training.lr?"),
-        ("modl=tiny", "did you mean model?"),
-        ("qk=mxfp8", "did you mean quant/qk?"),
-        ("quant/lin=mxfp4", "did you mean quant/linear?"),
-        ("quant=FA_linear_mxpf8", "did you mean FA_linear_mxfp8?"),
-        ("quant=FA_full_mxfp8", "did you mean more/FA_full_mxfp8?"),
-        ("quant=linear_nvfp4_recpe", "did you mean more/linear_nvfp4_recipe?"),
-        ("training=fsat", "did you mean fast?"),
-        ("launcher.kind=slrm", "did you mean slurm?"),
-    ],
-)
-def test_mistyped_key_group_or_choice_is_refused_with_a_suggestion(
-    word: str, suggestion: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose([word], None, {})
-    assert suggestion in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("word", "meanings"),
-    [
-        ("quant=mxfp8", "FA_mxfp8, linear_mxfp8 or FA_linear_mxfp8"),
-        ("quant=hifp8", "FA_hifp8, linear_hifp8 or FA_linear_hifp8"),
-        (
-            "quant=nvfp4",
-            "more/FA_full_nvfp4, more/FA_linear_nvfp4, more/linear_nvfp4 or more/te_nvfp4",
-        ),
-    ],
-)
-def test_format_in_place_of_a_scheme_is_refused_with_the_schemes(word: str, meanings: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose([word], None, {})
-    assert str(caught.value) == f"{word} may mean {meanings}; choose one (quantexp list schemes)"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["training.lr=1e1", "training.min_lr=2e1"],
-            "training.min_lr must be at most training.lr=1e1, got 2e1; take training.min_lr=1",
-        ),
-        (
-            ["training.iterations=null"],
-            "training.iterations must have a value, got null; drop it for the default",
-        ),
-        (["training.iterations=1e9"], "training.iterations must be a whole number, got '1e9'"),
-    ],
-)
-def test_message_has_a_number_as_it_was_typed(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(words, None, {})
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["training.iterations=1"],
-        ["training.iterations=3", "training.lr_schedule=wsd"],
-        ["training.global_batch_size=7", "evaluation.every=1", "evaluation.samples=5"],
-        ["training.micro_batch_size=3", "launcher.num_processes=2", "launcher.nodes=1"],
-        ["training.lr=1e-7"],
-    ],
-    ids=" ".join,
-)
-def test_proposed_value_works(words: list[str]) -> None:
-    """One key that contradicts others of a preset: the command works with the values that the messages propose."""
-    proposed: list[str] = []
-    for _ in range(3):
-        try:
-            compose(["training=fast", *words, *proposed], None, {})
-        except ConfigError as error:
-            (value,) = re.findall(r"; take (\S+=\S+)$", str(error))
-            proposed.append(value)
-    assert proposed
-    compose(["training=fast", *words, *proposed], None, {})
 
 
 def test_own_file_with_a_shipped_name_is_refused(own: Path) -> None:
@@ -444,111 +326,6 @@ def test_group_without_a_choice_says_how_to_add_one() -> None:
 
 def test_resolved_experiment_has_no_sweep() -> None:
     assert not hasattr(compose([], None, {}), "sweep")
-
-
-# The old scripts' variables.
-
-#: The overrides that CUSTOM_QUANT_TYPE=fp16 stands for.
-_FP16 = "quant=bf16 training.precision=fp16"
-
-
-@pytest.mark.parametrize(
-    ("value", "scheme"),
-    [
-        ("mxfp8", "FA_linear_mxfp8"),
-        ("mxfp4", "FA_linear_mxfp4"),
-        ("hifp8", "FA_linear_hifp8"),
-        ("FA_mxfp4", "FA_mxfp4"),
-        ("bf16", "bf16"),
-        ("none", "bf16"),
-    ],
-)
-def test_custom_quant_type_chooses_the_scheme(value: str, scheme: str) -> None:
-    assert compose([], None, {"CUSTOM_QUANT_TYPE": value}).quant.name == scheme
-
-
-@pytest.mark.parametrize("value", ["fp16", "fp32"])
-def test_working_precision_as_custom_quant_type_quantises_nothing(value: str) -> None:
-    experiment = compose(["training=fast"], None, {"CUSTOM_QUANT_TYPE": value})
-    assert experiment.quant.name == "bf16"
-    assert experiment.training.precision is Precision[value]
-
-
-def test_variables_are_read_from_the_process_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "mxfp8")
-    monkeypatch.setenv("TENSOR_SAVE_DIR", "/tensors of, it's\\")
-    monkeypatch.setenv("TENSOR_SAVE_ENABLED", "1")
-    experiment = compose([])
-    assert experiment.quant.name == "FA_linear_mxfp8"
-    assert experiment.capture.dir == "/tensors of, it's\\"
-    assert experiment.capture.level is CaptureLevel.tensors
-
-
-def test_tensor_save_enabled_overrides_the_preset() -> None:
-    experiment = compose(["training=fast"], None, {"TENSOR_SAVE_ENABLED": "0"})
-    assert experiment.capture.level is CaptureLevel.off
-
-
-def test_empty_variables_have_no_effect() -> None:
-    empty = dict.fromkeys(("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED"), "")
-    assert environment_overrides([], empty) == []
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "word"),
-    [
-        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8"),
-        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant='FA_linear_mxfp8'"),
-        ("CUSTOM_QUANT_TYPE", "none", "quant=bf16"),
-        ("TENSOR_SAVE_ENABLED", "true", "capture=tensors"),
-        ("TENSOR_SAVE_ENABLED", "1", "capture.level=tensors"),
-        ("TENSOR_SAVE_ENABLED", "no", "capture=off"),
-        ("TENSOR_SAVE_DIR", "/t", "capture.dir=/t"),
-    ],
-)
-def test_same_value_twice_is_fine(variable: str, value: str, word: str) -> None:
-    assert environment_overrides([word], {variable: value}) == []
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "meaning", "word"),
-    [
-        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8", "quant=bf16"),
-        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8", "quant/pv=hifp8"),
-        ("CUSTOM_QUANT_TYPE", "bf16", "quant=bf16", "quant.linear.format=hifp8"),
-        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8", "quant=glob(*)"),
-        ("CUSTOM_QUANT_TYPE", "bf16", "quant=bf16", "quant=bf16,FA_mxfp8"),
-        ("CUSTOM_QUANT_TYPE", "none", "quant=bf16", "quant=FA_mxfp8"),
-        ("CUSTOM_QUANT_TYPE", "fp16", _FP16, "quant=FA_mxfp8"),
-        ("CUSTOM_QUANT_TYPE", "fp16", _FP16, "training.precision=bf16"),
-        ("TENSOR_SAVE_ENABLED", "1", "capture=tensors", "capture=stats"),
-        ("TENSOR_SAVE_ENABLED", "0", "capture=off", "capture.level=tensors"),
-        ("TENSOR_SAVE_DIR", "/a", "capture.dir=/a", "capture.dir=/b"),
-    ],
-)
-def test_differing_override_is_an_error_that_names_both(
-    variable: str, value: str, meaning: str, word: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        environment_overrides([word], {variable: value})
-    assert str(caught.value) == (
-        f"{variable}={value} (that is, {meaning}) and {word} differ; unset {variable} or drop the "
-        "override"
-    )
-
-
-def test_bad_quant_type_lists_the_allowed_values() -> None:
-    with pytest.raises(
-        ConfigError, match=r"CUSTOM_QUANT_TYPE must be one of mxfp8, mxfp4, .*, got 'fp9'"
-    ):
-        environment_overrides([], {"CUSTOM_QUANT_TYPE": "fp9"})
-    with pytest.raises(ConfigError, match=r"got 'mxpf8'; did you mean mxfp8\?$"):
-        environment_overrides([], {"CUSTOM_QUANT_TYPE": "mxpf8"})
-
-
-def test_bad_tensor_save_enabled_is_refused() -> None:
-    with pytest.raises(ConfigError, match="TENSOR_SAVE_ENABLED must be 0 or 1, got 'maybe'"):
-        environment_overrides([], {"TENSOR_SAVE_ENABLED": "maybe"})
 
 
 @pytest.mark.parametrize("word", ["model.mla.kv_lora_rank=3", "model.moe={num_experts: 4}"])

@@ -10,7 +10,7 @@ from quantexp.data.binary import check_pair, fingerprint, folder_beside, pair_pa
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
-from quantexp.training.megatron.pairs import open_pair
+from quantexp.training.megatron.sample_order import open_pair
 from tests.data.pairs import write_binary
 
 

@@ -14,7 +14,7 @@ from quantexp.analysis.numerics.attention import layers_of, recomputed
 from quantexp.capture.reader import open_capture
 from quantexp.cli.main import main
 from quantexp.config.compose import compose
-from quantexp.data.completed import complete, paths
+from quantexp.data.prepared import complete, paths
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError

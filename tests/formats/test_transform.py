@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.extras.verify.draws import random_integers
-from quantexp.extras.verify.walsh import butterflies, factor, sylvester
+from quantexp.extras.verify.draws import butterflies, factor, random_integers, sylvester
 from quantexp.formats import hadamard, quantise, random_signs
 
 from .tensors import as_numpy, assert_same, sqnr_db

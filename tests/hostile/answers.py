@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.cli.main import main
-from quantexp.terminal.messages import LONGEST_MESSAGE
+from quantexp.terminal.console import LONGEST_MESSAGE
 
 #: Seconds of processor time after which a command counts as hung: the slowest one here takes two.
 HUNG_AFTER_S = 30

@@ -14,7 +14,7 @@ from quantexp_launchers.local import execute, processes
 
 from quantexp.config.load import read
 from quantexp.launch.attempt import Opened
-from quantexp.runs.claim import claimed
+from quantexp.runs.fencing import claimed
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir
 

@@ -12,11 +12,10 @@ import pytest
 
 from quantexp.data.binary import pair_paths
 from quantexp.data.index import write_index
-from quantexp.data.intact import check_intact
-from quantexp.data.prepared import card_path, read_whole
+from quantexp.data.prepared import card_path, check_intact, read_whole
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
-from quantexp.training.megatron.pairs import open_pair
+from quantexp.training.megatron.sample_order import open_pair
 from tests.data.prepare.made import lines, prepared, rows, texts
 
 

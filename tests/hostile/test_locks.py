@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.errors import RunInUseError
-from quantexp.runs import claim
+from quantexp.runs import fencing
 from quantexp.runs.fencing import START, is_ours
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir
@@ -32,13 +32,13 @@ PATIENCE_S = 200.0
 
 def machine(run: RunDir, name: str, seconds: float) -> None:
     """What `open_run` and a worker do: try to execute the run until it is completed."""
-    own = claim.own_claim
+    own = fencing.own_claim
     setattr(fcntl, "flock", lambda *_: None)  # noqa: B010
-    setattr(claim, "own_claim", lambda: replace(own(), boot=name, machine="", host=name))  # noqa: B010
+    setattr(fencing, "own_claim", lambda: replace(own(), boot=name, machine="", host=name))  # noqa: B010
     while not (run.root / "done").exists():
         lock = take_lock(run)
         try:
-            with claim.claimed(run) as start:
+            with fencing.claimed(run) as start:
                 os.environ[START] = start
                 if not (run.root / "done").exists():  # looked at again under the claim
                     execute(run, start, seconds)
@@ -73,7 +73,7 @@ class Machines:
     def executing(self) -> ForkProcess | None:
         """The machine that has begun to write; None if it has ended by now."""
         until(lambda: self.written.exists() and self.starts())
-        holder = claim.read_claim(self.run)
+        holder = fencing.read_claim(self.run)
         return None if holder is None else self.of[holder.host]
 
     def starts(self) -> list[str]:

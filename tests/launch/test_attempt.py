@@ -1,8 +1,7 @@
-"""Opening a run folder: skipping, attempts, the lock, provenance."""
+"""Opening a run folder: attempts, the lock, provenance."""
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import json
 import os
@@ -13,45 +12,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from quantexp import __version__
-from quantexp.config.compose import compose
 from quantexp.config.load import read
 from quantexp.errors import RunError, RunInUseError
 from quantexp.launch import attempt
 from quantexp.launch.attempt import open_run, run_folder, set_aside
-from quantexp.launch.reuse import covers
-from quantexp.runs.code_digest import code_digest
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import (
-    INTERRUPTED,
     State,
-    read_json,
     read_status,
-    write_json,
     write_status,
 )
-from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment, StoreKind
+from quantexp.schema import CaptureLevel, Experiment
 
-
-@pytest.fixture(scope="module")
-def composed() -> Experiment:
-    return compose(["training=fast", "quant=FA_mxfp8", "model.num_layers=1"], None, {})
-
-
-@pytest.fixture
-def experiment(composed: Experiment, tmp_path: Path) -> Experiment:
-    own = copy.deepcopy(composed)
-    own.paths.root = str(tmp_path / "runs")
-    return own
-
-
-def opening(experiment: Experiment) -> tuple[RunDir, str | None]:
-    with open_run(experiment, "cpu", ["quantexp", "training=fast"]) as (folder, _):
-        return folder.run, folder.skipped
+from .attempts import complete, contents, opening
 
 
 def begin(run: RunDir) -> None:
@@ -59,21 +36,6 @@ def begin(run: RunDir) -> None:
     status = read_status(run.status)
     assert status is not None
     write_status(run.status, replace(status, state=State.CANCELLED, started="2026-01-01"))
-
-
-def complete(run: RunDir, iteration: int | None = None) -> None:
-    """Leave the folder as a completed run does."""
-    status = read_status(run.status)
-    assert status is not None
-    status.state, status.finished = State.COMPLETED, "2026-01-01"
-    status.iteration = status.iterations if iteration is None else iteration
-    write_status(run.status, status)
-    run.metrics.write_text('{"iteration": 1}\n')
-    tensors = run.captured(read(run.config).capture.dir)
-    (tensors / "bf16").mkdir(parents=True, exist_ok=True)
-    (tensors / "bf16" / "x.pt").write_text("values")
-    for name in ("manifest.jsonl", "statistics.jsonl"):
-        (tensors / name).write_text('{"file": "bf16/x.pt"}\n')
 
 
 def test_new_folder_holds_configuration_provenance_and_status(experiment: Experiment) -> None:
@@ -97,16 +59,6 @@ def test_completed_run_is_skipped_with_a_message(experiment: Experiment) -> None
     assert not run.attempts.exists()
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not State.COMPLETED])
-def test_run_that_did_not_complete_runs_again(experiment: Experiment, state: State) -> None:
-    run, _ = opening(experiment)
-    complete(run)
-    status = read_status(run.status)
-    assert status is not None
-    write_status(run.status, replace(status, state=state))
-    assert opening(experiment)[1] is None
-
-
 def test_new_attempt_moves_the_earlier_one_aside_untouched(experiment: Experiment) -> None:
     run, _ = opening(experiment)
     complete(run)
@@ -123,12 +75,6 @@ def test_new_attempt_moves_the_earlier_one_aside_untouched(experiment: Experimen
     opening(experiment)
     assert sorted(p.name for p in run.attempts.iterdir()) == ["1", "2"]
     assert contents(run.attempts / "1") == before
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files of an attempt; the lock and the fencing token belong to the folder."""
-    files = (p for p in folder.rglob("*") if p.is_file() and p.name not in (".lock", ".start"))
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def test_tensors_in_another_folder_are_set_aside_with_the_attempt(
@@ -153,82 +99,6 @@ def test_capture_below_the_root_itself_sets_nothing_aside_twice(experiment: Expe
     assert (run.attempts / "1" / "config.yaml").is_file()
     assert run.config.is_file()
 
-
-def test_run_with_less_than_the_requested_capture_runs_again(experiment: Experiment) -> None:
-    complete(opening(experiment)[0])
-    experiment.capture.attn_weights = True
-    assert opening(experiment)[1] is None
-
-
-def test_run_with_more_than_the_requested_capture_is_skipped(experiment: Experiment) -> None:
-    complete(opening(experiment)[0])
-    experiment.capture.level = CaptureLevel.stats
-    assert opening(experiment)[1] is not None
-
-
-def test_run_that_stopped_after_its_capture_is_no_complete_run(experiment: Experiment) -> None:
-    experiment.capture.stop_after_capture = True
-    complete(opening(experiment)[0], iteration=1)
-    assert opening(experiment)[1] is not None
-    experiment.capture.stop_after_capture = False
-    assert opening(experiment)[1] is None
-
-
-def test_completed_run_whose_configuration_broke_runs_again(experiment: Experiment) -> None:
-    run, _ = opening(experiment)
-    complete(run)
-    run.config.write_text("a: [")
-    assert opening(experiment)[1] is None
-
-
-# Which capture covers which.
-
-FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter=3)
-
-
-@pytest.mark.parametrize(
-    ("earlier", "requested", "covered"),
-    [
-        ({}, {}, True),
-        ({"level": CaptureLevel.stats}, {}, False),
-        ({}, {"level": CaptureLevel.stats}, True),
-        ({"level": CaptureLevel.off}, {"level": CaptureLevel.off}, True),
-        ({"dir": "/a"}, {"level": CaptureLevel.off}, True),
-        ({}, {"first_iteration": 1, "control_iter": 4}, False),
-        ({}, {"first_iteration": 3, "control_iter": 2}, True),
-        ({}, {"control_iter": 4}, False),
-        ({}, {"control_iter": 0}, False),
-        ({"control_iter": 0}, {"control_iter": 9}, True),
-        ({"control_iter": 99}, {"control_iter": 0}, True),
-        ({}, {"collect_micro_batches": 2}, False),
-        ({"collect_micro_batches": 2}, {}, True),
-        ({"collect_micro_batches": 0}, {"collect_micro_batches": 9}, True),
-        ({"collect_micro_batches": 9}, {"collect_micro_batches": 0}, False),
-        ({}, {"values": CaptureValues.after}, False),
-        ({"values": CaptureValues.after}, {}, False),
-        ({"values": CaptureValues.both}, {"values": CaptureValues.after}, True),
-        ({"values": CaptureValues.both}, {}, True),
-        ({}, {"attn_weights": True}, False),
-        ({"attn_weights": True}, {}, True),
-        ({}, {"residual": True}, False),
-        ({}, {"weight_grads": True}, False),
-        ({"weight_grads": True}, {"weight_grads": True}, True),
-        ({}, {"format": "mxfp8"}, False),
-        ({"format": "mxfp8"}, {}, True),
-        ({}, {"dir": "/elsewhere"}, False),
-        ({}, {"store": StoreKind.safetensors}, False),
-        ({}, {"store": StoreKind.safetensors, "level": CaptureLevel.stats}, True),
-        ({"stop_after_capture": True, "name": "a"}, {"name": "b"}, True),
-    ],
-)
-def test_capture_covers_a_request_for_no_more(
-    earlier: dict[str, object], requested: dict[str, object], covered: bool
-) -> None:
-    captures = replace(FULL, **earlier), replace(FULL, **requested)  # type: ignore[arg-type]
-    assert covers(*captures, iterations=10) is covered
-
-
-# The lock, and folders that cannot be written.
 
 HOLDER = """\
 import fcntl, os, sys
@@ -312,9 +182,6 @@ def test_attempt_that_cannot_be_set_aside_is_a_clean_error(experiment: Experimen
         opening(experiment)
 
 
-# Provenance.
-
-
 def test_provenance_has_what_ran_and_no_environment(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,66 +233,6 @@ def test_secret_of_the_environment_in_an_uncommitted_change_is_not_in_the_proven
     )
     run, _ = opening(experiment)
     assert json.loads(run.provenance.read_text())["source"]["diff"] == "+token = '<SOME_TOKEN>'"
-
-
-# Earlier attempts.
-
-
-def test_completed_run_whose_tensors_are_gone_runs_again(experiment: Experiment) -> None:
-    run, _ = opening(experiment)
-    complete(run)
-    (run.tensors / "bf16" / "x.pt").unlink()
-    assert opening(experiment)[1] is None
-
-
-def test_completed_run_of_other_versions_runs_again_with_a_message(experiment: Experiment) -> None:
-    run, _ = opening(experiment)
-    complete(run)
-    content = json.loads(run.provenance.read_text())
-    content["packages"]["torch"] = "2.0.0"
-    run.provenance.write_text(json.dumps(content))
-    with open_run(experiment, "cpu", []) as (folder, _):
-        assert folder.skipped is None
-        assert folder.notice is not None
-        assert "completed before with other versions (torch 2.0.0 then, " in folder.notice
-    assert (run.attempts / "1" / "status.json").is_file()
-
-
-OTHER = "0123456789abcdef"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"code": OTHER}, f"code ({OTHER} then, NOW now)"),
-        ({"code": None}, "code (not recorded then, NOW now)"),
-        ({"starts": OTHER}, f"code (NOW and {OTHER} then, NOW now)"),
-        (
-            {"code": OTHER, "quantexp": "0.0.1"},
-            f"code ({OTHER} then, NOW now) and versions (quantexp 0.0.1 then, {__version__} now)",
-        ),
-    ],
-)
-def test_completed_run_of_other_code_runs_again_with_a_message(
-    experiment: Experiment, changes: dict[str, Any], words: str
-) -> None:
-    """None stands for a run of an earlier version; a start may have gone on with other code."""
-    run, _ = opening(experiment)
-    complete(run)
-    content = read_json(run.provenance)
-    assert content["code"] == code_digest()
-    if "starts" in changes:
-        start = {"created": "2026", "goes_on_from": 1, "host": "", "folder": "", "command": []}
-        changes = {"starts": [{**start, "changed": [], "code": OTHER}]}
-    changed = {key: value for key, value in {**content, **changes}.items() if value is not None}
-    write_json(run.provenance, changed)
-    before = contents(run.root)
-    with open_run(experiment, "cpu", []) as (folder, _):
-        assert folder.skipped is None
-        expected = f"completed before with other {words}: running again"
-        assert folder.notice == expected.replace("NOW", code_digest())
-    assert contents(run.attempts / "1") == before
-    assert read_json(run.provenance)["code"] == code_digest()
 
 
 @pytest.mark.slow
@@ -561,70 +368,6 @@ def test_paths_of_the_saved_configuration_are_absolute(
     saved = read(run.config)
     assert saved.paths.root == str(in_tmp / "runs")
     assert saved.capture.dir == str(in_tmp / "big")
-
-
-# Attempts of other processes that share a sweep.
-
-BEFORE, END, AFTER = (f"2026-01-01T00:00:0{n}.000+00:00" for n in range(3))
-
-
-def ends(experiment: Experiment, state: State, reason: str = "") -> RunDir:
-    """Leave a run that ended in this state at END."""
-    run, _ = opening(experiment)
-    status = read_status(run.status)
-    assert status is not None
-    status.state, status.reason, status.started, status.finished = state, reason, BEFORE, END
-    status.iteration = status.iterations
-    write_status(run.status, status)
-    (run.tensors).mkdir()
-    (run.tensors / "statistics.jsonl").write_text("")
-    (run.tensors / "manifest.jsonl").write_text("")
-    return run
-
-
-@pytest.mark.parametrize(
-    ("state", "reason", "settled"),
-    [
-        (State.FAILED, "loss nan", True),
-        (State.CANCELLED, "cancelled by its user", True),
-        (State.CANCELLED, INTERRUPTED, False),
-        (State.RUNNING, "", False),
-    ],
-)
-def test_end_of_an_attempt_counts_for_earlier_requests(
-    experiment: Experiment, state: State, reason: str, settled: bool
-) -> None:
-    run = ends(experiment, state, reason)
-    with open_run(experiment, "cpu", [], since=BEFORE) as (folder, _):
-        assert folder.settled is settled
-        assert folder.ready is not settled
-    assert (run.attempts / "1").exists() is not settled
-
-
-@pytest.mark.parametrize("since", [None, AFTER, END])
-def test_end_of_an_earlier_attempt_does_not_count(
-    experiment: Experiment, since: str | None
-) -> None:
-    ends(experiment, State.FAILED, "loss nan")
-    with open_run(experiment, "cpu", [], since=since) as (folder, _):
-        assert folder.ready
-
-
-@pytest.mark.parametrize(("since", "skipped"), [(None, False), (BEFORE, True), (AFTER, False)])
-def test_run_forced_meanwhile_is_not_forced_again(
-    experiment: Experiment, since: str | None, skipped: bool
-) -> None:
-    ends(experiment, State.COMPLETED)
-    experiment.force = True
-    with open_run(experiment, "cpu", [], since=since) as (folder, _):
-        assert (folder.skipped is not None) is skipped
-
-
-def test_damaged_attempt_does_not_count(experiment: Experiment) -> None:
-    run = ends(experiment, State.FAILED, "loss nan")
-    run.status.write_text("{")
-    with open_run(experiment, "cpu", [], since=BEFORE) as (folder, _):
-        assert folder.ready
 
 
 def test_folder_is_determined_without_opening_it(experiment: Experiment) -> None:

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from quantexp.cli.export import export
 from quantexp.errors import ConfigError, DataError
-from quantexp.megatron_lm.arguments import arguments_of
 from quantexp.megatron_lm.checkpoint_reader import (
     folder_of_iteration,
     is_checkpoint,
@@ -26,7 +25,7 @@ from quantexp.megatron_lm.checkpoint_reader import (
     place_of,
     read_weights,
 )
-from quantexp.megatron_lm.checkpoint_writer import _content, write_checkpoint
+from quantexp.megatron_lm.checkpoint_writer import _content, arguments_of, write_checkpoint
 from quantexp.megatron_lm.described import model_of
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.sizes import padded_vocab_size

@@ -14,8 +14,8 @@ from torch import Tensor
 from quantexp.config.compose import compose
 from quantexp.proof.places import Piece, Ranks
 from quantexp.quant.sites import Operand
-from quantexp.training.megatron.operand_positions import Positions
-from tests.training.megatron.test_operand_positions import WORDS, B, D, G, H, T
+from quantexp.training.megatron.numerics_state import Positions
+from tests.training.megatron.test_numerics_state import WORDS, B, D, G, H, T
 
 #: Operands by slot, and the shapes of the whole ones.
 _WHOLE = {

@@ -31,7 +31,7 @@ MODELS = {
 
 
 def _megatron(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, float]:
-    from quantexp.training.megatron.imported import import_megatron
+    from quantexp.training.megatron.without_te import import_megatron
 
     import_megatron()
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding

@@ -21,7 +21,7 @@ RULES = {
 
 
 def _megatron(rule: Rule, logits: Tensor) -> Any:
-    from quantexp.training.megatron.imported import import_megatron
+    from quantexp.training.megatron.without_te import import_megatron
 
     import_megatron()
     from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function

@@ -14,8 +14,7 @@ from quantexp_launchers.slurm.scheduler import jobs, jobs_named
 
 from quantexp.cli.main import main
 from quantexp.launch.backend import Standing, live_job
-from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import standing, standings
+from quantexp.launch.ledger.standing import settle, standing, standings
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, Status, now, read_status, write_status
 

@@ -226,7 +226,7 @@ def test_old_checkpoint_that_cannot_be_removed_is_a_warning(
 
     with contextlib.closing(saver_of(run, tiny_llama(keep_last=1))) as saver:
         save(saver, 1)
-        monkeypatch.setattr("quantexp.model.retention.remove", fails)
+        monkeypatch.setattr("quantexp.model.checkpoints.remove", fails)
         save(saver, 2)
     assert saved_iterations(run) == [1, 2]
     words = "an old checkpoint was not removed: [Errno 39] Directory not empty: "

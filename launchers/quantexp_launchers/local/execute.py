@@ -26,7 +26,7 @@ from quantexp.runs.provenance import command_line
 from quantexp.runs.snapshot import environment
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
-from quantexp.terminal.messages import complain
+from quantexp.terminal.console import complain
 from quantexp_launchers.local import processes
 from quantexp_launchers.local.slots import make_slots
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from quantexp.errors import RunError
 from quantexp.launch.outcome import Outcome, outcome
-from quantexp.runs.claim import claimant
+from quantexp.runs.fencing import claimant
 from quantexp.runs.lock import is_locked
 from quantexp.runs.outcome import record_cancellation
 from quantexp.runs.status import State

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantexp.errors import ConfigError, RunError
-from quantexp.processes.cores import allowed_cores, ranges
+from quantexp.processes.machine import allowed_cores, ranges
 from quantexp.runs.device import has_driver
 from quantexp.schema import Experiment, LauncherConfig
 

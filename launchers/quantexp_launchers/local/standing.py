@@ -18,8 +18,8 @@ import psutil
 
 from quantexp.errors import UnreadableError
 from quantexp.launch.backend import Standing, reread
-from quantexp.launch.ledger.settle import mark_cancelled
-from quantexp.runs.claim import claimant, own_claim, read_claim
+from quantexp.launch.ledger.standing import mark_cancelled
+from quantexp.runs.fencing import claimant, own_claim, read_claim
 from quantexp.runs.lock import is_held, is_locked
 from quantexp.runs.outcome import announce_kill
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles

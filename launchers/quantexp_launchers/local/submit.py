@@ -31,8 +31,7 @@ from quantexp.runs.snapshot import environment, take_snapshot
 from quantexp.runs.status import State
 from quantexp.runs.sweep_list import read_sweep
 from quantexp.schema import Experiment
-from quantexp.terminal.console import pipe_console
-from quantexp.terminal.messages import complain
+from quantexp.terminal.console import complain, pipe_console
 from quantexp_launchers.local.display import Display, ended_line
 from quantexp_launchers.local.queue import Queue
 from quantexp_launchers.local.slots import Slot, slots_for

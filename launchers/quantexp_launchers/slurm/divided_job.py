@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from quantexp.errors import QuantexpError, RunError
-from quantexp.processes.cores import CORES
+from quantexp.processes.machine import CORES
 from quantexp.reading.json_files import require_json
 from quantexp.runs.paths import Submission
 from quantexp.runs.snapshot import check_snapshot
-from quantexp.terminal.messages import complain
+from quantexp.terminal.console import complain
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from quantexp.analysis.compare.matched import Mismatch, code_words, in_words, la
 from quantexp.analysis.compare.precision import PrecisionChange, precision_changes
 from quantexp.analysis.compare.side import Side
 from quantexp.errors import RunError
-from quantexp.processes.cores import ranges
+from quantexp.processes.machine import ranges
 from quantexp.runs.find import Missing
 from quantexp.runs.metrics import LossCurve, early_end
 

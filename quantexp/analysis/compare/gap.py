@@ -1,9 +1,15 @@
-"""The gap: the loss above the baseline's, paired by iteration, over the common iterations."""
+"""The gap: the loss above the baseline's, paired by iteration; and the running mean that figures draw over many losses.
+
+Needs no matplotlib.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quantexp.runs.metrics import LossCurve
 
@@ -81,3 +87,22 @@ def milestones(iterations: tuple[int, ...], count: int) -> list[int]:
         return list(iterations)
     step = (len(iterations) - 1) / (count - 1)
     return [iterations[round(i * step)] for i in range(count)]
+
+
+Values = NDArray[np.float64]
+#: The minimum number of losses for a mean, and the fraction of them in its window.
+_MANY, _SHARE = 200, 0.02
+
+
+def window_of(count: int) -> int:
+    """The window of the mean; 1 means no mean."""
+    return max(1, round(_SHARE * count)) if count >= _MANY else 1
+
+
+def running_mean(y: Values, window: int) -> Values:
+    """The centred running mean over window // 2 values on each side, truncated at the ends."""
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    places, half = np.arange(len(y)), window // 2
+    starts, ends = np.maximum(0, places - half), np.minimum(len(y), places + half + 1)
+    means: Values = (sums[ends] - sums[starts]) / (ends - starts)
+    return means

@@ -8,7 +8,7 @@ from typing import Any
 
 from quantexp.formats.spec import LEFT_OUT
 from quantexp.model.decoder import layer_words
-from quantexp.processes.cores import ranges
+from quantexp.processes.machine import ranges
 from quantexp.quant.label import describe_format
 from quantexp.quant.records import part_words
 from quantexp.quant.sites import Site

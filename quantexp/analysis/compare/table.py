@@ -17,8 +17,7 @@ from quantexp.analysis.compare.verdicts import Verdict, Verdicts
 from quantexp.model.decoder import OUTPUT
 from quantexp.runs.precision import proof_word
 from quantexp.terminal.console import plain
-from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
-from quantexp.terminal.wrapping import wrapped
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table, wrapped
 
 _COLUMNS = (
     Column("scheme", shrink=Shrink.CUT_START),

@@ -25,7 +25,17 @@ from statistics import fmean, stdev
 
 from quantexp.analysis.compare.arguments import HOW_TO_RECORD
 from quantexp.analysis.compare.comparison import Comparison, Row
-from quantexp.analysis.compare.floors import Floors, floors_of, gaps_in, level_in, span_of
+from quantexp.analysis.compare.floors import (
+    Floors,
+    LeftOut,
+    Pair,
+    Paired,
+    floors_of,
+    gaps_in,
+    level_in,
+    paired,
+    span_of,
+)
 from quantexp.analysis.compare.lines import groups_of
 from quantexp.analysis.compare.noise import (
     FEWEST,
@@ -39,7 +49,6 @@ from quantexp.analysis.compare.noise import (
     seeds_needed,
     sign_flip_p_value,
 )
-from quantexp.analysis.compare.pairs import LeftOut, Pair, Paired, paired
 from quantexp.analysis.compare.side import BASELINE
 from quantexp.errors import RunError
 

@@ -20,7 +20,7 @@ from quantexp.analysis.style import (
     new_figure,
     save_figure,
 )
-from quantexp.analysis.tensors.inventory import Kind, in_flow, kind_of
+from quantexp.analysis.tensors.place import Kind, in_flow, kind_of
 from quantexp.terminal.units import human_bytes
 
 FILE_NAME = "captured"

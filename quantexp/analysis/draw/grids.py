@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
-from quantexp.analysis.tensors.rows import laid_out
+from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands, laid_out
 from quantexp.analysis.tensors.sample import sample_blocks
 from quantexp.errors import CaptureError
 from quantexp.formats import Family, TwoLevelScales, scales_of

@@ -23,8 +23,8 @@ from typing import Any, TextIO, cast
 
 from quantexp.analysis.measures.counted import finding_of
 from quantexp.analysis.measures.row import TensorRow
-from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.analysis.tensors.largest import largest_words
+from quantexp.analysis.tensors.place import experts_as_one
 from quantexp.analysis.tree import STATISTICS
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.histogram import QUANTILES

@@ -47,7 +47,7 @@ from quantexp.capture.lines import lists_of
 from quantexp.capture.store import manifest
 from quantexp.errors import CaptureError, ConfigError
 from quantexp.folders import short_path, writing_into
-from quantexp.processes.cores import num_cores
+from quantexp.processes.machine import num_cores
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.console import error_console
 

@@ -18,12 +18,17 @@ from torch import Tensor
 from quantexp.analysis.measures.counted import CountedTensor
 from quantexp.analysis.measures.operand import UnderFormat, axis_of, under_format
 from quantexp.analysis.measures.outliers import Outliers, channel_dims, head_dims, outliers
-from quantexp.analysis.tensors.blocks import keeps_blocks
 from quantexp.analysis.tensors.largest import largest_tokens
-from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands, takes_copy
+from quantexp.analysis.tensors.operands import (
+    ROW_SEQUENCES,
+    DeclaredOperand,
+    check_layout,
+    declared_operands,
+    slots_of_tensor,
+    takes_copy,
+)
 from quantexp.analysis.tensors.place import Place
-from quantexp.analysis.tensors.rows import ROW_SEQUENCES
-from quantexp.analysis.tensors.slots import check_layout, slots_of
+from quantexp.analysis.tensors.sample import keeps_blocks
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.counts import from_json
 from quantexp.capture.statistics.errors import Fidelity
@@ -212,7 +217,7 @@ def _operands(
     usable = x if x.dtype in INPUT_DTYPES else x.float()
     notes: list[str] = []
     try:
-        slots = slots_of(metadata)
+        slots = slots_of_tensor(metadata)
         if slots:
             check_layout(tuple(x.shape), slots[0])
         wanted = list(_wanted(metadata, slots, request))

@@ -25,8 +25,12 @@ import torch
 from torch import Tensor
 
 from quantexp.analysis.measures.hif8 import code_counts
-from quantexp.analysis.tensors.operands import DeclaredOperand
-from quantexp.analysis.tensors.rows import laid_out, num_blocks_of_padding, padding_of_transform
+from quantexp.analysis.tensors.operands import (
+    DeclaredOperand,
+    laid_out,
+    num_blocks_of_padding,
+    padding_of_transform,
+)
 from quantexp.analysis.tensors.sample import OperandSample, sample_blocks
 from quantexp.capture.statistics.counts import Counts, of_exponents
 from quantexp.capture.statistics.errors import Fidelity, quantisation_error

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from quantexp.analysis.numerics.lines import (
+    Mark,
     add_legend,
     finite,
     legend_inch,
@@ -18,7 +19,6 @@ from quantexp.analysis.numerics.lines import (
     write_note,
     write_title,
 )
-from quantexp.analysis.numerics.marks import Mark
 from quantexp.analysis.numerics.series import (
     AS_DECLARED,
     SATURATED,
@@ -33,7 +33,7 @@ from quantexp.analysis.numerics.series import (
 )
 from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
 from quantexp.analysis.style import LABEL_PT, NOTE_PT, TICK_PT, dress, new_figure
-from quantexp.analysis.tensors.inventory import in_flow
+from quantexp.analysis.tensors.place import in_flow
 from quantexp.capture.statistics.counts import Counts, from_json
 
 _ROW_INCH, _TOP_INCH, _BOTTOM_INCH, _NAMES_INCH = 0.26, 1.0, 0.75, 1.5

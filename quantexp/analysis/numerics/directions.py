@@ -14,7 +14,7 @@ from quantexp.analysis.measures.operand import Axis
 from quantexp.analysis.numerics.lines import finite, write_note, write_title
 from quantexp.analysis.numerics.series import Run
 from quantexp.analysis.style import BLUE, INK, ORANGE, TICK_PT, dress, new_figure
-from quantexp.analysis.tensors.inventory import in_flow
+from quantexp.analysis.tensors.place import in_flow
 
 _ROW_INCH, _TOP_INCH, _BOTTOM_INCH, _LEFT_INCH = 0.24, 0.95, 0.85, 2.1
 

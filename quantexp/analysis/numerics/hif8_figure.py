@@ -17,8 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from quantexp.analysis.measures.hif8 import Tier, tier_of, tier_shares
 from quantexp.analysis.numerics.by_layer import about_group
-from quantexp.analysis.numerics.lines import finite, write_note, write_title
-from quantexp.analysis.numerics.marks import mark_of
+from quantexp.analysis.numerics.lines import finite, mark_of, write_note, write_title
 from quantexp.analysis.numerics.series import Judged, Run, in_order, modules_of
 from quantexp.analysis.style import (
     BLUE,

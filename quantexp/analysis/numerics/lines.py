@@ -2,12 +2,17 @@
 
 A line is the median of what lies at the same layer (iteration, rank), the band around it reaches from the least to the
 largest. A number that is not finite leaves a gap and is counted in the note below.
+
+A tensor has the same `Mark` (colour, marker and line) in every figure. An operand has the colour of the tensor that it
+is; gradients of a tensor have its colour and an open marker; the line says the product: solid forward, dashed dgrad,
+dotted wgrad.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import log2
 from statistics import median
 
@@ -16,7 +21,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from quantexp.analysis.numerics.marks import Mark, mark_of
 from quantexp.analysis.numerics.series import (
     Measure,
     Member,
@@ -25,7 +29,27 @@ from quantexp.analysis.numerics.series import (
     in_order,
     modules_of,
 )
-from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, TITLE_PT, dress, new_figure, power_of_two
+from quantexp.analysis.scheme_style import Dash
+from quantexp.analysis.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    NOTE_PT,
+    ORANGE,
+    PURPLE,
+    SKY,
+    TICK_PT,
+    TITLE_PT,
+    VERMILLION,
+    YELLOW,
+    dress,
+    new_figure,
+    power_of_two,
+)
+from quantexp.analysis.tensors.operands import tensor_called
+from quantexp.capture.operands import SCALE, source_of
 from quantexp.model.decoder import OUTPUT
 
 #: The linear threshold of the axis of fractions.
@@ -211,3 +235,47 @@ def add_legend(
         columnspacing=1.0,
         handlelength=2.2,
     )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The style of a line or a dot."""
+
+    colour: str
+    marker: str = "o"
+    #: A matplotlib marker.
+    line: str | tuple[float, Dash] = "-"
+    #: Whether the marker is filled.
+    filled: bool = True
+
+
+_TENSORS = {
+    "input": Mark(SKY, "o"),
+    "weight": Mark(ORANGE, "s"),
+    "output": Mark(PURPLE, "d"),
+    "grad_output": Mark(BLACK, "^"),
+    "query": Mark(BLUE, "v"),
+    "key": Mark(GREEN, "D"),
+    "value": Mark(PURPLE, "X"),
+    "attn_weights": Mark(VERMILLION, "P"),
+    "grad_scores": Mark(YELLOW, "*"),
+    "main_grad": Mark(VERMILLION, "s", "--", filled=False),
+    "resid_pre": Mark(SKY, "o"),
+    "resid_mid": Mark(GREEN, "D"),
+    "resid_post": Mark(BLUE, "v"),
+}
+_LINES = {"fprop": "-", "dgrad": "--", "wgrad": ":"}
+
+
+def mark_of(series: str) -> Mark:
+    """The mark of a slot (`fprop.x`) or of a tensor; ink for an unknown one."""
+    product, _, operand = series.rpartition(".")
+    tensor = source_of(tensor_called(operand) if product else series).removesuffix(SCALE)
+    if tensor in _TENSORS:
+        known = _TENSORS[tensor]
+        line = _LINES.get(product.split("_")[0], known.line)
+        return Mark(known.colour, known.marker, line, known.filled)
+    of = tensor.removeprefix("grad_")
+    if of in _TENSORS:
+        return Mark(_TENSORS[of].colour, _TENSORS[of].marker, "--", filled=False)
+    return Mark(GREY if tensor.startswith("grad") else INK)

@@ -42,7 +42,7 @@ from quantexp.analysis.style import (
     new_figure,
     say_instead,
 )
-from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
+from quantexp.analysis.tensors.place import experts_as_one, in_flow
 
 _COLOURS = (SKY, ORANGE, GREEN, BLUE, PURPLE, VERMILLION, GREY, BLACK)
 _MARKERS = ("o", "s", "D", "v", "X", "P", "^", "*")

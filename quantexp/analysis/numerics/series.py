@@ -15,8 +15,7 @@ from enum import Enum
 from quantexp.analysis.chapter import Source
 from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.measures.operand import UnderFormat
-from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
-from quantexp.analysis.tensors.place import Place
+from quantexp.analysis.tensors.place import Place, experts_as_one, in_flow
 
 AS_DECLARED = "as declared"
 _PRODUCTS = ("fprop", "dgrad", "dgrad_q", "dgrad_k", "dgrad_p", "dgrad_v", "wgrad", "")

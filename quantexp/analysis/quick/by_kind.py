@@ -10,7 +10,7 @@ from functools import cache
 from statistics import median
 
 from quantexp.analysis.quick.first_look import FirstLook, Look
-from quantexp.analysis.tensors.inventory import Kind
+from quantexp.analysis.tensors.place import Kind
 from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.formats import Family, Format, get_format
 from quantexp.formats.codes import code_values

@@ -25,7 +25,7 @@ from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.numerics.series import in_order
 from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, dress
-from quantexp.analysis.tensors.inventory import Kind, experts_as_one, in_flow
+from quantexp.analysis.tensors.place import Kind, experts_as_one, in_flow
 from quantexp.model.decoder import OUTPUT, layer_words
 
 #: Maximum rows.

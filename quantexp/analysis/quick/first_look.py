@@ -31,9 +31,8 @@ from quantexp.analysis.measures.measured import (
 from quantexp.analysis.measures.operand import largest_scale_exponent
 from quantexp.analysis.measures.row import TensorRow
 from quantexp.analysis.measures.table import MeasuresTable, key_of
-from quantexp.analysis.tensors.inventory import Kind, kind_of
 from quantexp.analysis.tensors.operands import declared_operands
-from quantexp.analysis.tensors.place import Place
+from quantexp.analysis.tensors.place import Kind, Place, kind_of
 from quantexp.capture.lines import torn_lines
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.errors import CaptureError

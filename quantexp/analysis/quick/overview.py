@@ -17,8 +17,7 @@ from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.curves import draw_band
 from quantexp.analysis.compare.lines import Band
 from quantexp.analysis.quick.first_look import FirstLook
-from quantexp.analysis.quick.scheme_table import TABLES, draw_table
-from quantexp.analysis.quick.schemes import Scheme, schemes_of
+from quantexp.analysis.quick.scheme_table import TABLES, Scheme, draw_table, schemes_of
 from quantexp.analysis.style import (
     GREY,
     LABEL_PT,
@@ -30,7 +29,7 @@ from quantexp.analysis.style import (
     new_figure,
     save_figure,
 )
-from quantexp.analysis.tensors.inventory import Kind
+from quantexp.analysis.tensors.place import Kind
 
 _WIDTH_INCH = 9.0
 _EDGE_INCH, _TITLE_INCH, _BETWEEN_INCH, _FOOT_INCH = 0.12, 0.8, 0.9, 0.55

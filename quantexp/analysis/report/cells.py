@@ -16,11 +16,10 @@ from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.quick.first_look import ASSUMED
-from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.experts import slots_together, tensors_together
-from quantexp.analysis.report.judged import Judge
+from quantexp.analysis.report.judged import Deadline, Judge
 from quantexp.analysis.report.slots import BACKWARD, FORWARD, SlotCell, State, place_of_slot
-from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
+from quantexp.analysis.tensors.place import experts_as_one, in_flow
 from quantexp.capture.lines import IterationIndex, unlisted
 from quantexp.capture.reader import CapturedTensor, open_capture, together
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS

@@ -2,12 +2,13 @@
 
 Statistics are the capture's. Slots are judged by values, in the formats that the run declared, or in `ASSUMED` where it
 quantises nothing; of statistics alone there is what `capture.format` judged. What the run's table of measures has is
-taken from it; the rest is measured as long as there is time.
+taken from it; the rest is measured until the `Deadline`.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from quantexp.analysis.measures.measured import (
 )
 from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick.first_look import ASSUMED
-from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.slots import SlotCell, State, number, slots_of_tensor
 from quantexp.analysis.tensors.largest import largest_words
 from quantexp.capture.reader import CapturedTensor
@@ -124,3 +124,15 @@ def _state(measured: Measured | State) -> State:
     if isinstance(measured, State):
         return measured
     return State.STATISTICS if not measured.from_values else State.EMPTY
+
+
+class Deadline:
+    """A deadline; None means no limit."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._end is not None and time.monotonic() > self._end

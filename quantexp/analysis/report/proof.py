@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.compare.precision import settings
-from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.analysis.tensors.place import experts_as_one
 from quantexp.model.decoder import layer_words
-from quantexp.processes.cores import ranges
+from quantexp.processes.machine import ranges
 from quantexp.quant.label import describe_format
 from quantexp.quant.slots import WORKING
 from quantexp.runs.precision import proof_word

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantexp.analysis.compare.gap import Values, running_mean, window_of
 from quantexp.analysis.compare.lines import Band, Line
-from quantexp.analysis.compare.running_mean import Values, running_mean, window_of
 
 #: Iterations and values, as many of each.
 XY = tuple[NDArray[np.int64], Values]

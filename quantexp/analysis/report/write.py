@@ -23,9 +23,8 @@ from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.verdicts import judge
 from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
-from quantexp.analysis.report.deadline import Deadline
-from quantexp.analysis.report.facts import Facts, facts, shared
-from quantexp.analysis.report.origin import Origin, origin
+from quantexp.analysis.report.facts import Facts, Origin, facts, origin, shared
+from quantexp.analysis.report.judged import Deadline
 from quantexp.analysis.report.parts import embedded, page_text, policy
 from quantexp.analysis.report.proof import Proof, proof
 from quantexp.analysis.report.series import series

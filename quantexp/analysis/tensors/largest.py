@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quantexp.analysis.tensors.place import Place
-from quantexp.capture.samples import Sample, samples_of
+from quantexp.capture.lines import Sample, samples_of
 
 #: Tokens of each tensor.
 COUNT = 3

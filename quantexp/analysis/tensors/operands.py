@@ -1,4 +1,4 @@
-"""The operands of matrix products that a captured tensor was, and the declared format of each.
+"""The operands of matrix products that a captured tensor was, the declared format of each, and the axis of its blocks.
 
 `formats` in the manifest names every slot of a tensor's module: product.operand (`fprop.x`, `dgrad_q.k`),
 with a site before it or not, and the axis that blocks run along in the product's words. Captured
@@ -6,6 +6,16 @@ tensors lie as Megatron has them:
 
     linear      x, g: tokens .. width      w: output width, input width
     attention   q, k, v, dO: tokens, batch, heads, head_dim      P, dS: batch, heads, queries, keys
+
+A tensor serves several products along different axes: a linear layer's input is fprop.x along the input width and
+wgrad.x along tokens. Sequences are an axis of their own, so blocks along tokens lie within one.
+
+The manifest says of which sequence each row of a routed expert's [n, width] is (`row_sequences`). Where blocks, or
+those of a Hadamard transform, lie along tokens, the rows are laid out as in training (`quantexp.quant.rows`):
+[L, B, width], the rows of each sequence one below the other, and zeros below those. The zeros are no elements of the
+tensor: what is judged leaves them out.
+
+    # n rows, B sequences, L rows of the sequence with the most
 """
 
 from __future__ import annotations
@@ -14,14 +24,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quantexp.analysis.tensors.place import Place
-from quantexp.analysis.tensors.rows import ROW_SEQUENCES
+import torch
+from torch import Tensor
+
+from quantexp.analysis.tensors.place import Place, experts_as_one
 from quantexp.capture.operands import SOURCES
 from quantexp.errors import CaptureError
 from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, resolve
 from quantexp.formats.definitions.files import format_of_record
+from quantexp.formats.transform import pieces
 from quantexp.formats.types import Of
-from quantexp.quant.sites import Operand, Site, captured_dim, slots_of
+from quantexp.model.decoder import OUTPUT
+from quantexp.quant.rows import Rows
+from quantexp.quant.sites import Operand, Site, Slot, captured_dim, slots_of
 from quantexp.quant.step_state import Draw
 
 #: The working precision and the reused forward copy, which are not quantisations.
@@ -56,7 +71,7 @@ class DeclaredOperand:
     #: Under stochastic rounding, seed and offset of the random numbers.
     draw: Draw = field(default_factory=Draw)
     #: Of a routed expert, the sequence of each row, by which blocks along tokens lie
-    #: (`quantexp.analysis.tensors.rows`).
+    #: (`quantexp.analysis.tensors.operands`).
     rows: Sequence[int] | None = None
 
     @property
@@ -179,3 +194,92 @@ def _dimension(metadata: Mapping[str, Any], slot: str, operand: str, axis: objec
 
 def _named(metadata: Mapping[str, Any], slot: str) -> str:
     return f"{Place.of(metadata).label}, slot {slot} of the manifest"
+
+
+ROW_SEQUENCES = "row_sequences"
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Rows by sequence."""
+
+    #: [L, B, width].
+    x: Tensor
+    #: The padding: bool, of x's shape.
+    padding: Tensor
+
+
+def rows_of(metadata: Mapping[str, Any], dim: int) -> Sequence[int] | None:
+    """The sequence of each row, if blocks along a dimension of the tensor depend on it."""
+    sequences = metadata.get(ROW_SEQUENCES)
+    return None if sequences is None or dim != 0 else tuple(sequences)
+
+
+def laid_out(x: Tensor, sequences: Sequence[int]) -> LaidOut:
+    """Arrange the rows of a captured tensor as its blocks along tokens.
+
+    Raises:
+        CaptureError: other rows than the manifest says.
+    """
+    if x.ndim != 2 or x.shape[0] != len(sequences) or min(sequences, default=0) < 0:
+        raise CaptureError(
+            f"{ROW_SEQUENCES} must have the sequence of each row, got {len(sequences)} for the shape {list(x.shape)}"
+        )
+    rows = Rows(torch.tensor(sequences, dtype=torch.int64), max(sequences, default=0) + 1)
+    taken = rows.laid_out(torch.ones(len(x), 1, dtype=torch.bool))
+    laid = rows.laid_out(x)
+    return LaidOut(laid, (~taken).expand_as(laid))
+
+
+def padding_of_transform(padding: Tensor, dim: int, block: int) -> Tensor:
+    """The elements of a Hadamard transform along a dimension that contain only padding."""
+    first = padding.movedim(dim, 0).clone(memory_format=torch.contiguous_format)
+    for start, stop, size in pieces(first.shape[0], block):
+        blocks = first[start:stop].view(-1, size, *first.shape[1:])
+        blocks.copy_(blocks.all(1, keepdim=True).expand_as(blocks))
+    return first.movedim(0, dim)
+
+
+def num_blocks_of_padding(padding: Tensor, dim: int, block: int) -> int:
+    """The number of blocks along a dimension that contain only padding."""
+    last = padding.movedim(dim, -1)
+    parts = torch.split(last, block, dim=-1)
+    return sum(int(part.all(-1).sum()) for part in parts)
+
+
+#: Layer type -> the sites of its operands.
+_SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV)}
+#: The captured layouts of operands, as in messages, and their possible numbers of dimensions.
+_LAYOUTS = {
+    Operand.W: ("[output width, input width]", (2,)),
+    Operand.X: ("[tokens, sequences, width]", (2, 3)),
+    Operand.G: ("[tokens, sequences, width]", (2, 3)),
+    Operand.P: ("[sequences, heads, queries, keys]", (4,)),
+    Operand.DS: ("[sequences, heads, queries, keys]", (4,)),
+}
+_HEADS_LAYOUT = ("[tokens, sequences, heads, head_dim]", (4,))
+
+
+def slots_of_tensor(metadata: Mapping[str, Any]) -> list[Slot]:
+    """The slots of a captured tensor, forward first; none for outputs and weight gradients."""
+    layer_type = str(metadata.get("layer_type"))
+    name = operand_called(layer_type, str(metadata.get("tensor")))
+    is_output = metadata.get("module") == OUTPUT
+    sites = (Site.OUTPUT,) if is_output else _SITES.get(layer_type, ())
+    return [slot for site in sites for slot in slots_of(site) if slot.operand == name]
+
+
+def module_of(metadata: Mapping[str, Any]) -> str:
+    """The module, with all experts as one; the layer type if an old name does not have the module."""
+    return experts_as_one(str(metadata.get("module") or metadata.get("layer_type")))
+
+
+def check_layout(shape: tuple[int, ...], slot: Slot) -> None:
+    """Refuse a tensor whose shape does not fit its operand's layout.
+
+    Raises:
+        CaptureError: another number of dimensions.
+    """
+    layout, allowed = _LAYOUTS.get(slot.operand, _HEADS_LAYOUT)
+    if len(shape) not in allowed:
+        raise CaptureError(f"must be {layout} as captured, got the shape {list(shape)}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quantexp.capture.names import TensorName, quant_type
 from quantexp.capture.operands import SCALE, QuantisedOperand, quantised_operand, scale_sample
-from quantexp.capture.select.sample import sample_of
+from quantexp.capture.select.choice import sample_of
 from quantexp.capture.statistics.summary import summarise
 from quantexp.formats import Scales, TwoLevelScales
 from quantexp.formats.decoding import scale_values

@@ -24,11 +24,9 @@ from quantexp.capture.names import TensorName, quant_type, start_timestamp
 from quantexp.capture.operands import is_replaced
 from quantexp.capture.parts import Part
 from quantexp.capture.record.progress import Progress
-from quantexp.capture.record.scored import Scoring
-from quantexp.capture.select.choice import takes_micro_batch
+from quantexp.capture.select.choice import sample_of, takes_micro_batch
 from quantexp.capture.select.rules import Take, take
-from quantexp.capture.select.sample import sample_of
-from quantexp.capture.statistics.fidelity import Chosen
+from quantexp.capture.statistics.fidelity import Chosen, Scoring
 from quantexp.capture.statistics.summary import Summary, summarise
 from quantexp.capture.store.deferred import Deferred, deferred
 from quantexp.capture.store.files import Stored

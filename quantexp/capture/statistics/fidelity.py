@@ -2,6 +2,9 @@
 
     signal = sum x^2      noise = sum (x - q)^2      energy = sum q^2      sum x q = (signal + energy - noise) / 2
 
+The format is `capture.format`, or the scheme's own: that of the first product that quantises the tensor. Random
+rounding, delayed scales and transforms are left out: the score is that of the tensor as it is.
+
 Where each element is quantised by itself (HiF8, whose one scale follows from the histogram's amax) everything is that
 of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. Blocks and formats in Python need
 the tensor itself. A block with NaN or Inf is NaN as a whole and left out. The scale of an NVFP4 block is the product of
@@ -12,14 +15,16 @@ format.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantexp.capture.names import TensorName
+from quantexp.capture.operands import first_quantised
 from quantexp.capture.statistics.counts import of_exponents
 from quantexp.capture.statistics.errors import (
     beyond_largest,
@@ -29,10 +34,22 @@ from quantexp.capture.statistics.errors import (
     share,
 )
 from quantexp.capture.statistics.histogram import Histogram
-from quantexp.formats import Family, Format, QuantSpec, TwoLevelScales, quantise, scales_of
+from quantexp.formats import (
+    Family,
+    Format,
+    Hadamard,
+    QuantSpec,
+    Rounding,
+    Scaling,
+    TwoLevelScales,
+    get_format,
+    quantise,
+    scales_of,
+)
 from quantexp.formats.decoding import scale_values
 from quantexp.formats.scaling import zero_blocks
 from quantexp.quant.multiply import quantise_operand
+from quantexp.quant.precision import ModuleId, ModulePrecision, Slots
 from quantexp.quant.records import spec_record
 from quantexp.quant.scoring import scored_spec
 
@@ -150,3 +167,51 @@ def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
         record["scale_exponents"] = of_exponents(blocks[:E8M0_NAN], -E8M0_BIAS).json()
         record["nan_blocks"] = blocks[E8M0_NAN]
     return record
+
+
+class OwnFormats:
+    """The formats of the precision map for each tensor, cached until a rule changes the map."""
+
+    def __init__(self) -> None:
+        self._scored: dict[tuple[ModuleId, str, str, int], tuple[Slots, Chosen | None]] = {}
+
+    def chosen(self, name: TensorName, precision: ModulePrecision, ndim: int) -> Chosen | None:
+        """The format and axis for a tensor of `ndim` dimensions; None if no product quantises it."""
+        key = (precision.module, name.operation, name.tensor, ndim)
+        slots, chosen = self._scored.get(key, (None, None))
+        if slots is not precision.slots:  # new, or changed by a rule
+            operand = first_quantised(precision, name.operation, name.tensor)
+            chosen = None
+            if operand is not None:
+                chosen = Chosen(_as_it_is(operand.spec), operand.dim(ndim))
+            self._scored[key] = precision.slots, chosen
+        return chosen
+
+
+class Scoring:
+    """The format of `capture.format`, if it is set, for all tensors; else the scheme's own, if `of_scheme`."""
+
+    def __init__(
+        self, format_name: str | None, formats: Mapping[str, Format] | None, *, of_scheme: bool
+    ) -> None:
+        """`formats` are those that the scheme declares."""
+        self._format = None if format_name is None else get_format(format_name, formats)
+        self._own = OwnFormats() if of_scheme else None
+
+    def chosen(self, name: TensorName, precision: ModulePrecision, ndim: int) -> Chosen | None:
+        """The format and axis for a tensor of `ndim` dimensions; None for a tensor that is not scored."""
+        if self._format is not None:
+            return chosen_for(self._format, name.tensor)
+        return None if self._own is None else self._own.chosen(name, precision, ndim)
+
+
+def _as_it_is(spec: QuantSpec) -> QuantSpec:
+    """A slot's specification without what depends on a step: random rounding, an amax history, a transform."""
+    draws, is_delayed = spec.rounding is Rounding.STOCHASTIC, spec.scaling is Scaling.DELAYED
+    return replace(
+        spec,
+        hadamard=Hadamard.NONE,
+        hadamard_block=1,
+        rounding=spec.fmt.rounding if draws else spec.rounding,
+        scaling=Scaling.CURRENT if is_delayed else spec.scaling,
+    )

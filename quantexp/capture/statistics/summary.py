@@ -30,13 +30,13 @@ from quantexp.capture.statistics.histogram import (
     NUM_EXPONENTS,
     QUANTILES,
     Histogram,
+    Pending,
+    Together,
     histogram,
     of_patterns,
     pattern_counts,
 )
-from quantexp.capture.statistics.moments import central_moments, moments, power_sums
-from quantexp.capture.statistics.together import Pending, Together
-from quantexp.capture.statistics.totals import Totals
+from quantexp.capture.statistics.moments import Totals, central_moments, moments, power_sums
 from quantexp.formats.layout import INPUT_DTYPES
 
 #: A float16 up to this rounds to a float16 in every MX format; a larger one may round to 65536, which is infinite.

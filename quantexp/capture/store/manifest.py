@@ -3,10 +3,14 @@
 Rank 0 appends to `manifest.jsonl`, `statistics.jsonl` and `tokens.jsonl`, rank N to `manifest.rankN.jsonl` and so on,
 so the ranks need no lock. The lists are joined after any end of the run. It needs no torch, because the end of a SLURM
 job has only seconds.
+
+`tokens.jsonl` leads a value back to its token. A line holds the sample indices and token ids of an iteration's
+micro-batch of one data-parallel rank, and the text of each of its distinct ids.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +19,7 @@ from typing import Annotated, Any, Required, TypedDict, cast
 
 import xxhash
 
-from quantexp.errors import UnreadableError
+from quantexp.errors import CaptureError, UnreadableError
 from quantexp.folders import sync
 from quantexp.reading import json_files
 from quantexp.reading.files import open_file
@@ -24,7 +28,6 @@ from quantexp.runs.status import write_json
 
 MANIFEST = "manifest.jsonl"
 STATISTICS = "statistics.jsonl"
-#: See `token_list`.
 TOKENS = "tokens.jsonl"
 #: The shards' index, in the usual form of safetensors.
 INDEX = "capture.safetensors.index.json"
@@ -243,3 +246,40 @@ def digest_of(file: Path) -> dict[str, Any]:
             num_lines += piece.count(b"\n")
             num_bytes += len(piece)
     return {"lines": num_lines, "bytes": num_bytes, "xxh3_128": digest.hexdigest()}
+
+
+class TokenList:
+    """Appends to the list of one rank."""
+
+    def __init__(self, folder: Path, rank: int, text_of: Callable[[int], str]) -> None:
+        self._file, self._text_of = part_of(folder / TOKENS, rank), text_of
+
+    def add(
+        self,
+        iteration: int,
+        micro_batch: int,
+        data_rank: int,
+        samples: list[int],
+        tokens: list[list[int]],
+    ) -> None:
+        """Add the tokens of a micro-batch.
+
+        Raises:
+            CaptureError: the list cannot be written.
+        """
+        distinct = sorted({token for sample in tokens for token in sample})
+        line: TokenLine = {
+            "iteration": iteration,
+            "micro_batch": micro_batch,
+            "data_rank": data_rank,
+            "samples": samples,
+            "tokens": tokens,
+            "texts": {str(token): self._text_of(token) for token in distinct},
+        }
+        try:
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise CaptureError(
+                f"{self._file} cannot be written: {error.strerror or error}"
+            ) from error

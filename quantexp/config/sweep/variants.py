@@ -33,13 +33,13 @@ from hydra.core.override_parser.types import (
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from quantexp.config.cached_loader import check_yaml
 from quantexp.config.environment import environment_overrides
 from quantexp.config.hydra_internals import BasicSweeper
 from quantexp.config.load import load_sweep
 from quantexp.config.overrides import readable, words_to_choose_by
 from quantexp.config.sweep.axes import Axis, Variant, axes, bare, check_count, zipped
 from quantexp.config.sweep.request import Request, request
-from quantexp.config.yaml_files import check_yaml
 from quantexp.errors import ConfigError
 from quantexp.schema import SweepConfig
 

@@ -18,15 +18,14 @@ from typing import Any
 
 from quantexp.data.prepare.inputs import Input
 from quantexp.data.prepare.job import Job, make_job
-from quantexp.data.prepare.listing import unfinished
+from quantexp.data.prepare.outputs import unfinished
 from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.report import print_rejected, print_report
 from quantexp.data.prepare.run import make_part, prepare
 from quantexp.errors import DataError, QuantexpError
 from quantexp.reading.json_files import require_json
 from quantexp.schema.dataset import DatasetConfig
-from quantexp.terminal.console import error_console, output_console
-from quantexp.terminal.messages import complain
+from quantexp.terminal.console import complain, error_console, output_console
 
 #: The largest number of tasks: below the usual limit of a SLURM array (1,001), and few enough to look through.
 MAX_TASKS = 256

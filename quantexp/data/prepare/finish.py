@@ -15,12 +15,11 @@ import xxhash
 
 from quantexp.data.binary import pair_paths
 from quantexp.data.index import blocks, id_type, write_index
-from quantexp.data.intact import hash_of
 from quantexp.data.prepare.job import Job
 from quantexp.data.prepare.outputs import Outputs, read_arrays, write_rejected, writing
 from quantexp.data.prepare.partial import PartialFolder
 from quantexp.data.prepare.work import HASH_BYTES, PARTS, Tally
-from quantexp.data.prepared import CARD_VERSION, Card, card_path, tokenizer_folder
+from quantexp.data.prepared import CARD_VERSION, Card, card_path, hash_of, tokenizer_folder
 from quantexp.errors import DataError
 from quantexp.runs.status import write_json
 

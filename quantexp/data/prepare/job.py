@@ -15,7 +15,7 @@ from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import require_text, user_path
-from quantexp.processes.cores import num_cores
+from quantexp.processes.machine import num_cores
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 #: Incremented whenever the same input and configuration give other bytes.

@@ -1,13 +1,15 @@
 """Makes the outputs of shards: this process reads the inputs and cuts them, others, as many as configured, work.
 
 Two shards for each process are in memory, its current one and the next, so memory does not grow with the input. A
-worker process ends when this process does, for any reason.
+worker process ends when this process does, for any reason. Progress is a live line on a terminal, otherwise a line of
+text at intervals.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,12 +23,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from quantexp.data.prepare.job import Job, TokenizerChoice
-from quantexp.data.prepare.listing import Listed, read_listing, unfinished, write_listing
-from quantexp.data.prepare.outputs import Outputs, Summary, make_output, read_summary
+from quantexp.data.prepare.outputs import (
+    Listed,
+    Outputs,
+    Summary,
+    make_output,
+    read_listing,
+    read_summary,
+    unfinished,
+    write_listing,
+)
 from quantexp.data.prepare.partial import PartialFolder
-from quantexp.data.prepare.progress import progress
 from quantexp.data.prepare.shards import Shard, read_shards
 from quantexp.data.prepare.work import Filters
 from quantexp.data.tokenizers.protocol import Tokenizer
@@ -181,3 +192,72 @@ def _initialise(choice: TokenizerChoice, filters: Filters, parent: int) -> None:
 
 def _make_output(shard: Shard, path: Path) -> Summary:
     return make_output(shard, path, *_own[0])
+
+
+#: Seconds between two lines without a terminal.
+INTERVAL_S = 30.0
+
+#: Receives the bytes read of all inputs, the bytes since this start, the documents, and the tokens since this start.
+Report = Callable[[int, int, int, int], None]
+
+
+@contextmanager
+def progress(total: int, console: Console) -> Iterator[Report]:
+    """Yields a function that reports progress.
+
+    Args:
+        total: bytes of all inputs as stored; 0 if unknown.
+        console: where progress is shown.
+    """
+    if console.is_terminal:
+        with _live(total, console) as report:
+            yield report
+    else:
+        yield _lines(total, console)
+
+
+@contextmanager
+def _live(total: int, console: Console) -> Iterator[Report]:
+    columns = (
+        TextColumn("preparing"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%" if total else "{task.fields[size]}"),
+        TextColumn("{task.fields[words]}"),
+        TimeRemainingColumn(),
+    )
+    start = time.monotonic()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total or None, words="", size="")
+
+        def report(num_read: int, num_new: int, num_documents: int, num_tokens: int) -> None:
+            words = _words(num_new, num_documents, num_tokens, time.monotonic() - start)
+            bar.update(task, completed=num_read, words=words, size=decimal(num_read))
+
+        yield report
+
+
+def _lines(total: int, console: Console) -> Report:
+    start = last = time.monotonic()
+
+    def report(num_read: int, num_new: int, num_documents: int, num_tokens: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < INTERVAL_S:
+            return
+        last = now
+        words = _words(num_new, num_documents, num_tokens, now - start)
+        share = f"{num_read / total:.0%}, " if total else ""
+        left = ""
+        if total and num_new:
+            left = f", {(total - num_read) * (now - start) / num_new / 60:.0f} min left"
+        console.print(f"preparing: {share}{words}{left}", soft_wrap=True, markup=False)
+
+    return report
+
+
+def _words(num_read: int, num_documents: int, num_tokens: int, elapsed_s: float) -> str:
+    rate = max(elapsed_s, 1e-3)
+    return (
+        f"{num_documents:,} documents, {num_tokens / rate:,.0f} tokens/s, "
+        f"{decimal(int(num_read / rate))}/s"
+    )

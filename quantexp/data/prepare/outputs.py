@@ -2,12 +2,15 @@
 
 A process writes the output of its shard under a temporary name and renames it, so an output that exists is complete.
 Its name, the input and the range of the shard, is the done-marker: a shard whose output exists is skipped.
+
+When all outputs of an input exist, the list of them is written. An input that has one need not be read again: to
+resume, or to join what several tasks made, is to read the outputs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,10 +19,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from quantexp.data.prepare.partial import PartialFolder
 from quantexp.data.prepare.shards import Shard
 from quantexp.data.prepare.work import PARTS, Filters, Tally, work
 from quantexp.data.tokenizers.protocol import Tokenizer
-from quantexp.errors import DataError
+from quantexp.errors import DataError, UnreadableError
+from quantexp.reading.json_files import read_json
+from quantexp.runs.status import write_json
 from quantexp.runs.work_folder import resumable, whole
 
 
@@ -109,3 +115,36 @@ def writing(path: Path) -> AbstractContextManager[None]:
         DataError: a write failed.
     """
     return resumable(path, DataError)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One output of an input."""
+
+    #: The name of its file.
+    name: str
+    #: Bytes of the input up to its end, as stored.
+    num_read: int
+
+
+def read_listing(folder: PartialFolder, index: int) -> list[Listed] | None:
+    """Returns the outputs of an input in their order; None if it has no list, or a damaged one."""
+    try:
+        return read_json(folder.listing(index), list[Listed])
+    except (FileNotFoundError, UnreadableError):
+        return None
+
+
+def write_listing(folder: PartialFolder, index: int, outputs: Sequence[Listed]) -> None:
+    """Writes the list.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    with writing(folder.root):
+        write_json(folder.listing(index), [asdict(output) for output in outputs])
+
+
+def unfinished(folder: PartialFolder, among: Sequence[int]) -> list[int]:
+    """Returns the inputs without a list: those that may have outputs to make."""
+    return [index for index in among if not folder.listing(index).exists()]

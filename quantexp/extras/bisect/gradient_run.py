@@ -36,7 +36,7 @@ def compare_gradients(context: RunContext) -> None:
     iteration = experiment.first_iteration
     with rank_session(context) as (device, batches):
         from quantexp.extras.bisect.gradient import comparison_of
-        from quantexp.training.megatron.backend import scheme_spec
+        from quantexp.training.megatron.model import scheme_spec
         from quantexp.training.megatron.numerics_state import use_numerics
         from quantexp.training.megatron.step import Stepper
         from quantexp.training.observer import RunObserver

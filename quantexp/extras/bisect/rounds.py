@@ -11,8 +11,7 @@ from rich.console import Console
 from quantexp.errors import RunError
 from quantexp.launch.attempt import run_folder
 from quantexp.launch.backend import launcher_of
-from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import standings
+from quantexp.launch.ledger.standing import settle, standings
 from quantexp.launch.refusal import Request, require_startable
 from quantexp.launch.reuse import other_code_or_versions
 from quantexp.runs.device import device_class

@@ -13,7 +13,7 @@ from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line, require_folder
 from quantexp.errors import ConfigError, RunError
 from quantexp.extras.bisect.replays import Origin, gradient_of, origin_of, other_loop
-from quantexp.extras.bisect.scheme_file import NAME
+from quantexp.extras.bisect.result import NAME
 from quantexp.extras.bisect.search import Verdict
 from quantexp.folders import for_shell
 from quantexp.quant.units import aspects_of

@@ -35,7 +35,6 @@ from quantexp.quant.precision import (
 )
 from quantexp.quant.step_state import StepState
 from quantexp.schema import Experiment, Precision
-from quantexp.training.megatron.backend import scheme_spec
 from quantexp.training.megatron.collectives import (
     any_rank,
     gather,
@@ -43,10 +42,15 @@ from quantexp.training.megatron.collectives import (
     sum_over_stages,
 )
 from quantexp.training.megatron.experts import forget_balancing_loss
-from quantexp.training.megatron.model import build_chunks, scheme_modules, set_precision
+from quantexp.training.megatron.initial_weights import load_initial_weights
+from quantexp.training.megatron.model import (
+    build_chunks,
+    scheme_modules,
+    scheme_spec,
+    set_precision,
+)
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.passes import Batch, Passes
-from quantexp.training.megatron.published_weights import load_initial_weights
 from quantexp.training.megatron.watched import Watched
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quantexp.capture.store.manifest import finish_capture
-from quantexp.capture.store.token_list import TokenList
+from quantexp.capture.store.manifest import TokenList, finish_capture
 from quantexp.errors import CaptureError
 from quantexp.model.checkpoints import resumable
 from quantexp.model.layout import Layout
@@ -29,14 +28,14 @@ from quantexp.runs.dossiers import (
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.status import now
 from quantexp.terminal.units import human_bytes
+from quantexp.training.capture_hooks import own_samples
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
-from quantexp.training.token_recorder import own_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quantexp.extras.forensics.ring.recorder import RingRecorder
+    from quantexp.extras.forensics.ring.store import RingRecorder
     from quantexp.extras.forensics.ring.triggers import Fired
 
 #: How many times as far out as the last trigger one fires at once.
@@ -81,8 +80,7 @@ class Dossiers:
 
     def _new_recorder(self) -> RingRecorder:
         from quantexp.capture.division import Holder
-        from quantexp.extras.forensics.ring.recorder import RingRecorder
-        from quantexp.extras.forensics.ring.store import RingStore
+        from quantexp.extras.forensics.ring.store import RingRecorder, RingStore
 
         capture, rank = self.experiment.capture, self.context.rank
         store = RingStore(self._length, rank.rank, int(capture.queue_gb * 1e9), capture.store)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from quantexp.capture.samples import samples_of
+from quantexp.capture.lines import samples_of
 from quantexp.errors import UnreadableError
 from quantexp.extras.forensics.moved import Series, moved_first
 from quantexp.folders import for_shell, short_path

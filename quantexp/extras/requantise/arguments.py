@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantexp.cli.flags import add_config_dir, add_json
-from quantexp.cli.kinds import FILTERS
+from quantexp.cli.flags import FILTERS, add_config_dir, add_json
 from quantexp.errors import ConfigError
 from quantexp.extra import Verb
 from quantexp.folders import user_path

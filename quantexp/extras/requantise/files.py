@@ -16,7 +16,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from quantexp.analysis.tensors.slots import module_of
+from quantexp.analysis.tensors.operands import module_of
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.extras.requantise.candidates import Candidate
 from quantexp.extras.requantise.passing import FileScores

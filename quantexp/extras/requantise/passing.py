@@ -15,10 +15,8 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from quantexp.analysis.tensors.blocks import keeps_blocks, spread_blocks
-from quantexp.analysis.tensors.rows import laid_out, rows_of
-from quantexp.analysis.tensors.sample import OperandSample
-from quantexp.analysis.tensors.slots import check_layout, slots_of
+from quantexp.analysis.tensors.operands import check_layout, laid_out, rows_of, slots_of_tensor
+from quantexp.analysis.tensors.sample import OperandSample, keeps_blocks, spread_blocks
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.errors import CaptureError
@@ -84,7 +82,7 @@ class FileScores:
 
 def operands_of(capture: Capture) -> Capture:
     """The tensors with values that are operands of a product, without repeated files."""
-    chosen = [entry for entry in capture.with_values() if slots_of(entry.metadata)]
+    chosen = [entry for entry in capture.with_values() if slots_of_tensor(entry.metadata)]
     return Capture(capture.folder, chosen)
 
 
@@ -96,7 +94,7 @@ def score_file(entry: CapturedTensor, work: Work) -> FileScores:
         if x.numel() == 0:
             file_scores.notes.append(f"{entry.label} is empty")
             return file_scores
-        for slot in slots_of(entry.metadata):
+        for slot in slots_of_tensor(entry.metadata):
             check_layout(tuple(x.shape), slot)
             _score_slot(file_scores, x, slot, work)
     except CaptureError as error:

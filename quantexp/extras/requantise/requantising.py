@@ -34,14 +34,13 @@ from quantexp.extras.requantise.files import (
     write_text,
 )
 from quantexp.extras.requantise.passing import Work, operands_of, passed
-from quantexp.extras.requantise.recommend import Choice, recommend
-from quantexp.extras.requantise.scheme_file import NAME, scheme_text
+from quantexp.extras.requantise.recommend import NAME, Choice, recommend, scheme_text
 from quantexp.extras.requantise.table import print_table
 from quantexp.extras.requantise.tally import Tally
 from quantexp.folders import for_shell, user_path, writing_into
 from quantexp.formats import Family, Format
 from quantexp.formats.definitions.definition import declared_format
-from quantexp.processes.cores import num_cores
+from quantexp.processes.machine import num_cores
 from quantexp.quant.label import is_unquantised
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.facts import Facts

@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantexp.analysis.tensors.rows import padding_of_transform
+from quantexp.analysis.tensors.operands import padding_of_transform
 from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import Fidelity, beyond_largest, fidelity
 from quantexp.extras.requantise.candidates import Candidate, Transform

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quantexp.analysis.tensors.slots import module_of
+from quantexp.analysis.tensors.operands import module_of
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.extras.requantise.candidates import Candidate
 from quantexp.extras.requantise.passing import FileScores, SlotScores, Work

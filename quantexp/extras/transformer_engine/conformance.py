@@ -21,8 +21,7 @@ from quantexp.errors import VerifyError
 from quantexp.extra import Service, required
 from quantexp.extras.transformer_engine.proof.conformity import Comparison, compare, other_format
 from quantexp.extras.transformer_engine.proof.stored import read
-from quantexp.extras.transformer_engine.rank.autocast import autocast
-from quantexp.extras.transformer_engine.rank.recipes import te_recipe
+from quantexp.extras.transformer_engine.rank.recipes import autocast, te_recipe
 from quantexp.extras.transformer_engine.rank.support import te_version, why_unsupported
 from quantexp.extras.transformer_engine.scheme.hardware import version_numbers
 from quantexp.extras.transformer_engine.scheme.recipes import Kind, Recipe

@@ -7,7 +7,7 @@
     kernels    the kernels under test
     suite      runs the comparisons; `quantexp.formats.certificate` stores the results
 
-`gold`, `rational`, `exact`, `grids`, `draws` and `walsh` import nothing from `quantexp.formats`.
+`gold`, `rational`, `exact`, `grids` and `draws` import nothing from `quantexp.formats`.
 """
 
 from __future__ import annotations

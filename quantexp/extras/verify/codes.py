@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quantexp.extras.verify.asking import to_numpy, to_torch
 from quantexp.extras.verify.exact import KINDS, decoded, to_dtype
 from quantexp.extras.verify.gold_check import GOLD
 from quantexp.extras.verify.grids import code_values, grid
-from quantexp.extras.verify.kernels import Kernel
+from quantexp.extras.verify.kernels import Kernel, to_numpy, to_torch
 from quantexp.extras.verify.oracles.oracle import Oracle
 from quantexp.extras.verify.questions import DTYPES
 from quantexp.extras.verify.tally import Tally

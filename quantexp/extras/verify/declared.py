@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantexp.extras.verify import cases
-from quantexp.extras.verify.asking import to_numpy, to_torch
 from quantexp.extras.verify.draws import random_integers
 from quantexp.extras.verify.exact import to_dtype
 from quantexp.extras.verify.gold import Gold, gold_of, quantised, scale_values
 from quantexp.extras.verify.gold_check import GOLD
-from quantexp.extras.verify.kernels import Placed
+from quantexp.extras.verify.kernels import Placed, to_numpy, to_torch
 from quantexp.extras.verify.tally import Tally
 from quantexp.formats import Format
 from quantexp.formats.table import is_compiled

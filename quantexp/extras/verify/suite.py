@@ -14,13 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quantexp.extras.verify import walsh
-from quantexp.extras.verify.asking import Reply, ask, packed, to_numpy, to_torch
+from quantexp.extras.verify import draws
 from quantexp.extras.verify.codes import decode_every_code, encode_every_code
 from quantexp.extras.verify.declared import verify_declared
 from quantexp.extras.verify.exact import KINDS, Answer, Case, answer
 from quantexp.extras.verify.gold_check import GOLD, check_gold
-from quantexp.extras.verify.kernels import KERNELS, Kernel, Placed
+from quantexp.extras.verify.kernels import (
+    KERNELS,
+    Kernel,
+    Placed,
+    Reply,
+    ask,
+    packed,
+    to_numpy,
+    to_torch,
+)
 from quantexp.extras.verify.oracles.oracle import Oracle
 from quantexp.extras.verify.questions import SEVERAL_CHUNKS, cases_of
 from quantexp.extras.verify.tally import Tally
@@ -137,13 +145,13 @@ def _check_transform(placed: list[Placed], tally: Tally) -> None:
         x = (rng.standard_normal((3, 77, 40)) * np.exp(rng.standard_normal((3, 1, 40)))).astype(
             np.float32
         )
-        signs = walsh.signs_of(block, 2**40, block)
+        signs = draws.signs_of(block, 2**40, block)
         for left in (True, False):
-            product = whole.reshape(5, 3, block).astype(np.float64) @ walsh.sylvester(block)
-            product = (product * walsh.factor(block, left=left)).reshape(5, -1).astype(np.float32)
+            product = whole.reshape(5, 3, block).astype(np.float64) @ draws.sylvester(block)
+            product = (product * draws.factor(block, left=left)).reshape(5, -1).astype(np.float32)
             for axis in (0, 1, 2):
                 for chosen in (None, signs):
-                    expected = walsh.transformed(x, axis, block, left=left, signs=chosen)
+                    expected = draws.transformed(x, axis, block, left=left, signs=chosen)
                     for target in transforming:
                         description = f"float32 3x77x40 axis={axis} block={block} left={left}"
                         got = _transform(target, x, axis, block, left, chosen)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from quantexp.errors import QuantexpError
 from quantexp.launch.backend import Standing, has_recorded_end, kind_of, launcher_of
-from quantexp.launch.ledger.settle import CANCELLED, mark_cancelled
-from quantexp.launch.ledger.standing import standings
-from quantexp.runs.claim import claimant
+from quantexp.launch.ledger.standing import CANCELLED, mark_cancelled, standings
+from quantexp.runs.fencing import claimant
 from quantexp.runs.lock import is_locked
 from quantexp.runs.status import State
 

@@ -1,19 +1,23 @@
 """The standing of a run: its actual state now, from its folder and its launcher.
 
 status.json holds what a run recorded last. A run that was killed, or whose job was ended, could not record that, so its
-launcher's report, which sees the process or the job, takes precedence. This module only reads; `settle` writes.
+launcher's report, which sees the process or the job, takes precedence. `settle` records such an end in status.json, so
+that it agrees with the scheduler; everything else only reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from quantexp.errors import QuantexpError, UnreadableError
+from quantexp.errors import QuantexpError, RunError, UnreadableError
 from quantexp.launch.backend import Standing, kind_of, launcher_of
-from quantexp.launch.pace import pace
+from quantexp.launch.outcome import pace
+from quantexp.runs.fencing import drop_dead_claim
+from quantexp.runs.lock import locked
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status, read_status
+from quantexp.runs.status import State, Status, finish, read_status, write_status
 
 #: The reason of a run whose configuration was deleted: no command can use it.
 BROKEN = "broken: its config.yaml is gone; restore it, or delete the folder"
@@ -77,3 +81,45 @@ def _read(run: RunDir) -> Status | str:
 def _without_folder(run: RunDir, error: UnreadableError) -> str:
     """The error without the run's folder: the table shows the run's name."""
     return str(error).replace(f"{run.root}/", "")
+
+
+#: The reason in a cancelled run's status.
+CANCELLED = "cancelled by quantexp cancel"
+
+
+def mark_cancelled(standing: Standing, reason: str = CANCELLED) -> Standing:
+    """Record a run as cancelled, unless another process holds its lock; returns the new standing."""
+    return settle(replace(standing, state=State.CANCELLED, alive=False, reason=reason, sure=True))
+
+
+def settle(standing: Standing) -> Standing:
+    """Write the standing to status.json if the run has ended and its status differs; returns the new standing.
+
+    Nothing is written while another process holds the lock, if the folder is read-only, or if the status has changed
+    since it was read; a later call writes it then.
+    """
+    if not standing.is_unrecorded_end:
+        return standing
+    assert standing.state is not None
+    with contextlib.suppress(RunError, OSError):
+        return _record(standing, standing.state)
+    return standing
+
+
+def _record(standing: Standing, state: State) -> Standing:
+    run = standing.run
+    with locked(run, patience_s=0):
+        status = read_status(run.status)
+        if status != standing.status:
+            return standing
+        ended = standing.job.ended if standing.job is not None else None
+        status = replace(standing.status, capture=dict(standing.status.capture))
+        finish(status, state, standing.reason)
+        if ended is not None:
+            status.finished = ended.isoformat(timespec="milliseconds")
+        if standing.job is not None:
+            status.job_id = standing.job.id
+        run.reserve.unlink(missing_ok=True)
+        drop_dead_claim(run)
+        write_status(run.status, status)
+    return replace(standing, status=status)

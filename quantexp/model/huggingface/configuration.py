@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.errors import ConfigError, UnreadableError
-from quantexp.model.huggingface.entries import Entries, Json
-from quantexp.model.huggingface.expert_entries import (
+from quantexp.model.huggingface.entries import (
+    Entries,
+    Json,
     mixtral_experts,
     mixtral_json,
     qwen3_experts,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quantexp.model.decoder import moe_of
-from quantexp.model.huggingface.experts import experts
-from quantexp.model.huggingface.parameters import Parameter, feed_forward, vector, whole
+from quantexp.model.huggingface.parameters import Parameter, experts, feed_forward, vector, whole
 from quantexp.schema import MlaConfig, ModelConfig
 
 

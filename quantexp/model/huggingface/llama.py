@@ -15,9 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quantexp.model.decoder import moe_of
-from quantexp.model.huggingface.experts import experts
 from quantexp.model.huggingface.families import Family, family_of
-from quantexp.model.huggingface.parameters import Parameter, Rows, feed_forward, vector, whole
+from quantexp.model.huggingface.parameters import (
+    Parameter,
+    Rows,
+    experts,
+    feed_forward,
+    vector,
+    whole,
+)
 from quantexp.schema import ModelConfig
 
 #: Mixtral's names of an expert's gate, up and down.

@@ -1,9 +1,12 @@
-"""A Megatron parameter, composed of rows of published tensors."""
+"""A Megatron parameter, composed of rows of published tensors; and those of a mixture of experts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from quantexp.model.decoder import shared_width
+from quantexp.schema import MoeConfig
 
 #: The usual published names of a gated feed-forward's matrices.
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
@@ -72,3 +75,20 @@ def feed_forward(
     )
     yield Parameter(f"{ours}.linear_fc1.weight", gate_and_up, hidden)
     yield whole(f"{ours}.linear_fc2.weight", f"{theirs}.{down}.weight", hidden, inner)
+
+
+def experts(
+    ours: str,
+    theirs: str,
+    hidden: int,
+    moe: MoeConfig,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+) -> Iterator[Parameter]:
+    """The parameters in Megatron's order; `names` are the published ones of an expert's gate, up and down."""
+    yield whole(f"{ours}.router.weight", f"{theirs}.gate.weight", moe.num_experts, hidden)
+    for expert in range(moe.num_experts):
+        own, published = f"{ours}.experts.local_experts.{expert}", f"{theirs}.experts.{expert}"
+        yield from feed_forward(own, published, moe.expert_ffn_hidden_size, hidden, names)
+    if moe.num_shared_experts:
+        own, published = f"{ours}.shared_experts", f"{theirs}.shared_experts"
+        yield from feed_forward(own, published, shared_width(moe), hidden)

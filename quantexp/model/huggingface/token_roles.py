@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quantexp.model.huggingface import CONFIG, GENERATION
 from quantexp.model.huggingface.configuration import read_config
-from quantexp.model.huggingface.file_names import CONFIG, GENERATION
 
 _SUFFIX = "_token_id"
 

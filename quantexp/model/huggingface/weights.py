@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantexp.errors import DataError, UnreadableError
-from quantexp.model.huggingface.file_names import CONFIG, INDEX, SINGLE
+from quantexp.model.huggingface import CONFIG, INDEX, SINGLE
 from quantexp.model.safetensors import content_of
 from quantexp.model.safetensors_header import Entry, read_header
 from quantexp.reading.json_files import require_json

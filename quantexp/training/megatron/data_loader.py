@@ -28,9 +28,7 @@ from torch import Tensor
 from quantexp.config.evaluation import num_samples
 from quantexp.config.start_point import StartPoint, first_iteration
 from quantexp.data.binary import fingerprint
-from quantexp.data.completed import paths, tokenizer_of
-from quantexp.data.intact import check_intact
-from quantexp.data.prepared import check_split, read_whole
+from quantexp.data.prepared import check_intact, check_split, paths, read_whole, tokenizer_of
 from quantexp.data.sample import sample_prefix
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
@@ -40,8 +38,12 @@ from quantexp.runs.ranks import Rank
 from quantexp.schema import Experiment
 from quantexp.schema.dataset import DEFAULT_SPLIT
 from quantexp.training.log import LOG
-from quantexp.training.megatron.pairs import open_pair
-from quantexp.training.megatron.sample_order import OrderedConfig, OrderedDataset, part_bounds
+from quantexp.training.megatron.sample_order import (
+    OrderedConfig,
+    OrderedDataset,
+    open_pair,
+    part_bounds,
+)
 
 #: Token ids that are read to detect a dataset of another tokenizer.
 _NUM_CHECKED_IDS = 1 << 20

@@ -1,4 +1,4 @@
-"""Rounds gradients to a number format on their way through the data-parallel ranks.
+"""Data parallelism: fp32 gradients in buckets, reduced in the backward pass or after it, rounded to a number format.
 
     once       a rank rounds its own gradient g; the ranks add them in float32
     each_hop   the sum s goes from rank to rank, s := round(s) + g; only the last sum is not rounded
@@ -19,17 +19,21 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from quantexp.formats import finite_amax
-from quantexp.model.pieces import Piece
-from quantexp.model.row_blocks import Box
+from quantexp.model.pieces import Box, Piece
 from quantexp.model.shards import expert_of
 from quantexp.proof.draws import Moment, Randomness
 from quantexp.proof.outside_products import SendWatch, StateWatch
 from quantexp.quant.outside_products import StateSlot
-from quantexp.schema import RoundedAt
+from quantexp.schema import Precision, RoundedAt
 from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.rounded_pieces import RoundedPiece, draw_of
 
@@ -192,3 +196,49 @@ def _ranks(buckets: Any) -> Any:
     if buckets.ddp_config.use_distributed_optimizer:
         return buckets.intra_distributed_optimizer_instance_group
     return buckets.data_parallel_group
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether reductions and gathers run while the device computes: a CPU would share its cores with them."""
+    return device.type == "cuda"
+
+
+def wrapped(
+    chunks: list[Any],
+    config: Any,
+    precision: Precision,
+    device: torch.device,
+    *,
+    distributed: bool,
+    overlaps_reduction: bool,
+) -> list[DistributedDataParallel]:
+    """Each chunk on the device, in the working precision, with buckets for its gradients."""
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlaps_reduction,
+        overlap_param_gather=overlaps_reduction and distributed,
+        use_distributed_optimizer=distributed,
+    )
+    models = []
+    for index, chunk in enumerate(chunks):
+        model: Any = chunk.to(device)
+        if precision is not Precision.fp32:
+            model = Float16Module(config, model)
+        models.append(DistributedDataParallel(config, ddp, model, disable_bucketing=index > 0))
+    return models
+
+
+def let_schedules_overlap(config: Any, models: list[DistributedDataParallel]) -> None:
+    """Let the schedules start the reduction of gradients, and the gathering of parameters, while they compute."""
+    ddp = models[0].ddp_config
+    if not ddp.overlap_grad_reduce:
+        return
+
+    def of_each(functions: list[Any]) -> Any:
+        return functions if len(functions) > 1 else functions[0]
+
+    config.no_sync_func = of_each([model.no_sync for model in models])
+    if len(models) > 1:
+        config.grad_sync_func = of_each([model.start_grad_sync for model in models])
+        if ddp.overlap_param_gather:
+            config.param_sync_func = of_each([model.start_param_sync for model in models])

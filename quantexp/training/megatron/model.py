@@ -1,4 +1,7 @@
-"""Builds a configured model with Megatron-Core and maps its modules to the names of the precision map."""
+"""Builds a configured model with Megatron-Core, of the decoder's spec under its backend, and names its modules.
+
+The names are those of the precision map.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,13 @@ from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts, release_routing
 from quantexp.training.megatron.linear import LinearLayer, SchemeOutputLayer
-from quantexp.training.megatron.specs import require_reached
+from quantexp.training.megatron.specs import inject, require_reached, stock_spec
 from quantexp.training.megatron.transformer_config import (
     ONE_PROCESS,
     refuse_own_quantisation,
     transformer_config,
 )
+from quantexp.training.megatron.without_te import require_te
 
 SchemeModule = LinearLayer | SchemeAttention | SchemeEmbedding
 
@@ -239,3 +243,21 @@ def share_weight_copies(model: GPTModel, copies: WeightCopies) -> None:
         if not isinstance(module, SchemeAttention):
             module.copies = copies
     model.register_load_state_dict_post_hook(lambda *_: copies.drop())
+
+
+def scheme_spec(
+    model: ModelConfig, backend: Backend = Backend.emulated
+) -> TransformerBlockSubmodules:
+    """The decoder with the scheme's products: the emulation's, or linear layers of Transformer Engine.
+
+    Raises:
+        RunError: the backend needs Transformer Engine, which cannot be imported.
+    """
+    if backend is Backend.emulated:
+        spec: TransformerBlockSubmodules = inject(stock_spec(model))
+        return spec
+    require_te(f"quant.backend={backend.value}")
+    native: TransformerBlockSubmodules = required(
+        Service.NATIVE_SPEC, f"quant.backend={backend.value}"
+    )(model, backend)
+    return native

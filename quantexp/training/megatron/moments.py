@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from quantexp.formats import finite_amax
-from quantexp.model.row_blocks import Box
+from quantexp.model.pieces import Box
 from quantexp.proof.draws import Moment
 from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.outside_products import StateSlot

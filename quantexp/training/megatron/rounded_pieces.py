@@ -9,8 +9,7 @@ from torch import Tensor
 
 from quantexp.formats import Place, QuantSpec, quantise
 from quantexp.model.finite import is_finite
-from quantexp.model.pieces import Piece
-from quantexp.model.row_blocks import Box, boxes, matrix_shape
+from quantexp.model.pieces import Box, Piece, boxes, matrix_shape
 from quantexp.quant.step_state import Draw, seed_of
 
 

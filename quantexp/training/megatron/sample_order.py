@@ -1,26 +1,28 @@
-"""Megatron's GPTDataset with a sample order that does not depend on the number of iterations.
+"""Opens a tokenised pair with Megatron's reader, and samples it in an order that does not depend on the iterations.
 
-Megatron shuffles all epochs of a run together, so a longer run begins with other samples. Here each epoch is shuffled
-separately, by the seed and its number: first the documents, then the samples that begin in it. A longer run begins with
-the samples of a shorter one. Samples still span documents, also across epochs.
+Megatron's GPTDataset shuffles all epochs of a run together, so a longer run begins with other samples. Here each epoch
+is shuffled separately, by the seed and its number: first the documents, then the samples that begin in it. A longer run
+begins with the samples of a shorter one. Samples still span documents, also across epochs.
 
 The index (the start of each sample) is stored in a folder named after the hash of everything that determines it. The
 folder appears complete, by renaming, so any number of ranks and runs may build it at the same time.
 """
 
-# T tokens of a sample
+from __future__ import annotations
 
 import hashlib
 import json
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
-from quantexp.data.binary import ORDER_VERSION, folder_beside
+from quantexp.data.binary import ORDER_VERSION, check_pair, folder_beside, pair_paths
+from quantexp.data.index import check_index
 
 _FILES = ("documents", "samples", "shuffle")
 
@@ -123,3 +125,20 @@ def _write(folder: Path, indices: list[np.ndarray]) -> None:
 def part_bounds(parts: list[tuple[float, float] | None], total: int) -> list[tuple[int, int]]:
     """The first document of each part and the one after its last; (0, 0) for no part."""
     return [(round(part[0] * total), round(part[1] * total)) if part else (0, 0) for part in parts]
+
+
+def open_pair(prefix: Path) -> Any:
+    """Open the pair as Megatron's IndexedDataset, which maps the files into memory.
+
+    Keep a reference to it as long as any array read from it: once it is freed, Megatron unmaps the files, and reading
+    such an array kills the process.
+
+    Raises:
+        DataError: a file is missing or not Megatron's, or `.bin` does not match `.idx`.
+    """
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    check_pair(prefix)
+    bin_path, idx_path = pair_paths(prefix)
+    check_index(idx_path, bin_path)
+    return IndexedDataset(str(prefix))

@@ -24,11 +24,7 @@ from torch import Tensor
 from quantexp.capture.store.queue import wait_for_copies
 from quantexp.config.start_point import StartPoint
 from quantexp.model.layout import Layout
-from quantexp.model.sizes import (
-    distributes_optimizer,
-    flops_per_iteration,
-    num_micro_batches_each,
-)
+from quantexp.model.sizes import distributes_optimizer, flops_per_iteration, num_micro_batches_each
 from quantexp.proof.outside_products import StateWatch
 from quantexp.quant.outside_products import moment_slots, reduced_slot, state_slots
 from quantexp.quant.precision import PrecisionMap
@@ -47,9 +43,13 @@ from quantexp.training.megatron.collectives import (
 from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
 from quantexp.training.megatron.experts import forget_balancing_loss, take_balancing_loss
 from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
-from quantexp.training.megatron.grad_reduce import GradientRounding
-from quantexp.training.megatron.gradient_buffers import let_schedules_overlap, overlaps, wrapped
-from quantexp.training.megatron.initial_weights import perturb_weights
+from quantexp.training.megatron.grad_reduce import (
+    GradientRounding,
+    let_schedules_overlap,
+    overlaps,
+    wrapped,
+)
+from quantexp.training.megatron.initial_weights import load_initial_weights, perturb_weights
 from quantexp.training.megatron.lookout import first_of_all, looking_out
 from quantexp.training.megatron.model import (
     build_chunks,
@@ -61,8 +61,6 @@ from quantexp.training.megatron.moments import Moments
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Begin, Passes
-from quantexp.training.megatron.published_weights import load_initial_weights
-from quantexp.training.megatron.schedule import optimizer_config, scheduler
 from quantexp.training.megatron.state_shards import (
     RankState,
     held_pieces,
@@ -70,6 +68,7 @@ from quantexp.training.megatron.state_shards import (
     loss_scale_of,
     written_pieces,
 )
+from quantexp.training.megatron.transformer_config import optimizer_config, scheduler
 
 #: The largest whole loss whose exponential a float64 can represent.
 _MAX_EXP_LOSS = 709.0

@@ -24,11 +24,10 @@ from quantexp.quant.rules import changes
 from quantexp.quant.step_state import StepState
 from quantexp.runs.metrics import Metrics, is_fault
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
-from quantexp.training.megatron.backend import scheme_spec
 from quantexp.training.megatron.callbacks import Observer, Saver
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.experts import first_expert
-from quantexp.training.megatron.model import first_layer
+from quantexp.training.megatron.model import first_layer, scheme_spec
 from quantexp.training.megatron.numerics_state import use_numerics
 from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.step import Spec, Stepper

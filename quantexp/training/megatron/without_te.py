@@ -1,4 +1,4 @@
-"""Imports Megatron-Core without a working Transformer Engine.
+"""Imports Megatron-Core without a working Transformer Engine, and without torch's compiler.
 
 Transformer Engine without its CUDA libraries raises `RuntimeError` or `OSError` on import. Megatron-Core catches only
 `ImportError`, so `import megatron.core` fails, too. `hide_broken_te()` tries the import once; if it fails in that way,
@@ -7,14 +7,24 @@ installed, nothing changes. Call it before the first import of `megatron.core`.
 
 Without Transformer Engine, Megatron-Core's latent attention and mixture of experts fail on names that only it defines.
 `complete_megatron()` sets them to the values that select Megatron's own implementation, if Megatron lacks them.
+
+Megatron decorates some fused functions with `torch.compile`, which loads 800 modules of the compiler at once: half of
+the time that importing Megatron takes. `import_megatron()` has such a function compiled when it is first called, and
+quantexp's models call none.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from quantexp.errors import RunError
 from quantexp.schema.quant import TE_INSTALL
@@ -81,3 +91,34 @@ def megatron_version() -> str:
         import megatron.core
         import megatron.core.models.gpt.gpt_model
     return str(megatron.core.__version__)
+
+
+@contextmanager
+def compiling_on_first_call() -> Iterator[None]:
+    """`torch.compile`, applied inside, compiles a function when it is first called."""
+    compile_now = torch.compile
+
+    def compile_later(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+        if function is None:
+            return functools.partial(compile_later, **options)
+        compiled = functools.cache(lambda: compile_now(function, **options))
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    torch.compile = compile_later  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
+
+
+def import_megatron() -> None:
+    """Import Megatron, without a broken Transformer Engine; call it before any other module imports Megatron."""
+    hide_broken_te()
+    with compiling_on_first_call():
+        import megatron.core.models.gpt.gpt_layer_specs
+        import megatron.core.optimizer  # noqa: F401

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from quantexp.analysis.compare.gap import gap_to, milestones
+import numpy as np
+
+from quantexp.analysis.compare.gap import gap_to, milestones, running_mean, window_of
 from quantexp.runs.metrics import LossCurve
 
 
@@ -30,3 +32,12 @@ def test_milestones_have_first_and_last() -> None:
     assert milestones((), 5) == []
     assert milestones((4, 5, 6), 1) == []
     assert milestones((4, 5, 6), -1) == []
+
+
+def test_a_running_mean_covers_the_values_around_each_place() -> None:
+    assert running_mean(np.array([0.0, 3.0, 6.0, 9.0]), 3).tolist() == [1.5, 3.0, 6.0, 7.5]
+    assert running_mean(np.array([1.0, 2.0]), 1).tolist() == [1.0, 2.0]
+
+
+def test_few_values_need_no_mean() -> None:
+    assert [window_of(count) for count in (0, 199, 200, 5000)] == [1, 1, 4, 100]

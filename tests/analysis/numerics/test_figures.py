@@ -16,9 +16,9 @@ from quantexp.analysis.numerics.by_layer import (
     operand_heat,
     over_iterations,
     overflow,
+    scale_exponents,
 )
 from quantexp.analysis.numerics.directions import both_axes, rows_and_columns
-from quantexp.analysis.numerics.exponents import scale_exponents
 from quantexp.analysis.numerics.hif8_figure import (
     chosen,
     fine_magnitudes,

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from quantexp.analysis.numerics.lines import percent
-from quantexp.analysis.numerics.marks import mark_of
+from quantexp.analysis.numerics.lines import mark_of, percent
 from quantexp.analysis.numerics.series import in_order, slug
 
 

@@ -6,7 +6,7 @@ import torch
 
 from quantexp.analysis.quick.by_kind import OfKind, by_kind, representable
 from quantexp.analysis.quick.first_look import captured_in, first_look
-from quantexp.analysis.tensors.inventory import Kind
+from quantexp.analysis.tensors.place import Kind
 from quantexp.formats.spec import get_format
 
 from .. import mxfp4  # noqa: TID252

@@ -12,7 +12,7 @@ from quantexp.analysis.measures.measured import Measured, Request, measure
 from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick import first_look as module
 from quantexp.analysis.quick.first_look import FirstLook, captured_in, first_look
-from quantexp.analysis.tensors.inventory import Kind
+from quantexp.analysis.tensors.place import Kind
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics

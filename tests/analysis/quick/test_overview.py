@@ -17,7 +17,7 @@ from quantexp.analysis.compare.lines import Band
 from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.quick.overview import draw_overview
-from quantexp.analysis.quick.schemes import Scheme, schemes_of
+from quantexp.analysis.quick.scheme_table import Scheme, schemes_of
 from quantexp.analysis.scheme_style import scheme_styles
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.runs.find import runs_below

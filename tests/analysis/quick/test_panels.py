@@ -11,7 +11,7 @@ from quantexp.analysis.quick import panels
 from quantexp.analysis.quick.by_kind import OfKind, Range
 from quantexp.analysis.scheme_style import scheme_style
 from quantexp.analysis.style import BLUE, VERMILLION, new_figure
-from quantexp.analysis.tensors.inventory import Kind
+from quantexp.analysis.tensors.place import Kind
 from quantexp.capture.statistics.counts import Counts
 from quantexp.runs.metrics import LossCurve
 

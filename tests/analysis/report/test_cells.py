@@ -14,7 +14,7 @@ from quantexp.analysis.draw.verb import draw
 from quantexp.analysis.measures.table import MeasuresTable
 from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.report.cells import Numerics, Row, numerics
-from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.judged import Deadline
 from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.formats import resolve
 from quantexp.reading import json_files

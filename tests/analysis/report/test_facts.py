@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 
 from quantexp.analysis.compare.side import read_side
-from quantexp.analysis.report.facts import facts
-from quantexp.analysis.report.origin import Origin
+from quantexp.analysis.report.facts import Origin, facts
 from quantexp.analysis.report.proof import Proof
 from tests.analysis.compare.runs import Runs
 

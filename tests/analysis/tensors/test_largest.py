@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantexp.analysis.tensors.largest import largest_tokens, largest_words
-from quantexp.capture.store.token_list import TokenList
+from quantexp.capture.store.manifest import TokenList
 
 WORDS = {3: " the", 5: "cat", 8: "."}
 LINE: dict[str, Any] = {

@@ -15,8 +15,8 @@ from scipy.linalg import hadamard as scipy_hadamard
 from quantexp.analysis.draw.grids import grids_of
 from quantexp.analysis.measures.measured import Request, measure
 from quantexp.analysis.quick.first_look import first_look
-from quantexp.analysis.tensors.blocks import keeps_blocks
-from quantexp.analysis.tensors.rows import laid_out, num_blocks_of_padding, padding_of_transform
+from quantexp.analysis.tensors.operands import laid_out, num_blocks_of_padding, padding_of_transform
+from quantexp.analysis.tensors.sample import keeps_blocks
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.errors import CaptureError
 from quantexp.extras.requantise.candidates import candidates, formats_of

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from quantexp.capture.select.budget import price
-from quantexp.capture.select.choice import expected_tensors
+from quantexp.capture.select.choice import expected_tensors, sample_of, sampled_shape
 from quantexp.capture.select.rules import take
-from quantexp.capture.select.sample import sample_of, sampled_shape
 from quantexp.errors import ConfigError
 from quantexp.quant.precision import ModuleId
 from quantexp.runs.paths import RunDir

@@ -12,9 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.capture.statistics.histogram import NUM_BINS, of_patterns, pattern_counts
+from quantexp.capture.statistics.histogram import (
+    MOST,
+    NUM_BINS,
+    Together,
+    of_patterns,
+    pattern_counts,
+)
 from quantexp.capture.statistics.summary import Summary, described, statistics, summarise
-from quantexp.capture.statistics.together import MOST, Together
 from tests.formats.kernels.gpu_cases import DTYPES, Call, needs_triton
 
 

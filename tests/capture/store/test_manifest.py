@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
+import pytest
 
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, join_parts, lines_of, part_of
+from quantexp.capture.check.folder import check
+from quantexp.capture.lines import samples_of
+from quantexp.capture.store.kept import cut_back
+from quantexp.capture.store.manifest import (
+    MANIFEST,
+    STATISTICS,
+    TOKENS,
+    TokenList,
+    join_parts,
+    lines_of,
+    part_of,
+)
+from quantexp.errors import CaptureError
+from quantexp.runs.paths import RunDir
 
 
 def test_each_rank_has_a_list_of_its_own(tmp_path: Path) -> None:
@@ -51,3 +67,66 @@ def test_letters_beyond_ascii_are_read_back_unchanged(tmp_path: Path) -> None:
     )
     join_parts(tmp_path)
     assert list(lines_of(tmp_path / MANIFEST)) == lines
+
+
+RunTiny = Callable[..., RunDir]
+
+
+def test_ranks_lists_are_joined_and_read(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        TokenList(tmp_path, rank, lambda token: f"<{token}>").add(
+            2, 0, rank, [4 + rank], [[7, rank, 7]]
+        )
+    assert len(list(tmp_path.iterdir())) == 2
+    before = samples_of(tmp_path)
+    join_parts(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [TOKENS]
+    assert samples_of(tmp_path) == before
+    (sample,) = before[2, 0, 1]
+    assert (sample.index, sample.ids) == (5, [7, 1, 7])
+    assert [sample.text(position) for position in range(3)] == ["<7>", "<1>", "<7>"]
+
+
+def test_lines_after_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+    tokens = TokenList(tmp_path, 0, str)
+    for iteration in (1, 2, 3):
+        tokens.add(iteration, 0, 0, [iteration], [[1]])
+    cut_back(tmp_path, 2)
+    assert [key[0] for key in samples_of(tmp_path)] == [1, 2]
+
+
+def test_a_list_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tokens = TokenList(tmp_path / "gone", 0, str)
+    with pytest.raises(CaptureError, match=r"tokens\.jsonl cannot be written: No such file"):
+        tokens.add(1, 0, 0, [0], [[1]])
+
+
+def test_a_folder_without_a_list_has_no_samples(tmp_path: Path) -> None:
+    assert samples_of(tmp_path) == {}
+
+
+def test_a_run_lists_its_captured_micro_batches_in_the_order_of_its_samples(
+    run_tiny: RunTiny,
+) -> None:
+    run = run_tiny(
+        "capture=tensors",
+        "capture.iterations=[2]",
+        "capture.collect_micro_batches=0",
+        "training.iterations=2",
+        "training.warmup_iterations=0",
+        "training.micro_batch_size=1",
+        "training.global_batch_size=2",
+        "capture.stop_after_capture=false",
+    )
+    samples = samples_of(run.tensors)
+    assert [(key, [one.index for one in each]) for key, each in samples.items()] == [
+        ((2, 0, 0), [2]),
+        ((2, 1, 0), [3]),
+    ]
+    (first,) = samples[2, 0, 0]
+    assert all(0 <= token <= 256 for token in first.ids)
+    text = "".join(first.text(position) for position in range(len(first.ids)))
+    assert text.isprintable() or "\n" in text
+    assert not check(run.tensors).problems
+    hashes = json.loads((run.tensors / "hashes.json").read_text())
+    assert TOKENS in hashes

@@ -13,78 +13,14 @@ from omegaconf import OmegaConf
 
 from quantexp.config.compose import compose
 from quantexp.config.load import save
-from quantexp.config.sweep.points import Point, compose_points, merged_lines
+from quantexp.config.sweep.points import compose_points
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.launch.identity import identity
 from quantexp.quant.scheme import SCHEMES
 from quantexp.schema import CaptureLevel
 
-OWN = """\
-defaults:
-  - linear: mxfp8
-  - qk: none
-  - pv: none
-  - _self_
-
-name: own
-linear:
-  dgrad:
-    g: {format: bf16}
-"""
-
-EXPERIMENT = """\
-# @package _global_
-defaults:
-  - override /training: fast
-  - override /capture: "off"
-  - _self_
-training:
-  iterations: 4
-  min_lr: ${training.lr}
-"""
-
-SWEEP = """\
-# @package _global_
-hydra: {sweeper: {params: {quant: "bf16,FA_mxfp8", training.seed: "5"}}}
-sweep:
-  first: {quant: FA_*}
-  seeds: 2
-"""
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """A config-dir with the scheme `own` and two experiments; its path needs every kind of quoting."""
-    folder = tmp_path / "it's, a \\ folder"
-    for group, name, text in (
-        ("quant", "own", OWN),
-        ("experiment", "short", EXPERIMENT),
-        ("experiment", "swept", SWEEP),
-    ):
-        (folder / group).mkdir(parents=True, exist_ok=True)
-        (folder / group / f"{name}.yaml").write_text(text)
-    return folder
-
-
-def points(*words: str, config_dir: Path | None = None) -> list[Point]:
-    return compose_points(list(words), config_dir, {})
-
-
-def schemes(*words: str, config_dir: Path | None = None) -> list[str | None]:
-    return [point.experiment.quant.name for point in points(*words, config_dir=config_dir)]
-
-
-def refusal(*words: str, config_dir: Path | None = None) -> str:
-    """The message that refuses a sweep; always one line."""
-    with pytest.raises(ConfigError) as caught:
-        points(*words, config_dir=config_dir)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-# A point's experiment.
-
+from .composed import OWN, points, refusal, schemes
 
 WIDE = [
     ["quant=glob(FA_m*)", "dataset=dolma"],
@@ -153,9 +89,6 @@ def test_points_share_no_mutable_values() -> None:
     one.experiment.model.num_layers = 99
     assert other.experiment.quant.linear.fprop.x.format is None
     assert other.experiment.model.num_layers == 2
-
-
-# Order and number.
 
 
 def test_glob_is_exactly_the_ten_schemes(in_tmp: Path) -> None:
@@ -252,9 +185,6 @@ def test_impossible_sweep_is_refused(words: list[str], message: str) -> None:
     assert refusal(*words).startswith(message)
 
 
-# Explicit points.
-
-
 @pytest.fixture
 def listed(tmp_path: Path) -> str:
     """The override that names a file of two explicit points."""
@@ -309,102 +239,6 @@ def test_seeds_beside_an_entrys_own_seed_are_refused(tmp_path: Path) -> None:
     assert message == "sweep.seeds=2 and training.seed=3 both set training.seed; give one of them"
 
 
-# Exclusions, stages, merged points.
-
-
-@pytest.mark.slow
-def test_excluded_points_are_left_out() -> None:
-    exclude = "sweep.exclude=[{quant: 'FA_*'}, {quant: '*hifp8', dataset: dolma}]"
-    sweep = points("dataset=wikipedia,dolma", "quant=glob(*)", exclude)
-    assert [(p.experiment.dataset.name, p.experiment.quant.name) for p in sweep] == [
-        ("wikipedia", "bf16"),
-        ("wikipedia", "linear_hifp8"),
-        ("wikipedia", "linear_mxfp4"),
-        ("wikipedia", "linear_mxfp8"),
-        ("dolma", "bf16"),
-        ("dolma", "linear_mxfp4"),
-        ("dolma", "linear_mxfp8"),
-    ]
-
-
-def test_invalid_point_may_be_excluded() -> None:
-    words = ["quant=linear_mxfp8,linear_hifp8", "quant.linear.block=16"]
-    assert refusal(*words).startswith(
-        "quant.linear.block does not apply to hifp8, got 16; remove it"
-    )
-    assert schemes(*words, "sweep.exclude={quant: linear_hifp8}") == [
-        points(*words, "sweep.exclude={quant: linear_hifp8}")[0].experiment.quant.name
-    ]
-
-
-def test_exclusion_that_matches_nothing_is_a_typo() -> None:
-    message = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: linear*}")
-    assert message == (
-        "sweep.exclude: {'quant': 'linear*'} matches no point (of 2); quant is bf16, FA_mxfp8"
-    )
-
-
-def test_excluding_everything_is_refused() -> None:
-    message = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: '*'}")
-    assert message == "sweep.exclude leaves no point (of 2)"
-
-
-def test_first_points_are_stage_0_and_come_first() -> None:
-    words = ["training.seed=1,2", "quant=FA_mxfp8,bf16,linear_mxfp8"]
-    sweep = points(*words, "sweep.first={quant: bf16}")
-    assert [(p.stage, p.experiment.training.seed, p.experiment.quant.name) for p in sweep] == [
-        (0, 1, "bf16"),
-        (0, 2, "bf16"),
-        (1, 1, "FA_mxfp8"),
-        (1, 1, "linear_mxfp8"),
-        (1, 2, "FA_mxfp8"),
-        (1, 2, "linear_mxfp8"),
-    ]
-    assert {p.stage for p in points(*words)} == {0}, "without sweep.first nothing waits"
-
-
-def test_first_that_matches_only_excluded_points_is_a_typo() -> None:
-    message = refusal(
-        "quant=bf16,FA_mxfp8", "sweep.exclude={quant: bf16}", "sweep.first={quant: bf16}"
-    )
-    assert message.startswith(
-        "sweep.first: {'quant': 'bf16'} matches no point (of 1); quant is FA_mxfp8"
-    )
-
-
-def test_points_of_the_same_experiment_are_merged_with_a_message() -> None:
-    sweep = points("quant=bf16,FA_mxfp8", "quant/qk=none,mxfp8")
-    assert [p.experiment.quant.name for p in sweep] == ["bf16", "FA_mxfp8"]
-    assert [p.merged for p in sweep] == [
-        [["quant=FA_mxfp8", "quant/qk=none"]],
-        [["quant=FA_mxfp8", "quant/qk=mxfp8"]],
-    ]
-    assert merged_lines(sweep) == [
-        "quant=FA_mxfp8 is the same experiment as quant=bf16: it runs once",
-        "quant=FA_mxfp8 is the same experiment as quant=bf16: it runs once",
-    ]
-
-
-def test_repeated_value_is_merged_with_a_message() -> None:
-    sweep = points("training.lr=1e-4,1.0e-4", "quant=bf16", "+experiment=matched")
-    (first, *_) = merged_lines(sweep)
-    assert first == (
-        "training.lr=0.0001 quant=bf16 +experiment=matched is there more than once: it runs once"
-    )
-
-
-def test_merged_point_has_the_earliest_stage(own: Path) -> None:
-    (own / "training").mkdir()
-    text = (conf_dir() / "training" / "default.yaml").read_text()
-    (own / "training" / "same.yaml").write_text(text)
-    (point,) = points("training=default,same", "sweep.first={training: same}", config_dir=own)
-    assert point.stage == 0
-    assert len(point.merged) == 1
-
-
-# YAML files that define a sweep.
-
-
 def test_yaml_file_defines_a_sweep(own: Path) -> None:
     sweep = points("+experiment=swept", config_dir=own)
     assert [(p.stage, p.experiment.quant.name, p.experiment.training.seed) for p in sweep] == [
@@ -446,9 +280,6 @@ def test_sweep_key_among_the_swept_words_of_a_file_is_refused(own: Path) -> None
     (own / "experiment" / "odd.yaml").write_text(text)
     message = refusal("+experiment=odd", config_dir=own)
     assert message == "hydra.sweeper.params: sweep.seeds=2 belongs below `sweep:`"
-
-
-# Every point is validated.
 
 
 @pytest.mark.slow
@@ -502,9 +333,6 @@ def test_own_scheme_keeps_its_name_in_a_sweep(own: Path) -> None:
     assert schemes("quant=bf16,own", config_dir=own) == ["bf16", "own"]
 
 
-# The old scripts' variables.
-
-
 def test_variables_apply_to_every_point_of_a_sweep() -> None:
     environment = {"CUSTOM_QUANT_TYPE": "mxfp4", "TENSOR_SAVE_ENABLED": "off"}
     experiments = [p.experiment for p in compose_points(["training.seed=1,2"], None, environment)]
@@ -534,23 +362,3 @@ def test_product_of_too_many_points_is_refused_before_it_is_built() -> None:
         ConfigError, match="a sweep must have at most 10,000 points, got 1,000,000;"
     ):
         points(*words)
-
-
-def test_bf16_runs_beside_every_point_and_again_from_perturbed_weights() -> None:
-    words = ["quant=FA_mxfp8,linear_mxfp4", "quant.rules=[]", "training.seed=1,2", "training=fast"]
-    points = compose_points([*words, "+experiment=matched", "sweep.chaos=1"])
-    shown = [
-        (p.stage, p.experiment.quant.name, p.experiment.training.seed, p.experiment.training.chaos)
-        for p in points
-    ]
-    baselines = [(0, "bf16", seed, chaos) for chaos in (0, 1) for seed in (1, 2)]
-    schemes = [(1, name, seed, 0) for name in ("FA_mxfp8", "linear_mxfp4") for seed in (1, 2)]
-    assert shown == baselines + schemes
-    for point in points:
-        assert compose(point.overrides, None, {}) == point.experiment
-
-
-def test_a_bf16_point_of_the_sweep_is_its_own_baseline() -> None:
-    points = compose_points(["quant=bf16,FA_mxfp8", "training=fast", "sweep.chaos=0"])
-    assert [point.experiment.quant.name for point in points] == ["bf16", "FA_mxfp8"]
-    assert merged_lines(points) == []

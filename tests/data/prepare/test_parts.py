@@ -20,8 +20,7 @@ from rich.console import Console
 from quantexp.data.prepare import make, shards
 from quantexp.data.prepare.inputs import Input
 from quantexp.data.prepare.job import Job, make_job
-from quantexp.data.prepare.listing import Listed, read_listing, unfinished
-from quantexp.data.prepare.outputs import make_output
+from quantexp.data.prepare.outputs import Listed, make_output, read_listing, unfinished
 from quantexp.data.prepare.partial import partial_folder
 from quantexp.data.prepare.run import existing_result, make_part, prepare
 from quantexp.errors import DataError

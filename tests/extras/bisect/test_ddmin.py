@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from quantexp.extras.bisect.ddmin import CachedTests, Subset, ddmin, minimal_cure, minimal_sets
+from quantexp.extras.bisect.search import CachedTests, Subset, ddmin, minimal_cure, minimal_sets
 
 Fails = Callable[[Subset], bool]
 

@@ -12,12 +12,18 @@ import yaml
 from rich.console import Console
 
 from quantexp.config.compose import compose
-from quantexp.extras.bisect.ddmin import Subset
 from quantexp.extras.bisect.figure import draw_result
 from quantexp.extras.bisect.measures import Measure
-from quantexp.extras.bisect.result import Chance, Result, listed, print_result, record
-from quantexp.extras.bisect.scheme_file import override, write_scheme
-from quantexp.extras.bisect.search import Found, Observed, Verdict, search
+from quantexp.extras.bisect.result import (
+    Chance,
+    Result,
+    listed,
+    override,
+    print_result,
+    record,
+    write_scheme,
+)
+from quantexp.extras.bisect.search import Found, Observed, Subset, Verdict, search
 from quantexp.extras.bisect.trouble import Step, Trouble
 from quantexp.schema import Experiment, Rule
 

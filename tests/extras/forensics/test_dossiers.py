@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from quantexp.capture.check.folder import check
-from quantexp.capture.lines import lists_of
-from quantexp.capture.samples import samples_of
+from quantexp.capture.lines import lists_of, samples_of
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, lines_of
 from quantexp.extras.forensics import dossiers
 from quantexp.extras.forensics.ring.triggers import Fired, Triggers

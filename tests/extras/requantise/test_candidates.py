@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.analysis.tensors.slots import slots_of
+from quantexp.analysis.tensors.operands import slots_of_tensor
 from quantexp.errors import ConfigError
 from quantexp.extras.requantise.candidates import Candidate, candidates, formats_of
 from quantexp.formats import FORMATS, Family, Hadamard, TwoLevelScales, encode, get_format
@@ -79,7 +79,7 @@ def test_every_format_that_quantises_has_candidates() -> None:
 @pytest.mark.parametrize("name", sorted({one.format.name for one in ALL}))
 def test_the_first_candidate_is_the_default_of_a_scheme(name: str) -> None:
     declared = resolve_site(Site.LINEAR, LinearSite(format=name))
-    slot = slots_of({"layer_type": "linear", "tensor": "input"})[0]
+    slot = slots_of_tensor({"layer_type": "linear", "tensor": "input"})[0]
     assert candidates(formats_of([name]))[0].spec(slot) == declared[slot]
 
 
@@ -87,7 +87,7 @@ def test_the_first_candidate_is_the_default_of_a_scheme(name: str) -> None:
 def test_settings_of_a_candidate_mean_the_same_in_a_scheme(candidate: Candidate) -> None:
     declared = resolve_site(Site.LINEAR, LinearSite(**candidate.settings()))
     for tensor in ("input", "weight", "grad_output"):
-        slots = slots_of({"layer_type": "linear", "tensor": tensor})
+        slots = slots_of_tensor({"layer_type": "linear", "tensor": tensor})
         assert len(slots) == 2
         for slot in slots:
             spec = candidate.spec(slot)

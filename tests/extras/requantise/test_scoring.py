@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.analysis.tensors.operands import slots_of_tensor
 from quantexp.analysis.tensors.sample import OperandSample
-from quantexp.analysis.tensors.slots import slots_of
 from quantexp.capture.statistics.errors import Fidelity, quantisation_error
 from quantexp.extras.requantise.candidates import Candidate, candidates, formats_of
 from quantexp.extras.requantise.scoring import scores
@@ -27,8 +27,8 @@ from quantexp.quant.step_state import Draw
 
 from .conftest import normal
 
-X_SLOT, _ = slots_of({"layer_type": "linear", "tensor": "input"})
-_, G_TOKENS = slots_of({"layer_type": "linear", "tensor": "grad_output"})
+X_SLOT, _ = slots_of_tensor({"layer_type": "linear", "tensor": "input"})
+_, G_TOKENS = slots_of_tensor({"layer_type": "linear", "tensor": "grad_output"})
 MXFP4 = get_format("mxfp4")
 
 

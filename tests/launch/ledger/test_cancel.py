@@ -13,9 +13,8 @@ from quantexp_launchers.slurm import scheduler
 
 from quantexp.launch.ledger import cancel as module
 from quantexp.launch.ledger.cancel import Cancelled, cancel
-from quantexp.launch.ledger.settle import CANCELLED
-from quantexp.launch.ledger.standing import standings
-from quantexp.runs.claim import Claim
+from quantexp.launch.ledger.standing import CANCELLED, standings
+from quantexp.runs.fencing import Claim
 from quantexp.runs.lock import hold
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
 from quantexp.runs.status import State, read_status, write_json

@@ -12,7 +12,7 @@ import pytest
 import torch
 from quantexp_launchers.local import processes, slots
 from quantexp_launchers.local.execute import execute
-from quantexp_launchers.local.watch import RunWatch
+from quantexp_launchers.local.processes import RunWatch
 from rich.console import Console
 
 from quantexp.errors import RunError, RunInUseError

@@ -12,7 +12,7 @@ from quantexp_launchers.local import slots
 from quantexp_launchers.local.slots import Slot, make_slots, slots_for, visible_gpus
 
 from quantexp.errors import ConfigError, RunError
-from quantexp.processes.cores import ranges
+from quantexp.processes.machine import ranges
 from quantexp.schema import Experiment, LauncherConfig
 
 

@@ -14,9 +14,8 @@ import pytest
 from quantexp_launchers.local import standing as local
 from quantexp_launchers.local.standing import workers
 
-from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import standing, standings
-from quantexp.runs.claim import Claim, own_claim
+from quantexp.launch.ledger.standing import settle, standing, standings
+from quantexp.runs.fencing import Claim, own_claim
 from quantexp.runs.lock import hold, take_lock
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
 from quantexp.runs.status import State, Status, read_status, write_json, write_status

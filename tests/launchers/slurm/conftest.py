@@ -8,13 +8,19 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from quantexp_launchers.slurm.job import own_task
 
-from quantexp.runs.paths import RunDir
-from quantexp.runs.status import write_json
+from quantexp.config.compose import compose
+from quantexp.launch.attempt import open_run
+from quantexp.runs.paths import RunDir, Submission
+from quantexp.runs.status import read_status, write_json, write_status
+from quantexp.schema import Experiment
+
+from .job_world import World
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = ("accounting", "plain")
@@ -132,3 +138,34 @@ def options(text: str) -> dict[str, str]:
     lines = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
     words = [shlex.split(line)[0].removeprefix("--").partition("=") for line in lines]
     return {name: value for name, _, value in words}
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    words = ["training=fast", "launcher=slurm", "launcher.max_requeue=2", "capture=tensors"]
+    return compose(words, None, {})
+
+
+@pytest.fixture
+def world(
+    composed: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., World]:
+    def make(num_processes: int = 1) -> World:
+        experiment = replace(composed, paths=replace(composed.paths, root=str(tmp_path / "runs")))
+        experiment.launcher = replace(composed.launcher, num_processes=num_processes)
+        experiment.training = replace(composed.training, micro_batch_size=1)
+        with open_run(experiment, "cpu", ["test"]) as (folder, _):
+            run = folder.run
+        submission = Submission(tmp_path / "runs" / "submissions" / "q-1")
+        submission.root.mkdir(parents=True)
+        content = {"runs": ["/other", str(run.root)], "snapshot": str(folder.snapshot)}
+        write_json(submission.tasks, {**content, "umask": 0o022})
+        status = read_status(run.status)
+        assert status is not None
+        write_status(run.status, replace(status, submission="q-1", task=1))
+        for name, value in {"JOB_ID": "12", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "1"}.items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        monkeypatch.setenv("QUANTEXP_START", "12 0")
+        return World(own_task(submission, os.environ), experiment, monkeypatch)
+
+    return make

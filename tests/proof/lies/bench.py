@@ -292,7 +292,7 @@ def _unproved() -> Iterator[list[Metrics]]:
     # Evaluations and comparisons of gradients have no observer: their verdict is not required.
     from importlib import import_module
 
-    from quantexp.training.megatron.imported import import_megatron
+    from quantexp.training.megatron.without_te import import_megatron
 
     import_megatron()
     others = [

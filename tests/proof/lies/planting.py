@@ -613,7 +613,7 @@ def _import_all() -> None:
     """Every module in which something is replaced."""
     from importlib import import_module
 
-    from quantexp.training.megatron.imported import import_megatron
+    from quantexp.training.megatron.without_te import import_megatron
 
     import_megatron()
     for name in (

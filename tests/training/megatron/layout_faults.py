@@ -135,14 +135,14 @@ def experts_drawn_by_local_name() -> Iterator[None]:
 @contextlib.contextmanager
 def parameters_not_marked_as_divided() -> Iterator[None]:
     """Megatron counts a divided parameter on one rank of its group alone."""
-    with _replaced("quantexp.training.megatron.published_weights.mark_divided", lambda parts: None):
+    with _replaced("quantexp.training.megatron.initial_weights.mark_divided", lambda parts: None):
         yield
 
 
 @contextlib.contextmanager
 def positions_in_own_part() -> Iterator[None]:
     """Random numbers follow from an element's position in a rank's own part."""
-    from quantexp.training.megatron.operand_positions import Positions
+    from quantexp.training.megatron.numerics_state import Positions
 
     with mock.patch.object(Positions, "__call__", return_value=()):
         yield
@@ -151,7 +151,7 @@ def positions_in_own_part() -> Iterator[None]:
 @contextlib.contextmanager
 def heads_in_own_part() -> Iterator[None]:
     """The same in attention alone."""
-    from quantexp.training.megatron.operand_positions import Positions
+    from quantexp.training.megatron.numerics_state import Positions
 
     plain = Positions.__call__
 

@@ -30,9 +30,8 @@ from quantexp.runs.ranks import Rank as RunRank
 from quantexp.schema import ModelConfig, ParallelConfig, Precision
 from quantexp.training.context import RunContext
 from quantexp.training.megatron.cpu import cpu_device
-from quantexp.training.megatron.initial_weights import draw_weights
+from quantexp.training.megatron.initial_weights import draw_weights, load_weights
 from quantexp.training.megatron.parameters import mark_divided, parts_of
-from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.specs import stock_spec
 from quantexp.training.megatron.state_shards import RankState
 from quantexp.training.megatron.transformer_config import transformer_config

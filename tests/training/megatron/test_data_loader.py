@@ -21,7 +21,7 @@ from quantexp.runs.ranks import Rank
 from quantexp.training.log import LOG
 from quantexp.training.megatron import data_loader
 from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets, rank_batches
-from quantexp.training.megatron.pairs import open_pair
+from quantexp.training.megatron.sample_order import open_pair
 from tests.data.pairs import text_of, write_binary
 from tests.data.side_by_side import side_by_side
 

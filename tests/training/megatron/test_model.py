@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from quantexp.config.compose import compose
-from quantexp.errors import ConfigError
+from quantexp.errors import ConfigError, RunError
 from quantexp.model.decoder import ATTENTION, linear_shapes
 from quantexp.model.sizes import num_padding_parameters, num_parameters
 from quantexp.quant.precision import ModuleId, precision_map
-from quantexp.schema import Experiment
-from quantexp.training.megatron.model import build_model, scheme_modules, set_precision
+from quantexp.schema import Backend, Experiment
+from quantexp.training.megatron.linear import SchemeColumnParallelLinear
+from quantexp.training.megatron.model import build_model, scheme_modules, scheme_spec, set_precision
 from quantexp.training.megatron.session import is_deterministic, session
 from quantexp.training.megatron.specs import inject, stock_layer_spec, stock_spec
+from quantexp.training.megatron.without_te import require_te
 
 Tiny = Callable[..., Experiment]
 
@@ -128,3 +131,38 @@ def test_runs_are_deterministic_on_a_cpu_by_default(tiny: Tiny) -> None:
     assert is_deterministic(tiny().training) == (not torch.cuda.is_available())
     assert not is_deterministic(tiny("training.deterministic=false").training)
     assert is_deterministic(tiny("training.deterministic=true").training)
+
+
+def test_the_emulation_needs_no_transformer_engine(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.training.megatron.model.require_te", None)
+    spec = scheme_spec(tiny().model)
+    (qkv,) = {layer.submodules.self_attention.submodules.linear_qkv for layer in spec.layer_specs}
+    assert qkv is SchemeColumnParallelLinear
+
+
+@pytest.mark.parametrize("name", ["transformer_engine", "te_emulated"])
+def test_transformer_engine_that_is_not_installed_is_named_with_the_remedy(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    experiment = tiny()
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    with pytest.raises(RunError) as caught:
+        scheme_spec(experiment.model, Backend(name))
+    assert str(caught.value) == (
+        f"quant.backend={name} needs Transformer Engine, which is not installed: pip install 'quantexp[te]'"
+    )
+
+
+def test_transformer_engine_that_is_broken_is_named_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: object())
+    monkeypatch.setitem(sys.modules, "transformer_engine", None)
+    with pytest.raises(RunError) as caught:
+        require_te("quant.backend=te_emulated")
+    assert str(caught.value) == (
+        "quant.backend=te_emulated needs Transformer Engine, which cannot be imported here (hidden earlier in this "
+        "process): pip install 'quantexp[te]'"
+    )

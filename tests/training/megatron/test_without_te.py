@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from quantexp.training.megatron.without_te import compiling_on_first_call
 
 PROGRAM = """
 import sys, warnings
@@ -63,3 +66,41 @@ def test_a_second_call_returns_that_it_is_hidden(tmp_path: Path) -> None:
     assert (
         outcome(folder, PROGRAM + "print(hide_broken_te())")[-1] == "hidden earlier in this process"
     )
+
+
+PROGRAM_THAT_IMPORTS = """
+import sys
+from quantexp.training.megatron.without_te import import_megatron
+import_megatron()
+import quantexp.training.megatron.trainer
+print('torch._inductor' in sys.modules)
+"""
+
+
+def test_trainer_loads_no_compiler() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM_THAT_IMPORTS]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_functions_are_compiled_once_and_only_if_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, dict[str, bool]]] = []
+
+    def noted(function: object, **options: bool) -> object:
+        compiled.append((function.__name__, options))  # type: ignore[attr-defined]
+        return function
+
+    monkeypatch.setattr(torch, "compile", noted)
+    with compiling_on_first_call():
+
+        @torch.compile
+        def double(x: int) -> int:
+            return 2 * x
+
+        @torch.compile(dynamic=True)
+        def half(x: int) -> int:
+            return x // 2
+
+    assert torch.compile is noted  # type: ignore[comparison-overlap]
+    assert compiled == []
+    assert (double(3), double(4), half(8)) == (6, 8, 4)
+    assert compiled == [("double", {}), ("half", {"dynamic": True})]

@@ -11,9 +11,8 @@ from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.layout import Layout
 from quantexp.model.saved_tensors import SavedTensors
 from quantexp.schema import ModelConfig, Precision
-from quantexp.training.megatron.initial_weights import draw_weights
+from quantexp.training.megatron.initial_weights import draw_weights, load_weights
 from quantexp.training.megatron.parameters import Part, parts_of
-from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.state_shards import weights_of
 
 ALONE = Layout()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from quantexp.errors import ConfigError, DataError
 from quantexp.extras.evaluate.tasks.tokens import TaskTokenizer
-from quantexp.model.huggingface.file_names import GENERATION
+from quantexp.model.huggingface import GENERATION
 
 #: Tokens that are generated if a task names no number, as with the harness's model `hf`.
 _MOST_GENERATED = 256

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from quantexp.data.tokenizers.load import HuggingFaceTokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer, failures
-from quantexp.model.huggingface.file_names import CONFIG, GENERATION
+from quantexp.model.huggingface import CONFIG, GENERATION
 
 
 class TaskTokenizer(Protocol):

@@ -122,7 +122,7 @@ class FollowedCapture:
     def _numerics(self, iteration: int) -> dict[str, Any]:
         # imports torch, which a page of losses alone does without
         from quantexp.analysis.report.cells import MAX_CELLS, Lines, numerics_of
-        from quantexp.analysis.report.deadline import Deadline
+        from quantexp.analysis.report.judged import Deadline
         from quantexp.capture.captured import CapturedTensor
         from quantexp.capture.reader import together
 

@@ -2,7 +2,7 @@
 
 Every `REFRESH_S` the thread reads what has been added to the runs' files, one piece of each in turn, so that no large
 file keeps the others waiting; every `LEDGER_S` it looks for new runs and asks for their states. What has changed gets
-a new version, and a page is sent what has changed since its own.
+a new version, and a page is sent what has changed since its own. A dossier of a run may appear at any time.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from quantexp.errors import QuantexpError
 from quantexp.extras.forensics.watch.captures import FollowedCapture
-from quantexp.extras.forensics.watch.dossiers import Dossiers
-from quantexp.extras.forensics.watch.files import signature
 from quantexp.extras.forensics.watch.followed import FollowedRun
 from quantexp.extras.forensics.watch.rows import LedgerRow, Sweeps, counted
+from quantexp.extras.forensics.watch.tail import Kept, signature
 from quantexp.extras.forensics.watch.view import View
+from quantexp.runs.dossiers import Dossier, dossier_files, read_dossier
 from quantexp.runs.find import Scope
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import MISSING
+from quantexp.runs.status import MISSING, instant
 from quantexp.terminal.escaping import printable_content
 
 #: Seconds between two looks at the runs' files.
@@ -214,3 +214,40 @@ def _summary(count: int, states: Counter[str]) -> str:
     if not count:
         return "no runs yet"
     return f"{count} run{'s' * (count > 1)}: {counted(states) or 'states not read yet'}"
+
+
+#: Dossiers that are listed.
+MOST = 100
+
+
+class Dossiers:
+    """The dossiers of some runs."""
+
+    def __init__(self) -> None:
+        self._read = Kept(read_dossier)
+
+    def of(self, runs: Iterable[RunDir]) -> list[dict[str, object]]:
+        """The dossiers of the runs, newest first; one that is being written appears when it is whole."""
+        rows = [
+            (_seconds(dossier), _row(run, file, dossier))
+            for run in runs
+            for file in dossier_files(run)
+            if (dossier := self._read(file)) is not None
+        ]
+        rows.sort(key=lambda one: one[0], reverse=True)
+        return [row for _, row in rows[:MOST]]
+
+
+def _seconds(dossier: Dossier) -> float:
+    return instant(dossier.time).timestamp()
+
+
+def _row(run: RunDir, file: Path, dossier: Dossier) -> dict[str, object]:
+    return {
+        "run": run.root.name,
+        "folder": file.parent.name,
+        "iteration": f"{dossier.iteration:,}",
+        "seconds": _seconds(dossier),
+        "trigger": dossier.trigger.value,
+        "words": dossier.words,
+    }

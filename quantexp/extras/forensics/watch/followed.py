@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from quantexp.analysis.compare.baseline import baseline_of
 from quantexp.analysis.compare.matched import LENGTH, in_words
 from quantexp.analysis.compare.side import Side, read_side
-from quantexp.extras.forensics.watch.files import Signature, signature
 from quantexp.extras.forensics.watch.metrics import FollowedMetrics
+from quantexp.extras.forensics.watch.tail import Signature, signature
 from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import proof_word
 

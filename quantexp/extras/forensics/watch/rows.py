@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quantexp.analysis.scheme_style import SchemeStyle
-from quantexp.extras.forensics.watch.files import Kept
 from quantexp.extras.forensics.watch.followed import FollowedRun
+from quantexp.extras.forensics.watch.tail import Kept
 from quantexp.runs.metrics import speed_of
 from quantexp.runs.paths import RunsRoot
 from quantexp.runs.status import MISSING, State

@@ -8,27 +8,39 @@
 It listens on 127.0.0.1. A request needs the token; a Host of this machine, at any port because a tunnel changes it,
 so that no name that an attacker points here (DNS rebinding) is one; and no Origin but its own. Nothing of a request
 is ever part of a path: runs are found by their keys. Any other request is refused without a word about the folder.
+
+The token and the port of a watched folder are kept, so that a page goes on after a restart of its server. They are in a
+file of the user's cache that only the user can read; a file that others can read, or that is another user's, is not
+trusted and replaced. The page is one document with its style and script, which loads nothing but the server's answers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import hashlib
+import html
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
-from quantexp.errors import QuantexpError, RunError
+from quantexp.analysis.report.parts import page_text, policy
+from quantexp.errors import QuantexpError, RunError, UnreadableError
 from quantexp.extras.forensics.watch.connections import HOST, MOST_BYTES, Connections
 from quantexp.extras.forensics.watch.folder import FolderWatch
-from quantexp.extras.forensics.watch.page import Page
+from quantexp.reading.json_files import read_json
+from quantexp.runs.status import write_json
 
 #: Bytes from which an answer is compressed.
 _LARGE = 2_000
@@ -209,3 +221,78 @@ def _number(query: dict[str, str], name: str) -> int:
 
 
 _ANSWERS: dict[str, _Answer] = {"state": _state, "captured": _captured, "numerics": _numerics}
+
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{32,64}")
+
+
+@dataclass
+class Address:
+    """Where a page is served."""
+
+    token: str
+    port: int
+
+
+def kept_address(cache: Path, watched: str) -> Address:
+    """The address of what is watched: that of the last time, else a new token and port 0, which is any free port."""
+    file = _file(cache, watched)
+    with contextlib.suppress(OSError, UnreadableError):
+        found = file.lstat()
+        is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
+        if is_private and found.st_uid == os.geteuid():
+            address = read_json(file, Address, 1 << 12)
+            if _TOKEN.fullmatch(address.token) and 0 < address.port < 1 << 16:
+                return address
+    return Address(secrets.token_urlsafe(24), 0)
+
+
+def keep_address(cache: Path, watched: str, address: Address) -> None:
+    """Keep an address, readable by the user alone.
+
+    Raises:
+        RunError: the cache cannot be written.
+    """
+    file = _file(cache, watched)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        umask = os.umask(0o077)
+        try:
+            write_json(file, asdict(address))
+        finally:
+            os.umask(umask)
+    except OSError as error:
+        raise RunError(
+            f"the page's address cannot be kept in {file.parent}: {error.strerror}; set XDG_CACHE_HOME to a folder "
+            "that can be written"
+        ) from error
+
+
+def _file(cache: Path, watched: str) -> Path:
+    name = hashlib.sha256(watched.encode(errors="surrogateescape")).hexdigest()[:16]
+    return cache / "watch" / f"{name}.json"
+
+
+_ROOM = "quantexp.extras.forensics.watch"
+#: The parts that the report has too.
+_SHARED = ("svg.js", "losses.js", "colours.js", "detail.js", "map.js")
+_OWN = ("following.js", "numerics.js", "watch.js")
+
+
+@dataclass(frozen=True)
+class Page:
+    """The document, and the policy that goes with it as a header."""
+
+    html: bytes
+    policy: str
+
+
+def page(about: str) -> Page:
+    """The page about a folder."""
+    style = page_text("page.css") + page_text("watch.css", room=_ROOM)
+    script = page_text(*_SHARED) + "\n" + page_text(*_OWN, room=_ROOM)
+    document = page_text("page.html", room=_ROOM)
+    for name, text in (("about", html.escape(about)), ("style", style), ("script", script)):
+        document = document.replace(f"{{{{ {name} }}}}", text, 1)
+    allowed = policy(style, script, "connect-src 'self'", "frame-ancestors 'none'")
+    return Page(document.encode(), allowed)

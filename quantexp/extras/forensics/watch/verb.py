@@ -12,14 +12,17 @@ from typing import Any
 from quantexp.cli.arguments import ledger_scope, parser_of
 from quantexp.cli.output import complain, print_line
 from quantexp.errors import RunError
-from quantexp.extras.forensics.watch.address import Address, keep_address, kept_address
 from quantexp.extras.forensics.watch.folder import FolderWatch
-from quantexp.extras.forensics.watch.page import page
-from quantexp.extras.forensics.watch.server import PageServer
+from quantexp.extras.forensics.watch.server import (
+    Address,
+    PageServer,
+    keep_address,
+    kept_address,
+    page,
+)
 from quantexp.folders import cache_dir, user_path
-from quantexp.launch.ledger.rows import status_rows
 from quantexp.launch.ledger.standing import standings
-from quantexp.launch.ledger.view import about
+from quantexp.launch.ledger.view import about, status_rows
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir
 from quantexp.terminal.escaping import printable_line

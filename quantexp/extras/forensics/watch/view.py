@@ -11,8 +11,8 @@ from quantexp.analysis.compare.labels import labels_of
 from quantexp.analysis.compare.side import Side
 from quantexp.analysis.report.series import XY, drawn
 from quantexp.analysis.scheme_style import BASELINE, SchemeStyle, scheme_styles
-from quantexp.extras.forensics.watch.curve import gap, late_mean
 from quantexp.extras.forensics.watch.followed import FollowedRun, Pairs
+from quantexp.extras.forensics.watch.metrics import gap, late_mean
 from quantexp.extras.forensics.watch.rows import GapWords, LedgerRow, run_row
 
 _NOTHING: dict[str, Any] = {"points": [[], []], "mean": [[], []], "window": 1, "band": None}

@@ -7,10 +7,12 @@ with both operands and with which of them is transposed:
     fprop   (w, True, x, False)      dgrad   (w, False, g, False)      wgrad   (x, False, g, True)
 
 Here it is replaced while an iteration is watched. Hooks on the modules and on the autograd nodes of their forward
-passes say whose product it is, and hold the tensors before quantisation, gathered over ranks where the layer gathers
-them (`tokens`), with which `quantexp.proof` compares the bytes that arrive. Grouped products, which no layer of
-quantexp calls, fail the run inside a decoder layer. Products of custom recipes are torch's own, and the `ProductWatch`
-sees them.
+passes say whose product it is, and hold the tensors before quantisation, with which `quantexp.proof` compares the bytes
+that arrive. Grouped products, which no layer of quantexp calls, fail the run inside a decoder layer. Products of custom
+recipes are torch's own, and the `ProductWatch` sees them.
+
+Under sequence parallelism a column layer gathers x, and a row layer g, from the ranks that share it: quantised before
+or, under a custom recipe, after. Captures and the proof gather the tensor before quantisation once more.
 
 Not seen: the inside of cuDNN's fused attention, and products replayed from CUDA graphs. No scheme's slots are there, as
 quantexp takes neither.
@@ -28,13 +30,19 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from quantexp.extras.transformer_engine.proof.operands import judge_operand
-from quantexp.extras.transformer_engine.rank.tokens import whole_tokens
+from quantexp.extras.transformer_engine.proof.conformity import finding_of, other_shape
+from quantexp.extras.transformer_engine.proof.stored import read
+from quantexp.formats import QuantSpec
 from quantexp.formats.torch_internals import in_backward
+from quantexp.proof.diagnosis import instead
+from quantexp.proof.expected import num_unequal
+from quantexp.proof.findings import Finding, Status
+from quantexp.proof.verdict import compared
 from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import Entry, ModuleId
 from quantexp.quant.product_context import untracked
 from quantexp.quant.sites import Operand, Product, Site, operands_of
+from quantexp.training.megatron.token_exchange import Exchange
 
 _NATIVE = "transformer_engine_torch"
 _GEMM, _GROUPED = "generic_gemm", "te_general_grouped_gemm"
@@ -191,3 +199,43 @@ def _linear_node(start: Node | None, stop: set[Node | None]) -> Node | None:
         seen.add(node)
         todo += [following for following, _ in node.next_functions]
     return None
+
+
+#: The layers, by `parallel_mode`, that gather an operand.
+_GATHERED_BY = {Operand.X: "column", Operand.G: "row"}
+
+
+def whole_tokens(module: Any, operand: Operand, own: Tensor) -> Tensor:
+    """The operand as the layer's products take it; all ranks that share the layer call this at the same point.
+
+    `own` is what this rank has, its first dimension the tokens; it is detached.
+    """
+    own = own.detach()
+    if not module.sequence_parallel or module.parallel_mode != _GATHERED_BY.get(operand):
+        return own
+    return Exchange(module.tp_group, divides_tokens=True).start_gather(own).wait()
+
+
+def judge_operand(x: Any, spec: QuantSpec, axis: int, source: Tensor) -> Finding:
+    """Compare an operand with its declaration and with the tensor that it was quantised from.
+
+    Args:
+        x: the operand, stored by Transformer Engine, or plain.
+        spec: its declaration.
+        axis: the dimension of the matrix [M, K] that the product reduces, -1 or 0.
+        source: the matrix before quantisation, gathered as x was.
+    """
+    try:
+        stored = read(x, axis)
+    except ValueError as error:
+        return Finding(Status.MISMATCH, f"{error}, which its product needs", quantised=True)
+    if stored is not None:
+        return finding_of(stored, spec, source)
+    if spec.quantised:
+        return Finding(
+            Status.MISMATCH, f"it reached the product in {str(x.dtype).removeprefix('torch.')}"
+        )
+    matrix = x.detach().reshape(-1, x.shape[-1])
+    if matrix.shape != source.shape:
+        return other_shape(matrix, source)
+    return compared(matrix, source, spec, axis, num_unequal(matrix, source), instead)

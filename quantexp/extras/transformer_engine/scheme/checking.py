@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quantexp.errors import ConfigError
-from quantexp.extras.transformer_engine.scheme.assignment import assignments, is_native
+from quantexp.extras.transformer_engine.scheme.assignment import assignments, is_native, misfit
 from quantexp.extras.transformer_engine.scheme.recipes import Kind, Recipe
-from quantexp.extras.transformer_engine.scheme.shapes import misfit
 from quantexp.formats.types import Scaling
 from quantexp.model.decoder import is_routed, layer_modules
 from quantexp.model.layout import Layout

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quantexp.analysis.report.cells import numerics
-from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.judged import Deadline
 from quantexp.extras.forensics.watch.captures import FollowedCapture
 from quantexp.runs.paths import RunDir
 from tests.analysis.compare.runs import Runs

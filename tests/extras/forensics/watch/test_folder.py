@@ -14,7 +14,8 @@ from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.side import read_side
 from quantexp.errors import RunError
 from quantexp.extras.forensics.watch import folder as room
-from quantexp.extras.forensics.watch.folder import FolderWatch
+from quantexp.extras.forensics.watch.folder import MOST, Dossiers, FolderWatch
+from quantexp.runs.dossiers import DOSSIER, Dossier, Trigger, folder_of, write_dossier
 from quantexp.runs.find import Missing, Scope, scope
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, read_status, write_json, write_status
@@ -297,3 +298,49 @@ def test_the_thread_rests_when_nobody_looks_and_goes_on_when_somebody_does(
         watch.close()
         thread.join(120)
     assert not thread.is_alive()
+
+
+def add(run: RunDir, iteration: int, time: str, trigger: Trigger, words: str = "") -> None:
+    folder_of(run, iteration).mkdir(parents=True)
+    write_dossier(run, Dossier(iteration, time, trigger, words))
+
+
+def test_the_newest_dossier_is_first(runs: Runs) -> None:
+    first, second = runs.add(), runs.add("linear_mxfp4")
+    add(first, 12, "2026-01-30T12:00:00+00:00", Trigger.LOSS, "The loss rose by 3.")
+    add(second, 7, "2026-01-31T12:00:00+00:00", Trigger.NONFINITE, "NaN in fc1.")
+    add(first, 3, "2025-01-31T12:00:00+00:00", Trigger.REQUEST)
+    rows = Dossiers().of([first, second])
+    assert [row["iteration"] for row in rows] == ["7", "12", "3"]
+    assert rows[0] == {
+        "run": second.root.name,
+        "folder": "iteration_00000007",
+        "iteration": "7",
+        "seconds": 1769860800.0,
+        "trigger": "nonfinite",
+        "words": "NaN in fc1.",
+    }
+
+
+def test_a_dossier_that_is_being_written_appears_when_it_is_whole(runs: Runs) -> None:
+    run = runs.add()
+    file = folder_of(run, 12) / DOSSIER
+    file.parent.mkdir(parents=True)
+    dossiers = Dossiers()
+    assert dossiers.of([run]) == []
+    for text in ("", '{"iteration": 1', '{"iteration": "x"}', "[]", '{"words": "no iteration"}'):
+        file.write_text(text)
+        assert dossiers.of([run]) == []
+    write_dossier(run, Dossier(12, "2026-01-31T12:00:00+00:00", Trigger.LOSS, "9"))
+    (row,) = dossiers.of([run])
+    assert (row["iteration"], row["trigger"]) == ("12", "loss")
+
+
+def test_a_page_lists_the_newest_of_many(runs: Runs) -> None:
+    run = runs.add()
+    for iteration in range(MOST + 5):
+        time = f"2026-01-31T12:{iteration // 60:02}:{iteration % 60:02}+00:00"
+        add(run, iteration, time, Trigger.LOSS)
+    rows = Dossiers().of([run])
+    assert len(rows) == MOST
+    assert rows[0]["iteration"] == str(MOST + 4)

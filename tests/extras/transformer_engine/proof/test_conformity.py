@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quantexp.extras.transformer_engine.proof.conformity import Comparison, compare, finding_of
-from quantexp.extras.transformer_engine.proof.operands import judge_operand
 from quantexp.extras.transformer_engine.proof.stored import Kind, Stored
+from quantexp.extras.transformer_engine.rank.gemm_watch import judge_operand
 from quantexp.formats import encode, resolve
 from quantexp.formats.types import Rounding
 from quantexp.proof.findings import Finding, Status

@@ -72,7 +72,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], capability: tuple[
 
 def slots_of_module(module: Any) -> dict[Any, Any]:
     """In a child: what the quantizers of an initialised module make of each operand."""
-    from quantexp.extras.transformer_engine.rank.quantizers import held_by_module
+    from quantexp.extras.transformer_engine.rank.linear import held_by_module
     from quantexp.quant.sites import Site, slots_of
 
     return {slot: held_by_module(module, slot) for slot in slots_of(Site.LINEAR)}

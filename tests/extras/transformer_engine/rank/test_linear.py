@@ -29,8 +29,7 @@ def built(*words: str) -> Iterator[tuple[dict[Any, Any], Any]]:
 
 @contextmanager
 def model_of(*words: str) -> Iterator[tuple[Any, Any, Any]]:
-    from quantexp.training.megatron.backend import scheme_spec
-    from quantexp.training.megatron.model import build_model
+    from quantexp.training.megatron.model import build_model, scheme_spec
     from quantexp.training.megatron.session import session
 
     experiment = tiny(*words)
@@ -62,8 +61,7 @@ def at_iterations(iterations: list[int], *words: str) -> list[dict[str, dict[str
 
 
 def held_by(module: Any) -> dict[str, str]:
-    from quantexp.extras.transformer_engine.rank.autocast import autocast
-    from quantexp.extras.transformer_engine.rank.recipes import te_recipe
+    from quantexp.extras.transformer_engine.rank.recipes import autocast, te_recipe
 
     if module.recipe is None:
         return {}

@@ -90,7 +90,7 @@ def kept_quantizers() -> None:
     """A layer that has had another recipe of the same class, as Transformer Engine leaves it."""
     import transformer_engine.pytorch as te
 
-    from quantexp.extras.transformer_engine.rank.quantizers import require_quantizers
+    from quantexp.extras.transformer_engine.rank.linear import require_quantizers
     from quantexp.extras.transformer_engine.rank.recipes import te_recipe
 
     other = Recipe(Kind.MXFP8, hybrid=True)

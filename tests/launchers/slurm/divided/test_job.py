@@ -13,7 +13,7 @@ import pytest
 
 from quantexp.cli.main import main
 from quantexp.data.prepared import read_card
-from quantexp.processes.cores import CORES, num_cores
+from quantexp.processes.machine import CORES, num_cores
 from tests.data.prepare.made import content_of, lines, rows, texts
 
 from .conftest import Cluster, Ended
@@ -108,7 +108,7 @@ def test_a_job_knows_its_cores_and_the_warning_before_the_time_limit_does_not_en
     submit("dataset.path=other", *words)
     file = Path("runs/submissions") / cluster.names()[-1] / "plan.json"
     code = (
-        "import os, signal; from quantexp.processes.cores import num_cores; "
+        "import os, signal; from quantexp.processes.machine import num_cores; "
         "os.kill(os.getpid(), signal.SIGUSR2); print(num_cores())"
     )
     file.write_text(json.dumps(cluster.plan() | {"command": ["-c", code]}))

@@ -93,7 +93,7 @@ add(
 
 def _own_positions(planter: Planter) -> None:
     """Random numbers follow from positions in a rank's own part."""
-    from quantexp.training.megatron.operand_positions import Positions
+    from quantexp.training.megatron.numerics_state import Positions
 
     def make(original: Any) -> Any:
         def call(positions: Any, stream: str, shape: tuple[int, ...]) -> Any:
