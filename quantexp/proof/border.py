@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen, without_torch_function
 from quantexp.proof.call import Call, Largest
+from quantexp.proof.contrast import Contrast
 from quantexp.proof.draws import Moment, lines, run_of
 from quantexp.proof.expected import is_along_rows
 from quantexp.proof.histories import Histories
@@ -83,20 +84,28 @@ class Findings(Protocol):
     def rows(self, call: Call, site: Site, product: Product, wrong: int, of: int) -> None:
         """So many of all rows of a product do not have its projection."""
 
+    def contrasts(
+        self, call: Call, site: Site, product: Product, contrasts: Mapping[str, Contrast]
+    ) -> None:
+        """How much of its alternatives is in a product that left the module."""
+
     def other(self, call: Call, label: str, wrong: str) -> None:
         """Something else was compared, named by its label; what is wrong with it, in words."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much a check looks at: lines of the left and of the right operand of each product."""
+    """How much a check looks at."""
 
+    #: Lines of the left and of the right operand of each product.
     left: int
     right: int
+    #: Elements of P that contrasts of fused attention compute.
+    probabilities: int
 
 
-COMPLETE = Extent(16, 64)
-DRAWN = Extent(4, 16)
+COMPLETE = Extent(16, 64, 1 << 17)
+DRAWN = Extent(4, 16, 1 << 12)
 
 
 class Hooked(ABC):

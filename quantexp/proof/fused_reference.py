@@ -10,18 +10,14 @@ once each, and it takes D from the rounded o. The bounds below add these roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quantexp.proof.heads import Heads
+from quantexp.proof.contrast import Rounded
 from quantexp.proof.products import Reference, flushed
-from quantexp.quant.sites import DGRAD_V_DO, FPROP_K, FPROP_Q, FPROP_V, Operand, Slot
-
-#: Elements of P that the check of dk and dv computes at most.
-_MOST = 1 << 22
+from quantexp.quant.sites import Product
 
 
 @dataclass(frozen=True)
@@ -47,30 +43,36 @@ class FusedRows:
         exponent = 2 * math.sqrt(q.shape[1]) * largest + 4
         return cls(q, k, v, torch.softmax(S, dim=1), scale, exponent)
 
-    def output(self) -> Reference:
-        """o, [R, E]."""
-        values, spread = self.P_RK @ self.v_KE, self.P_RK @ self.v_KE.abs()
-        lost = flushed(self.P_RK, self.v_KE) * len(self.v_KE)
-        return Reference(values, values.abs() + 2 * spread, self._summed(spread), lost)
-
-    def query_gradient(self, dO_RE: Tensor) -> Reference:
-        """dq, [R, D]."""
+    def product(self, product: Product, dO_RE: Tensor | None, keys: Tensor) -> Reference:
+        """o [R, E] or dq [R, D] of the queries, their part of dk [keys, D] or dv [keys, E]; o needs no dO."""
+        if dO_RE is None:
+            values, spread = self.P_RK @ self.v_KE, self.P_RK @ self.v_KE.abs()
+            lost = flushed(self.P_RK, self.v_KE) * len(self.v_KE)
+            return Reference(values, values.abs() + 2 * spread, self._summed(spread), lost)
+        if product is Product.DGRAD_V:
+            P_KR = self.P_RK[:, keys].t()
+            return self._bounded(P_KR @ dO_RE, P_KR @ dO_RE.abs())
         dS, spread = self._scores_gradient(dO_RE)
-        values = dS @ self.k_KD * self.scale
-        bounded = self._bounded(values, spread @ self.k_KD.abs() * abs(self.scale))
-        return replace(bounded, largest=spread.amax())
+        left, size, right = dS, spread, self.k_KD * self.scale
+        if product is Product.DGRAD_K:
+            left, size, right = dS[:, keys].t(), spread[:, keys].t(), self.q_RD * self.scale
+        return replace(self._bounded(left @ right, size @ right.abs()), largest=spread.amax())
 
-    def key_gradient(self, dO_RE: Tensor, keys: Tensor) -> Reference:
-        """dk of some keys, [keys, D], the part of these queries."""
-        dS, spread = self._scores_gradient(dO_RE)
-        values = dS[:, keys].t() @ self.q_RD * self.scale
-        bounded = self._bounded(values, spread[:, keys].t() @ self.q_RD.abs() * abs(self.scale))
-        return replace(bounded, largest=spread.amax())
-
-    def value_gradient(self, dO_RE: Tensor, keys: Tensor) -> Reference:
-        """dv of some keys, [keys, E], the part of these queries."""
-        P_KR = self.P_RK[:, keys].t()
-        return self._bounded(P_KR @ dO_RE, P_KR @ dO_RE.abs())
+    def rounded(self, product: Product, dO_RE: Tensor | None, keys: Tensor) -> Rounded:
+        """The same as the product that a kernel computes, with what it rounds."""
+        if dO_RE is None:
+            return Rounded(self.P_RK, self.v_KE, 1)
+        P = self.P_RK[:, keys]
+        if product is Product.DGRAD_V:
+            return Rounded(P.t(), dO_RE, 1)
+        dP = dO_RE @ self.v_KE.t()
+        o_dO = (self.P_RK @ self.v_KE) * dO_RE
+        dS = self.P_RK * (dP - o_dO.sum(dim=1, keepdim=True))
+        of_D = o_dO.square().sum(dim=1, keepdim=True)
+        of_D += (self.P_RK * dP).square().sum(dim=1, keepdim=True)
+        if product is Product.DGRAD_Q:
+            return Rounded(dS, self.k_KD * self.scale, 2, self.P_RK, of_D)
+        return Rounded(dS[:, keys].t(), self.q_RD * self.scale, 2, P.t(), of_D.t(), keys_dim=0)
 
     def _scores_gradient(self, dO_RE: Tensor) -> tuple[Tensor, Tensor]:
         """dS, and the sum of the magnitudes that are rounded on the way to it."""
@@ -87,64 +89,3 @@ class FusedRows:
 
     def _summed(self, spread: Tensor) -> Tensor:
         return spread * (math.sqrt(len(self.k_KD)) + self.exponent)
-
-
-#: Some rows of a tensor of one head, and what they must be; the arguments are the call's lines and the softmax's scale.
-FusedReference = Callable[[Heads, float], tuple[Tensor, Reference]]
-
-
-def fused_output(heads: Heads, scale: float) -> tuple[Tensor, Reference]:
-    """o of the chosen queries of the first head."""
-    return heads.queries, _rows(heads, heads.queries, heads.heads[0], scale).output()
-
-
-def fused_query_gradient(heads: Heads, scale: float) -> tuple[Tensor, Reference]:
-    """dq of the same."""
-    rows, head = heads.queries, heads.heads[0]
-    dO = _output_gradient(heads, rows, head)
-    expected = _rows(heads, rows, head, scale).query_gradient(dO)
-    return rows, heads.clipped(FPROP_Q, expected, rows)
-
-
-def fused_key_gradient(heads: Heads, scale: float) -> tuple[Tensor, Reference]:
-    """dk of some of the last keys, which few queries see under a causal mask, over the group."""
-    return _of_keys(heads, scale, FPROP_K)
-
-
-def fused_value_gradient(heads: Heads, scale: float) -> tuple[Tensor, Reference]:
-    """dv of the same."""
-    return _of_keys(heads, scale, FPROP_V)
-
-
-def _of_keys(heads: Heads, scale: float, slot: Slot) -> tuple[Tensor, Reference]:
-    T, K = heads.num_queries, heads.num_keys
-    first = K - max(1, min(K, _MOST // (K * len(heads.heads))))
-    rows = torch.arange(first if heads.mask is None else 0, T, device=heads.keys.device)
-    keys = heads.keys[heads.keys >= first]
-    if not len(keys):
-        keys = torch.arange(max(first, K - len(heads.keys)), K, device=rows.device)
-    parts = []
-    for head in heads.heads:
-        fused, dO = _rows(heads, rows, head, scale), _output_gradient(heads, rows, head)
-        gradient = fused.value_gradient if slot is FPROP_V else fused.key_gradient
-        parts.append(gradient(dO, keys))
-    expected = parts[0]
-    for part in parts[1:]:
-        expected = expected.plus(part)
-    return keys, heads.clipped(slot, expected.again(2), keys)
-
-
-def _rows(heads: Heads, rows: Tensor, head: int, scale: float) -> FusedRows:
-    mask = heads.mask
-    keys = torch.arange(heads.num_keys, device=rows.device)
-    hidden = keys > rows[:, None]
-    if mask is not None:
-        hidden = mask[heads.sequence % mask.shape[0], 0, rows]
-    dims = torch.arange(heads.call.sources[Operand.V].shape[3], device=rows.device)
-    q, k = heads.lines(FPROP_Q, rows, head), heads.lines(FPROP_K, keys, head)
-    return FusedRows.of(q, k, heads.lines(FPROP_V, dims, head).t(), hidden, scale)
-
-
-def _output_gradient(heads: Heads, rows: Tensor, head: int) -> Tensor:
-    dims = torch.arange(heads.call.sources[Operand.DO].shape[2], device=rows.device)
-    return heads.lines(DGRAD_V_DO, dims, head).t()[rows].double()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.formats import QuantSpec
+from quantexp.proof.contrast import Contrast, Contrasts
 from quantexp.proof.diagnosis import instead
 from quantexp.proof.findings import Finding, Status, largest_magnitude
 from quantexp.proof.products import Reference, num_wrong
@@ -148,6 +149,13 @@ class ProductChecks:
     rows: int = 0
     #: What was wrong the first time.
     wrong: str = ""
+    #: How much of its alternatives is in it, in forward passes that were recomputed and in others.
+    contrasts: dict[bool, Contrasts] = field(default_factory=dict)
+
+    def words(self) -> str:
+        """What was wrong; empty if nothing was."""
+        named = (each.words() for each in self.contrasts.values() if not self.wrong)
+        return self.wrong or next(filter(None, named), "")
 
 
 @dataclass
@@ -187,6 +195,13 @@ class Observed:
         if wrong and not checks.wrong:
             words = "rows that left the module are not those of the product of its operands"
             checks.wrong = f"{wrong} of {of} {words}{_in_micro_batch(call)}"
+
+    def contrasts(
+        self, call: Call, site: Site, product: Product, contrasts: Mapping[str, Contrast]
+    ) -> None:
+        """How much of its alternatives is in a product that left the module."""
+        own = self._checks(call, site, product).contrasts
+        own.setdefault(call.is_recomputed, Contrasts()).add(contrasts)
 
     def explain(self, x: Tensor, source: Tensor, spec: QuantSpec, axis: int) -> str:
         """What one of the first wrong operands is instead."""
@@ -292,9 +307,9 @@ def beside_the_map(observed: Observed) -> list[str]:
 def product_failures(observed: Observed) -> list[str]:
     """The products that left a module other than they must, or that were not seen to leave it."""
     wrong = [
-        f"{product_label(*key)}: {checks.wrong}"
+        f"{product_label(*key)}: {words}"
         for key, checks in observed.products.items()
-        if checks.wrong
+        if (words := checks.words())
     ]
     multiplied = {
         (module, slot.site, slot.product)
