@@ -80,8 +80,7 @@ class AttentionBorder(Border):
 
     def _install(self) -> None:
         module = self.module
-        self._hook(module.register_forward_pre_hook(plain(self._enter)))
-        self._hook(module.register_forward_hook(plain(self._leave)))
+        self._stand(self._enter, self._leave)
         softmax, dropout = module.scale_mask_softmax, module.attention_dropout
         assert isinstance(softmax, nn.Module)
         assert isinstance(dropout, nn.Module)
@@ -89,12 +88,14 @@ class AttentionBorder(Border):
         self._hook(softmax.register_forward_hook(plain(self._softmax)))
         self._hook(dropout.register_forward_hook(plain(self._dropout)))
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         q, k, v, *others = args
         call = self._begin()
         self.heads = None
         if not (needed := self.needed(call)):
-            return args
+            return args, kwargs
         gather = self.shares.gather
         is_fused = getattr(module, "path", None) is AttentionPath.fused
         with unseen():
@@ -117,7 +118,7 @@ class AttentionBorder(Border):
             if q.requires_grad:
                 self.due |= {(Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)}
             q, k, v = views
-        return (q, k, v, *others)
+        return (q, k, v, *others), kwargs
 
     def _of_call(self, see: Callable[[Heads, Tensor], None]) -> Callable[[Tensor], None]:
         heads = self.heads

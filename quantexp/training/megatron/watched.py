@@ -218,6 +218,8 @@ class Watched:
             wrong += self.histories.begin(self._merge(declared))
         for words in wrong:
             checks.failures.setdefault(words, words)
+        for border in borders.values():
+            border.is_in_forward = turns.are_in_forward(turn)
         with DrawnWatch(checks, borders).watching(), self._drawn_layer(turn, checks, turns):
             yield
 
