@@ -337,11 +337,10 @@ class AttentionBorder(Border):
         elif not self.needs_softmax:  # neither P nor dS has a format
             rows, expected = fused_reference(heads, unit[1], self.softmax_scale)
             seen = seen[rows]
-            most, is_each = self.extent.probabilities, self.extent is COMPLETE
-            contrasts = fused_contrasts(
-                heads, unit[1], x, self.softmax_scale, most, is_each=is_each
-            )
-            self.findings.contrasts(heads.call, *unit, contrasts)
+            if most := self.extent.probabilities:
+                is_each, scale = self.extent is COMPLETE, self.softmax_scale
+                contrasts = fused_contrasts(heads, unit[1], x, scale, most, is_each=is_each)
+                self.findings.contrasts(heads.call, *unit, contrasts)
         self._require_unchanged(heads.call, *unit)
         self.findings.product(heads.call, *unit, seen, expected)
 

@@ -106,12 +106,13 @@ class Extent:
     #: Lines of the left and of the right operand of each product.
     left: int
     right: int
-    #: Elements of P that contrasts of fused attention compute.
+    #: Elements of P that contrasts of fused attention compute; 0 for none.
     probabilities: int
 
 
-COMPLETE = Extent(16, 64, 1 << 17)
+COMPLETE = Extent(16, 64, 1 << 15)
 DRAWN = Extent(4, 16, 1 << 12)
+WITHOUT_CONTRASTS = replace(DRAWN, probabilities=0)
 
 
 class Hooked(ABC):

@@ -147,4 +147,4 @@ MULTIPLE = "a multiple"
 
 def multiplicity(rows: Tensor) -> int:
     """How often the most frequent row occurs."""
-    return int(torch.unique(rows, dim=0, return_counts=True)[1].max()) if len(rows) else 1
+    return int(torch.unique(rows.float(), dim=0, return_counts=True)[1].max()) if len(rows) else 1
