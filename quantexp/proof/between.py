@@ -47,7 +47,7 @@ class Norm:
         along = (wg * normal).mean(-1, keepdim=True)
         magnitude = wg.abs() + normal.abs() * (wg * normal).abs().mean(-1, keepdim=True)
         largest = torch.maximum(wg.abs().amax(), (magnitude * inverse).amax())
-        lost = _lost(g.dtype) * float(inverse.amax()) * (1 + float(normal.abs().amax()))
+        lost = _lost(g.dtype) * _largest_finite(inverse) * (1 + _largest_finite(normal))
         values = inverse * (wg - normal * along)
         return self._reference(values, inverse * magnitude, g.dtype, largest, lost)
 
@@ -67,7 +67,7 @@ class Norm:
         lost: float = 0.0,
     ) -> Reference:
         summed = math.sqrt(self.x.shape[-1]) * magnitude
-        lost = (lost if math.isfinite(lost) else 0.0) + _lost(dtype)
+        lost += _lost(dtype)
         return Reference(values, magnitude, summed, lost, roundings=3, largest=largest)
 
 
@@ -120,8 +120,7 @@ class Activation:
         largest = magnitude.amax()
         if factor is not None:
             values, magnitude = values * factor.double(), magnitude * factor.double().abs()
-        lost = _lost(dtype) * (1 + sum(float(x.abs().amax()) for x in factors))
-        lost = lost if math.isfinite(lost) else 0.0
+        lost = _lost(dtype) * (1 + sum(map(_largest_finite, factors)))
         rounded = magnitude if self.is_rounded else values.abs()
         roundings = 4 + 2 * (factor is not None) + self.is_rounded
         return Reference(values, rounded, magnitude, lost, roundings, largest)
@@ -174,6 +173,11 @@ def total(*parts: Tensor) -> Reference:
     wide = torch.stack([part.double() for part in parts])
     magnitude = wide.abs().sum(0)
     return Reference(wide.sum(0), magnitude, magnitude, _lost(parts[0].dtype), len(parts))
+
+
+def _largest_finite(x: Tensor) -> float:
+    """The largest magnitude; elements that are not finite bound nothing, but do not hide the others' loss."""
+    return float(x.abs().nan_to_num(0.0, 0.0, 0.0).amax())
 
 
 def _lost(dtype: torch.dtype) -> float:

@@ -79,6 +79,18 @@ def test_activation(size: float, dtype: torch.dtype, *, is_gated: bool) -> None:
     assert num_wrong(weighted, activation.forward(dtype, factor)) == 0
 
 
+def test_a_row_that_overflowed_leaves_the_bounds_of_the_others() -> None:
+    """Behind a large loss scale gradients of some tokens are infinite, and others' products with tiny activations lose
+    what is below fp16's normal numbers.
+    """
+    y = _random(32, 192, dtype=torch.float16, size=1e-4, seed=3).requires_grad_()
+    gate, up = y.chunk(2, dim=-1)
+    g = _random(32, 96, dtype=torch.float16, size=1e3, seed=4)
+    g[2, :90] = torch.inf
+    (gradient,) = torch.autograd.grad(functional.silu(gate) * up, y, g)
+    assert num_wrong(gradient, Activation(y.detach(), functional.silu, True).back(g)) == 0
+
+
 @pytest.mark.parametrize("width", [32, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_interleaved", [False, True])
