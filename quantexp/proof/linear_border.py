@@ -209,7 +209,7 @@ class LinearBorder(Border):
         copy = call.spec(operands_of(Site.LINEAR, product)[1]).copy
         is_turned = copy is not None and copy.is_transformed
         if copy is not None and is_turned:
-            expected = turned_back(expected, right, copy)
+            expected = turned_back(expected, right, copy, out.dtype)
         shares = self.shares
         if sums:
             expected = added(expected, shares.add, shares.size)
