@@ -42,8 +42,12 @@ class Rounded:
 
     left: Tensor
     right: Tensor
+    #: What elements of the left operand can lose below the dtype's normal numbers.
+    lost: Tensor
     #: Roundings of the left operand, each at most u of it.
     roundings: int
+    #: Sums over blocks of the reduced extent that may be rounded, each added to the next: torch's CPU kernels do that.
+    sums: float = 0.0
     #: Of dS: P in the layout of the left operand, which an error of D multiplies.
     P: Tensor | None = None
     #: Of dS: the sum of squares of what is rounded in D of each query, shape [X, 1] or [1, Y].
@@ -80,9 +84,12 @@ def contrast(
     values, u = expected.values, unit(seen_XZ.dtype)
     exact = replace(expected, rounded=torch.zeros_like(values)).slack(seen_XZ.dtype)
     size = torch.stack([(part.left @ part.right).abs() for part in parts]).sum(dim=0)
-    size = expected.roundings * size
-    squares = [(p.roundings * p.left).square() @ p.right.square() for p in parts]
-    weights = 1 / (size.square() + torch.stack(squares).sum(dim=0) + (exact / u).square())
+    own = (expected.roundings * size).square()
+    squares = [part.left.square() @ part.right.square() for part in parts]
+    for part, square in zip(parts, squares, strict=True):
+        own = own + part.sums * (size.square() + square)
+    inside = [p.roundings**2 * square for p, square in zip(parts, squares, strict=True)]
+    weights = 1 / (own + torch.stack(inside).sum(dim=0) + (exact / u).square())
     weights = weights.nan_to_num(0.0, 0.0, 0.0)
     if alternative_XZ is None:
         difference = values
@@ -92,12 +99,11 @@ def contrast(
         G = weights * difference
         along = (G * values).sum(dim=1) / (weights * values.square()).sum(dim=1)
         G = G - weights * values * along.nan_to_num(0.0)[:, None]
-    variance, rest = (G * size).square().sum(), (G.abs() * exact).sum()
-    smallest = torch.finfo(seen_XZ.dtype).smallest_normal * u
+    variance, rest = (G.square() * own).sum(), (G.abs() * exact).sum()
     for part in parts:
-        own_variance, own = part.variance(G)
-        variance = variance + own_variance
-        rest = rest + (own.abs() * part.left.abs().clamp_max(smallest)).sum()
+        of_left, weights_of_left = part.variance(G)
+        variance = variance + of_left
+        rest = rest + (weights_of_left.abs() * part.lost).sum()
     result = torch.stack(
         [
             (G * (seen_XZ.double() - values)).sum(),

@@ -18,6 +18,7 @@ from torch.nn import functional
 from quantexp.formats import quantise
 from quantexp.proof.contrast import MULTIPLE, Contrasts, contrast, multiplicity
 from quantexp.proof.fused_reference import FusedRows
+from quantexp.proof.products import num_wrong
 from quantexp.quant.sites import Product
 
 PRODUCTS = (Product.FPROP, Product.DGRAD_Q, Product.DGRAD_K, Product.DGRAD_V)
@@ -114,6 +115,26 @@ def test_an_honest_kernel_is_no_alternative(kernel: str, dtype: torch.dtype, siz
         expected, scale = quantised(sources), D**-0.5
         for product, seen in zip(PRODUCTS, KERNELS[kernel](expected, scale), strict=True):
             assert not contrasts(seen, product, expected, sources, scale).words()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gradient", [1e-7, 1e-5, 1e-3, 1.0])
+def test_an_honest_kernel_is_within_the_bounds(
+    kernel: str, dtype: torch.dtype, gradient: float
+) -> None:
+    """Gradients and probabilities may be below fp16's normal numbers."""
+    keys, hidden = torch.arange(T), torch.ones(T, T, dtype=torch.bool).triu(1)
+    for seed, size in enumerate([0.1, 0.5, 2.0]):
+        q, k, v, dO = operands(seed, dtype, size)
+        expected, scale = (q, k, v, (dO * gradient).to(dtype)), D**-0.5
+        rows = FusedRows.of(q, k, v, hidden, scale)
+        for product, seen in zip(PRODUCTS, KERNELS[kernel](expected, scale), strict=True):
+            own = None if product is Product.FPROP else expected[3].double()
+            bounds = rows.product(product, own, keys)
+            assert num_wrong(seen, bounds.again(2) if own is not None else bounds) == 0, product
+            if gradient == 1.0 or own is None:
+                assert num_wrong(seen.roll(1, 0), bounds) > T, product
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
