@@ -324,10 +324,7 @@ class AttentionBorder(Border):
         self.findings.product(heads.call, site, product, seen, expected)
 
     def _report_fused(self, heads: Heads, unit: Unit, x: Tensor) -> None:
-        """Report o or a gradient, [T, B, heads, ..], that was computed without a softmax that was seen.
-
-        Kernels of quantexp's own do that, too.
-        """
+        """Report o or a gradient, [T, B, heads, ..], of kernels, which show no softmax."""
         over_keys = unit[1] in OVER_QUERIES
         seen = x[:, heads.sequence, heads.group if over_keys else heads.heads[0]]
         expected = None

@@ -17,7 +17,7 @@ from quantexp.errors import EngagementError
 from quantexp.formats import QuantSpec
 from quantexp.proof.contrast import Contrast, Contrasts
 from quantexp.proof.diagnosis import instead
-from quantexp.proof.findings import Finding, Status, largest_magnitude
+from quantexp.proof.findings import Finding, ProductChecks, Status, largest_magnitude
 from quantexp.proof.products import Reference, num_wrong
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap, configured
 from quantexp.quant.product_context import Part
@@ -138,24 +138,6 @@ def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
             if finding.status is status:
                 return status, finding.reason
     return Status.NOT_REACHED, NO_TOKENS if slot.empty_calls else NOT_CALLED
-
-
-@dataclass
-class ProductChecks:
-    """The comparisons of what left a module with one product of the expected operands."""
-
-    #: Elements that were compared, and rows whose projections were.
-    elements: int = 0
-    rows: int = 0
-    #: What was wrong the first time.
-    wrong: str = ""
-    #: How much of its alternatives is in it, in forward passes that were recomputed and in others.
-    contrasts: dict[bool, Contrasts] = field(default_factory=dict)
-
-    def words(self) -> str:
-        """What was wrong; empty if nothing was."""
-        named = (each.words() for each in self.contrasts.values() if not self.wrong)
-        return self.wrong or next(filter(None, named), "")
 
 
 @dataclass
