@@ -2,7 +2,7 @@
 
 The softmax is a module of its own in the plain and the tiled path. S, P, dP and dS are seen there, whole or tile by
 tile, and P and dS must be the softmax of S and its derivative. Where no softmax module runs (fused attention), o and
-the gradients of q, k and v are compared with attention in float64 on the expected operands (`fused_reference`).
+the gradients of q, k and v are compared with attention in float64 on the expected operands (`fused_check`).
 
     # T queries, K keys, B sequences, H query heads, E head_dim of values, R rows of a tile
 """
@@ -16,16 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
-from quantexp.proof.border import Border, SequenceShares, Unit, added, plain, some_rows
+from quantexp.proof.border import COMPLETE, Border, SequenceShares, Unit, added, plain, some_rows
 from quantexp.proof.call import Call
-from quantexp.proof.fused_reference import (
-    FusedReference,
-    fused_key_gradient,
-    fused_output,
-    fused_query_gradient,
-    fused_value_gradient,
-)
-from quantexp.proof.heads import TILES, Heads, in_tile
+from quantexp.proof.fused_check import fused_contrasts, fused_reference
+from quantexp.proof.heads import OVER_QUERIES, TILES, Heads, in_tile
 from quantexp.proof.products import Reference, reference
 from quantexp.proof.softmax import (
     Tile,
@@ -86,8 +80,7 @@ class AttentionBorder(Border):
 
     def _install(self) -> None:
         module = self.module
-        self._hook(module.register_forward_pre_hook(plain(self._enter)))
-        self._hook(module.register_forward_hook(plain(self._leave)))
+        self._stand(self._enter, self._leave)
         softmax, dropout = module.scale_mask_softmax, module.attention_dropout
         assert isinstance(softmax, nn.Module)
         assert isinstance(dropout, nn.Module)
@@ -95,12 +88,14 @@ class AttentionBorder(Border):
         self._hook(softmax.register_forward_hook(plain(self._softmax)))
         self._hook(dropout.register_forward_hook(plain(self._dropout)))
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         q, k, v, *others = args
         call = self._begin()
         self.heads = None
         if not (needed := self.needed(call)):
-            return args
+            return args, kwargs
         gather = self.shares.gather
         is_fused = getattr(module, "path", None) is AttentionPath.fused
         with unseen():
@@ -123,7 +118,7 @@ class AttentionBorder(Border):
             if q.requires_grad:
                 self.due |= {(Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)}
             q, k, v = views
-        return (q, k, v, *others)
+        return (q, k, v, *others), kwargs
 
     def _of_call(self, see: Callable[[Heads, Tensor], None]) -> Callable[[Tensor], None]:
         heads = self.heads
@@ -233,12 +228,13 @@ class AttentionBorder(Border):
         self.due.add((Site.PV, Product.FPROP))
         if self.looks_at((Site.PV, Product.FPROP), heads.call):
             with unseen():
-                self._output(heads, heads.of_output(o.detach()))
+                self._output(heads, heads.by_head(o.detach()))
 
-    def _output(self, heads: Heads, o: Tensor) -> None:
+    def _output(self, heads: Heads, o_TBHE: Tensor) -> None:
         if Operand.P not in heads.kept:
-            self._report_fused(heads, (Site.PV, Product.FPROP), o, fused_output)
+            self._report_fused(heads, (Site.PV, Product.FPROP), o_TBHE)
             return
+        o = o_TBHE[:, heads.sequence, heads.heads[0]]
         left, right = heads.lines(FPROP_P, heads.queries), heads.lines(FPROP_V, heads.value_dims)
         expected = reference(left, right.t(), self._scale(Site.PV, Product.FPROP))
         seen = o[heads.queries][:, heads.value_dims]
@@ -267,8 +263,8 @@ class AttentionBorder(Border):
         self._report(heads, Site.PV, Product.DGRAD_P, seen, expected)
 
     def _query_gradient(self, heads: Heads, dq: Tensor) -> None:
-        own = dq[:, heads.sequence, heads.heads[0]]
         if Operand.DS in heads.kept:
+            own = dq[:, heads.sequence, heads.heads[0]]
             left, right = heads.lines(DGRAD_Q_DS, heads.queries), heads.lines(DGRAD_Q_K, heads.dims)
             scale = self.softmax_scale * self._scale(Site.QK, Product.DGRAD_Q)
             expected = reference(left, right.t(), scale).scaled_last(self.softmax_scale)
@@ -276,14 +272,13 @@ class AttentionBorder(Border):
             seen = own[heads.queries][:, heads.dims]
             self._report(heads, Site.QK, Product.DGRAD_Q, seen, expected)
         elif Operand.DO in heads.call.sources:
-            self._report_fused(heads, (Site.QK, Product.DGRAD_Q), own, fused_query_gradient)
+            self._report_fused(heads, (Site.QK, Product.DGRAD_Q), dq)
 
     def _key_gradient(self, heads: Heads, dk: Tensor) -> None:
         if Operand.DS in heads.kept:
             self._summed(heads, dk, (DGRAD_K_DS, DGRAD_K_Q), heads.dims, self.softmax_scale)
         elif Operand.DO in heads.call.sources:
-            own = dk[:, heads.sequence, heads.group]
-            self._report_fused(heads, (Site.QK, Product.DGRAD_K), own, fused_key_gradient)
+            self._report_fused(heads, (Site.QK, Product.DGRAD_K), dk)
 
     def _value_gradient(self, heads: Heads, dv: Tensor) -> None:
         if Operand.DO not in heads.call.sources:
@@ -291,8 +286,7 @@ class AttentionBorder(Border):
         if Operand.P in heads.kept:
             self._summed(heads, dv, (DGRAD_V_P, DGRAD_V_DO), heads.value_dims, 1.0)
         else:
-            own = dv[:, heads.sequence, heads.group]
-            self._report_fused(heads, (Site.PV, Product.DGRAD_V), own, fused_value_gradient)
+            self._report_fused(heads, (Site.PV, Product.DGRAD_V), dv)
 
     def _summed(
         self, heads: Heads, gradient: Tensor, slots: tuple[Slot, Slot], dims: Tensor, scale: float
@@ -329,16 +323,21 @@ class AttentionBorder(Border):
             seen, expected = seen[:0], some_rows(expected, slice(0))
         self.findings.product(heads.call, site, product, seen, expected)
 
-    def _report_fused(self, heads: Heads, unit: Unit, x: Tensor, make: FusedReference) -> None:
-        """Report what was computed without a softmax that was seen, as kernels of quantexp's own do."""
-        seen, expected = x[:0], None
+    def _report_fused(self, heads: Heads, unit: Unit, x: Tensor) -> None:
+        """Report o or a gradient, [T, B, heads, ..], of kernels, which show no softmax."""
+        over_keys = unit[1] in OVER_QUERIES
+        seen = x[:, heads.sequence, heads.group if over_keys else heads.heads[0]]
+        expected = None
         if heads.by_kernels:
+            seen = seen[:0]
             expected = Reference(seen.double(), seen.double(), seen.double())
-        elif self.needs_softmax:
-            seen = x  # P or dS has a format
-        else:
-            rows, expected = make(heads, self.softmax_scale)
-            seen = x[rows]
+        elif not self.needs_softmax:  # neither P nor dS has a format
+            rows, expected = fused_reference(heads, unit[1], self.softmax_scale)
+            seen = seen[rows]
+            if most := self.extent.probabilities:
+                is_each, scale = self.extent is COMPLETE, self.softmax_scale
+                contrasts = fused_contrasts(heads, unit[1], x, scale, most, is_each=is_each)
+                self.findings.contrasts(heads.call, *unit, contrasts)
         self._require_unchanged(heads.call, *unit)
         self.findings.product(heads.call, *unit, seen, expected)
 

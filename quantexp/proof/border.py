@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen, without_torch_function
 from quantexp.proof.call import Call, Largest
+from quantexp.proof.contrast import Contrast
 from quantexp.proof.draws import Moment, lines, run_of
 from quantexp.proof.expected import is_along_rows
 from quantexp.proof.histories import Histories
@@ -68,6 +69,12 @@ class SequenceShares:
     own: Callable[[int], Tensor] = torch.arange
 
 
+#: Sees the arguments of a forward pass, and may replace them.
+Enter = Callable[
+    [nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]
+]
+#: Sees the output of a forward pass, after its arguments.
+Leave = Callable[[nn.Module, tuple[Any, ...], Any], None]
 #: A product of a module.
 Unit = tuple[Site, Product]
 
@@ -83,20 +90,29 @@ class Findings(Protocol):
     def rows(self, call: Call, site: Site, product: Product, wrong: int, of: int) -> None:
         """So many of all rows of a product do not have its projection."""
 
+    def contrasts(
+        self, call: Call, site: Site, product: Product, contrasts: Mapping[str, Contrast]
+    ) -> None:
+        """How much of its alternatives is in a product that left the module."""
+
     def other(self, call: Call, label: str, wrong: str) -> None:
         """Something else was compared, named by its label; what is wrong with it, in words."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much a check looks at: lines of the left and of the right operand of each product."""
+    """How much a check looks at."""
 
+    #: Lines of the left and of the right operand of each product.
     left: int
     right: int
+    #: Elements of P that contrasts of fused attention compute; 0 for none.
+    probabilities: int
 
 
-COMPLETE = Extent(16, 64)
-DRAWN = Extent(4, 16)
+COMPLETE = Extent(16, 64, 1 << 15)
+DRAWN = Extent(4, 16, 1 << 12)
+WITHOUT_CONTRASTS = replace(DRAWN, probabilities=0)
 
 
 class Hooked(ABC):
@@ -150,6 +166,8 @@ class Border(Hooked):
         self.module, self.declared, self.findings = module, declared, findings
         self.moment, self.largest, self.extent = moment, largest, extent
         self.histories = histories
+        #: Whether it stands in the module's forward in place of its hooks.
+        self.is_in_forward = False
         #: The call whose forward or backward pass runs, or ran last.
         self.call: Call | None = None
         self.num_calls = 0
@@ -158,6 +176,21 @@ class Border(Hooked):
 
     def _forget(self) -> None:
         self.call = None
+
+    def _stand(self, enter: Enter, leave: Leave, *, prepend: bool = False) -> None:
+        """Call `enter` before a forward pass of the module and `leave` after it.
+
+        That is done by hooks, or else in the module's forward, so that the module has no hooks that code could see:
+        torch and other libraries take faster paths where there are none. Only hooks see what other hooks change;
+        `prepend` calls `leave` before these.
+        """
+        module = self.module
+        enter, leave = plain(enter), plain(leave)
+        if self.is_in_forward:
+            self._hook(_InForward(module, enter, leave))
+            return
+        self._hook(module.register_forward_pre_hook(enter, with_kwargs=True))
+        self._hook(module.register_forward_hook(leave, prepend=prepend))
 
     @abstractmethod
     def drawn_operands(
@@ -229,6 +262,28 @@ class Border(Hooked):
         k_rows = slot.dim in (0, -2)
         run = run_of([spec], [spec.quantised and is_along_rows(slot, spec) is not k_rows])
         return run if spec.of is None else max(run, spec.of.hadamard_block)
+
+
+class _InForward:
+    """Stands in a module's forward until it is removed."""
+
+    def __init__(self, module: nn.Module, enter: Enter, leave: Leave) -> None:
+        forward = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = enter(module, args, kwargs)
+            output = forward(*args, **kwargs)
+            leave(module, args, output)
+            return output
+
+        self._module, self._own = module, vars(module).get("forward")
+        vars(module)["forward"] = run
+
+    def remove(self) -> None:
+        """Give the module its forward back."""
+        del vars(self._module)["forward"]
+        if self._own is not None:
+            vars(self._module)["forward"] = self._own
 
 
 def plain(hook: Callable[..., Any]) -> Callable[..., Any]:

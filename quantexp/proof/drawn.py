@@ -17,6 +17,7 @@ from quantexp.formats.torch_internals import unseen
 from quantexp.model.decoder import is_routed
 from quantexp.proof.border import Border, Hooked
 from quantexp.proof.call import Call
+from quantexp.proof.contrast import Contrast, Contrasts
 from quantexp.proof.expected import are_equal, num_unequal
 from quantexp.proof.products import Reference, are_right, num_wrong
 from quantexp.proof.verdict import Observed, product_label
@@ -73,6 +74,8 @@ class DrawnChecks:
     #: The products that were seen to leave each module.
     left: set[tuple[ModuleId, Product]] = field(default_factory=set)
     _seen: list[_Seen] = field(default_factory=list)
+    #: By the label of their product, and whether the pass was recomputed.
+    _contrasts: dict[tuple[str, bool], Contrasts] = field(default_factory=dict)
     #: The labels of failures of products.
     _products: set[str] = field(default_factory=set)
 
@@ -102,6 +105,13 @@ class DrawnChecks:
         else:
             self._seen.append(_Seen(of, micro_batch, seen, expected))
 
+    def contrasts(
+        self, call: Call, site: Site, product: Product, contrasts: Mapping[str, Contrast]
+    ) -> None:
+        """See `Findings`."""
+        key = product_label(call.module, site, product), call.is_recomputed
+        self._contrasts.setdefault(key, Contrasts()).add(contrasts)
+
     def rows(self, call: Call, site: Site, product: Product, wrong: int, of: int) -> None:
         """A drawn check makes no projections."""
 
@@ -122,6 +132,12 @@ class DrawnChecks:
                     if isinstance(each.expected, Reference):
                         self._products.add(each.label)
                     self._fail(each.label, each.words(wrong), each.micro_batch)
+        contrasts, self._contrasts = self._contrasts, {}
+        for (label, _), each in contrasts.items():
+            words = each.words()
+            if words:
+                self._products.add(label)
+                self.failures.setdefault(label, f"{label}: {words}")
 
     def in_order(self) -> tuple[list[str], list[str]]:
         """The failures, and those of products, which may follow from another rank's operand."""

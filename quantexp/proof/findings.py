@@ -1,14 +1,15 @@
-"""The result for one operand, and the statuses that a slot can have."""
+"""The result for one operand or product, and the statuses that a slot can have."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 from torch import Tensor
 
 from quantexp.formats.layout import in_memory_order, memory_order
+from quantexp.proof.contrast import Contrasts
 
 
 class Status(Enum):
@@ -29,6 +30,24 @@ class Finding:
     reason: str = ""
     #: Whether the operand is not its source.
     quantised: bool = False
+
+
+@dataclass
+class ProductChecks:
+    """The comparisons of what left a module with one product of the expected operands."""
+
+    #: Elements that were compared, and rows whose projections were.
+    elements: int = 0
+    rows: int = 0
+    #: What was wrong the first time.
+    wrong: str = ""
+    #: How much of its alternatives is in it, in forward passes that were recomputed and in others.
+    contrasts: dict[bool, Contrasts] = field(default_factory=dict)
+
+    def words(self) -> str:
+        """What was wrong; empty if nothing was."""
+        named = (each.words() for each in self.contrasts.values() if not self.wrong)
+        return self.wrong or next(filter(None, named), "")
 
 
 def largest_magnitude(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,6 +120,32 @@ class Heads:
         """K."""
         return int(self.call.sources[Operand.K].shape[0])
 
+    def of_head(self, head: int, sequence: int | None = None) -> Heads:
+        """The same lines of one head of a sequence, by default of this one."""
+        own = copy.copy(self)
+        own.heads, own.group = range(head, head + 1), head // len(self.heads)
+        own.sequence = self.sequence if sequence is None else sequence
+        return own
+
+    def onward(self, number: int, *, by_group: bool) -> Iterator[Heads]:
+        """The same lines of so many heads, or of whole groups with so many, from this group and sequence on."""
+        _, B, H, _ = self.call.sources[Operand.Q].shape
+        size = len(self.heads)
+        first = self.number(self.heads[0])
+        for n in range(first, first + min(number, B * H), size if by_group else 1):
+            sequence, head = divmod(n % (B * H), H)
+            own = self.of_head(head, sequence)
+            if by_group:
+                own.heads = range(head, head + size)
+            yield own
+
+    def some_queries(self, number: int) -> Tensor:
+        """So many queries, or as many as are looked at elsewhere; ascending."""
+        if number <= len(self.queries):
+            return self.queries
+        chosen = self.call.moment.choice(self.call.module, "queries")
+        return lines(chosen, self.num_queries, 1, number).to(self.queries.device)
+
     def number(self, head: int) -> int:
         """The matrix of a head among all N."""
         return self.sequence * int(self.call.sources[Operand.Q].shape[2]) + head
@@ -143,10 +170,9 @@ class Heads:
         rows, _ = in_tile(self.queries, start, S_BHRK.shape[2])
         return torch.arange(S_BHRK.shape[3], device=S_BHRK.device) > rows[:, None]
 
-    def of_output(self, o: Tensor) -> Tensor:
-        """[T, E] of the first head, of [T, B, H E]."""
-        H = self.call.sources[Operand.Q].shape[2]
-        return o.reshape(*o.shape[:2], H, -1)[:, self.sequence, self.heads[0]]
+    def by_head(self, o: Tensor) -> Tensor:
+        """o as [T, B, H, E], of [T, B, H E]."""
+        return o.reshape(*o.shape[:2], self.call.sources[Operand.Q].shape[2], -1)
 
     def keep(self, operand: Operand, x_BHRK: Tensor, start: int) -> None:
         """Keep the chosen lines of a tile of P or dS, and the tile itself as the source of the product that follows."""

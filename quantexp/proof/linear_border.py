@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
-from quantexp.proof.border import Border, Shares, added, plain, some_rows, unseen_hook
+from quantexp.proof.border import Border, Shares, added, some_rows, unseen_hook
 from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, is_along_rows, num_unequal, reduces_rows
@@ -56,10 +56,9 @@ class LinearBorder(Border):
 
     def _install(self) -> None:
         module = self.module
-        self._hook(module.register_forward_pre_hook(plain(self._enter), with_kwargs=True))
         # Before the module's own hooks where they gather columns.
         is_first = self.shares.size > 1
-        self._hook(module.register_forward_hook(plain(self._leave), prepend=is_first))
+        self._stand(self._enter, self._leave, prepend=is_first)
         is_seen = self.weight.requires_grad and self.looks_at((Site.LINEAR, Product.WGRAD))
         if is_seen and getattr(module, "weight", None) is self.weight:
             self._hook(self.weight.register_hook(unseen_hook(self._weight_gradient)))
@@ -210,7 +209,7 @@ class LinearBorder(Border):
         copy = call.spec(operands_of(Site.LINEAR, product)[1]).copy
         is_turned = copy is not None and copy.is_transformed
         if copy is not None and is_turned:
-            expected = turned_back(expected, right, copy)
+            expected = turned_back(expected, right, copy, out.dtype)
         shares = self.shares
         if sums:
             expected = added(expected, shares.add, shares.size)

@@ -15,21 +15,24 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import QuantSpec
-from quantexp.proof.products import LAMBDA, Reference
+from quantexp.proof.products import LAMBDA, Reference, unit
 
 
-def turned_back(expected: Reference, columns: Tensor, copy: QuantSpec) -> Reference:
-    """A product after its transform along the columns is undone; `columns` are the numbers of whole blocks."""
+def turned_back(
+    expected: Reference, columns: Tensor, copy: QuantSpec, dtype: torch.dtype
+) -> Reference:
+    """A product of a dtype after its transform along the columns is undone; `columns` are those of whole blocks."""
     matrix = _walsh(columns, copy.hadamard_block, left=not copy.left)
     magnitude = matrix.abs()
     rounded = expected.rounded @ magnitude
+    smallest = torch.finfo(dtype).smallest_normal * unit(dtype)
     steps = copy.hadamard_block.bit_length() - 1
     return replace(
         expected.again(),
         values=expected.values @ matrix,
         rounded=rounded,
         summed=expected.summed @ magnitude + rounded * (steps / LAMBDA),
-        flushed=expected.flushed * float(magnitude.sum(0).max()),
+        flushed=(expected.flushed + smallest) * float(magnitude.sum(0).max()),
         largest=expected.rounded.amax(),
     )
 

@@ -114,6 +114,15 @@ class Turns:
                 chosen[name] = dict.fromkeys(units, self._index(iteration, name))
         return chosen
 
+    def are_in_forward(self, turn: int) -> bool:
+        """Whether the borders of an iteration stand in the modules' forward in place of hooks: in one of two."""
+        return bool((_number(self._seed, "forward", turn // 2) + turn) % 2)
+
+    def has_contrasts(self, turn: int) -> bool:
+        """Whether results of fused attention are compared with alternatives: in one of four short iterations."""
+        is_due = _number(self._seed, "contrasts", turn) % 4 == 0
+        return is_due or not self.are_short or self.is_thorough(turn)
+
     def is_thorough(self, iteration: int) -> bool:
         """Whether an iteration, or one before it, is the first of a few that look at all modules."""
         if self._first is None:

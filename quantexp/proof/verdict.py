@@ -15,8 +15,9 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.formats import QuantSpec
+from quantexp.proof.contrast import Contrast, Contrasts
 from quantexp.proof.diagnosis import instead
-from quantexp.proof.findings import Finding, Status, largest_magnitude
+from quantexp.proof.findings import Finding, ProductChecks, Status, largest_magnitude
 from quantexp.proof.products import Reference, num_wrong
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap, configured
 from quantexp.quant.product_context import Part
@@ -140,17 +141,6 @@ def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
 
 
 @dataclass
-class ProductChecks:
-    """The comparisons of what left a module with one product of the expected operands."""
-
-    #: Elements that were compared, and rows whose projections were.
-    elements: int = 0
-    rows: int = 0
-    #: What was wrong the first time.
-    wrong: str = ""
-
-
-@dataclass
 class Observed:
     """The matrix products of one watched iteration."""
 
@@ -187,6 +177,13 @@ class Observed:
         if wrong and not checks.wrong:
             words = "rows that left the module are not those of the product of its operands"
             checks.wrong = f"{wrong} of {of} {words}{_in_micro_batch(call)}"
+
+    def contrasts(
+        self, call: Call, site: Site, product: Product, contrasts: Mapping[str, Contrast]
+    ) -> None:
+        """How much of its alternatives is in a product that left the module."""
+        own = self._checks(call, site, product).contrasts
+        own.setdefault(call.is_recomputed, Contrasts()).add(contrasts)
 
     def explain(self, x: Tensor, source: Tensor, spec: QuantSpec, axis: int) -> str:
         """What one of the first wrong operands is instead."""
@@ -292,9 +289,9 @@ def beside_the_map(observed: Observed) -> list[str]:
 def product_failures(observed: Observed) -> list[str]:
     """The products that left a module other than they must, or that were not seen to leave it."""
     wrong = [
-        f"{product_label(*key)}: {checks.wrong}"
+        f"{product_label(*key)}: {words}"
         for key, checks in observed.products.items()
-        if checks.wrong
+        if (words := checks.words())
     ]
     multiplied = {
         (module, slot.site, slot.product)

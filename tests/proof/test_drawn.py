@@ -70,6 +70,28 @@ def test_ranks_with_other_experts_look_at_the_same_shared_modules_together() -> 
         assert shared[0] == shared[1]
 
 
+def test_each_product_is_looked_at_by_hooks_and_in_forward_and_some_of_attention_beside_alternatives() -> (
+    None
+):
+    of_run = declared("model=tiny", "quant=FA_linear_mxfp8")
+    turns = Turns(of_run, seed=3, looks=0, num_micro_batches=1)
+    looks: dict[tuple[Any, Any, bool], int] = {}
+    contrasts = 0
+    for iteration in range(1, 2001):
+        assert turns.are_in_forward(iteration) is not turns.are_in_forward(iteration ^ 1)
+        contrasts += turns.has_contrasts(iteration)
+        for name, units in turns.of(iteration).items():
+            for unit in units:
+                key = name, unit, turns.are_in_forward(iteration)
+                looks[key] = looks.get(key, 0) + 1
+    products = {(name, (slot.site, slot.product)) for name, m in of_run.items() for slot in m.slots}
+    assert len(looks) == 2 * len(products)
+    # 2000 iterations with one product of 45 each, one in two of them in forward: 22 are expected, 5 are 3.6 sigma less.
+    assert min(looks.values()) >= 5
+    assert 400 < contrasts < 600
+    assert all(turns.has_contrasts(iteration) for iteration in range(1, 1 + THOROUGH))
+
+
 def later(first: int, how: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """A `quantise_operand` that lies from an iteration on."""
     honest = quantexp.quant.multiply.quantise_operand

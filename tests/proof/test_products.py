@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from quantexp.formats import Hadamard, resolve
+from quantexp.formats.transform import hadamard
 from quantexp.proof.products import (
     Reference,
     num_wrong,
@@ -13,6 +17,7 @@ from quantexp.proof.products import (
     project,
     reference,
 )
+from quantexp.proof.turning import turned_back
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(16, 64, 24), (128, 2048, 96), (3, 5, 7)]
@@ -152,3 +157,21 @@ def test_a_row_that_is_not_finite_says_nothing_of_others() -> None:
 def test_a_reference_that_is_not_finite_bounds_nothing() -> None:
     nan = torch.full((2, 2), torch.nan)
     assert num_wrong(torch.zeros(2, 2), Reference(nan, nan, nan)) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1e-7, 1e-4, 1.0])
+def test_a_product_whose_transform_is_undone_is_within_the_bounds(
+    dtype: torch.dtype, size: float
+) -> None:
+    """Below fp16's normal numbers each of the 32 elements of a block loses a part of its own."""
+    copy = replace(resolve("mxfp4"), hadamard=Hadamard.DETERMINISTIC, hadamard_block=32, left=False)
+    for seed in range(20):
+        left, right = operands((16, 64, 64), dtype, seed)
+        left = (left * size).to(dtype)
+        out = hadamard(torch.matmul(left, right), block=32, left=False, inverse=True).to(dtype)
+        expected = turned_back(reference(left, right), torch.arange(64), copy, dtype)
+        assert num_wrong(out, expected) == 0
+        wrong = out.clone()
+        wrong[3] *= -1
+        assert num_wrong(wrong, expected) > 0 or size < 1e-4

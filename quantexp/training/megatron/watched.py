@@ -22,6 +22,7 @@ from quantexp.proof.attention_border import AttentionBorder
 from quantexp.proof.border import (
     COMPLETE,
     DRAWN,
+    WITHOUT_CONTRASTS,
     Border,
     Extent,
     Findings,
@@ -210,7 +211,8 @@ class Watched:
             self._turns[bool(num_micro_batches)] = known
         turns = known[1]
         units = turns.of(turn)
-        borders = self.borders({name: declared[name] for name in units}, checks, DRAWN, units)
+        extent = DRAWN if turns.has_contrasts(turn) else WITHOUT_CONTRASTS
+        borders = self.borders({name: declared[name] for name in units}, checks, extent, units)
         wrong = self._other_than_configured(declared, iteration)
         if not num_micro_batches:
             self.histories.begin_evaluation()
@@ -218,6 +220,8 @@ class Watched:
             wrong += self.histories.begin(self._merge(declared))
         for words in wrong:
             checks.failures.setdefault(words, words)
+        for border in borders.values():
+            border.is_in_forward = turns.are_in_forward(turn)
         with DrawnWatch(checks, borders).watching(), self._drawn_layer(turn, checks, turns):
             yield
 

@@ -34,6 +34,9 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("not turned back", "quest", 1, "linear.wgrad"),
     ("of high in the map", "of forward", 1, "configured with of forward, and the map has high"),
     ("stochastic", "nvfp4", 1, "linear."),
+    ("fused output of originals", "mxfp8 fused", 1, "pv.fprop: it is the product of"),
+    ("fused gradients of originals", "mxfp8 fused", 1, "qk.dgrad_q: it is the product of"),
+    ("where nobody looks", "mxfp4", 2, "linear.fprop.x: declared mxfp4_e2m1"),
     ("kernel", "mxfp8", 1, "layer 0"),
     ("baseline quantises", "bf16", 1, "layer 0"),
     ("numpy in linear.wgrad", "mxfp4", 1, "wgrad"),
@@ -92,6 +95,10 @@ DEFAULT: list[tuple[str, str, int, str]] = [
 #: The other settings, where a run takes longer or starts others.
 SLOW: list[tuple[str, str, int, str]] = [
     ("of high", "of forward attention", 1, "qk.dgrad_k.q"),
+    ("fused output of the original q", "mxfp8 fused", 1, "pv.fprop: it is the product of q"),
+    ("fused gradients of the original k", "mxfp8 fused", 1, "dgrad_q: it is the product of"),
+    ("fused gradients of originals from 2", "mxfp8 fused", 2, "dgrad_q: it is the product of"),
+    ("fused backward times 0.9", "mxfp4 fused large scores", 1, "dgrad_q: "),
     ("not turned back", "tp2 sp quartet", 1, "linear.wgrad"),
     ("of high", "tp2 sp of forward drawn", 1, "linear.wgrad.x"),
     ("of another copy", "ep2 of forward drawn", 1, "linear.wgrad.x"),

@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401
     copies,
+    fused,
     hidden,
     images,
     layouts,

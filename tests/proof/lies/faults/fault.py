@@ -36,7 +36,7 @@ class Fault:
     tags: frozenset[str] = frozenset()
     #: Whether it takes many seconds (a compiler).
     is_slow: bool = False
-    #: Whether it acts only in a run that is watched: then an unproved run does not show its effect.
+    #: Whether its acts depend on being watched: then an unproved run does not show its effect.
     needs_watch: bool = False
 
 

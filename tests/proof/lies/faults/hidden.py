@@ -324,69 +324,6 @@ add(
 )
 
 
-def _fused_from_originals(planter: Planter) -> None:
-    """The fused kernel multiplies quantised operands, and its output is that of the originals."""
-    from quantexp.quant.attention import fused
-
-    def forward(original: Any) -> Any:
-        def run(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Any) -> Tensor:
-            o: Tensor = original(ctx, q, k, v, call)
-            planter.fire()
-            with _disable_current_modes(), torch.no_grad():
-                return fused._kernel(
-                    q.detach(), k.detach(), v.detach(), call.softmax_scale, call.mask
-                ).to(o.dtype)
-
-        return run
-
-    planter.method(fused._Fused, "forward", forward)
-
-
-add(
-    "fused originals",
-    "the fused kernel's output is that of q, k and v before quantisation",
-    Group.HIDDEN,
-    _fused_from_originals,
-    "fused",
-)
-
-
-def _fused_backward_from_originals(planter: Planter) -> None:
-    """The backward pass of the fused kernel is that of the originals."""
-    from quantexp.quant.attention import fused
-
-    def forward(original: Any) -> Any:
-        def run(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Any) -> Tensor:
-            ctx.lie = (q.detach(), k.detach(), v.detach())
-            return original(ctx, q, k, v, call)
-
-        return run
-
-    def backward(original: Any) -> Any:
-        def run(ctx: Any, *grads: Tensor) -> Any:
-            honest = original(ctx, *grads)
-            planter.fire()
-            with _disable_current_modes(), torch.enable_grad():
-                q, k, v = leaves = [x.clone().requires_grad_() for x in ctx.lie]
-                o = fused._kernel(q, k, v, ctx.call.softmax_scale, ctx.call.mask)
-                other = torch.autograd.grad(o, leaves, grads[0])
-            return *other, *honest[3:]
-
-        return run
-
-    planter.method(fused._Fused, "forward", forward)
-    planter.method(fused._Fused, "backward", backward)
-
-
-add(
-    "fused gradients",
-    "the fused kernel's gradients are those of q, k and v before quantisation",
-    Group.HIDDEN,
-    _fused_backward_from_originals,
-    "fused",
-)
-
-
 def _one_site(slots: str, name: str, line: str) -> None:
     """numpy in one product alone, so that each product is seen to be compared."""
 

@@ -432,4 +432,5 @@ add(
     "a module lies while it has no hooks, which tell that somebody looks",
     Group.MOMENT,
     _where_nobody_looks,
+    needs_watch=True,
 )
