@@ -85,8 +85,8 @@ class SchemeAttention(LatentCoreAttention):
         """The attention output [T, B, H*E] of query [T, B, H, D], key [T, B, G, D] and value [T, B, G, E].
 
         Raises:
-            ConfigError: packed sequences or an attention bias; on the tiled path also attention dropout, a softmax
-                offset or a sliding window; on the fused path context parallelism.
+            ConfigError: packed sequences or an attention bias; on the tiled and the fused path also attention dropout,
+                a softmax offset or a sliding window; on the fused path context parallelism.
         """
         if packed_seq_params is not None or attention_bias is not None:
             raise ConfigError("attention supports neither packed sequences nor a bias here")
@@ -97,6 +97,15 @@ class SchemeAttention(LatentCoreAttention):
             self.mask = None
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.path is not AttentionPath.plain and (
+            self.attention_dropout.p
+            or self.softmax_offset is not None
+            or self.scale_mask_softmax.window_size is not None
+        ):
+            raise ConfigError(
+                f"training.attention={self.path.value} does not support attention dropout, a softmax offset or a "
+                "sliding window; use training.attention=plain"
+            )
         self.hook(FORWARD, PRE, "query", query)
         self.hook(FORWARD, PRE, "key", key)
         self.hook(FORWARD, PRE, "value", value)
@@ -135,15 +144,6 @@ class SchemeAttention(LatentCoreAttention):
         return fused.attention(self._call(mask), q_TBHD, k_TBGD, v_TBGE)
 
     def _tiled(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
-        if (
-            self.attention_dropout.p
-            or self.softmax_offset is not None
-            or self.scale_mask_softmax.window_size is not None
-        ):
-            raise ConfigError(
-                "training.attention=tiled does not support attention dropout, a softmax offset or a sliding window; "
-                "use training.attention=plain"
-            )
         T, B, H, _ = q_TBHD.shape
         call = self._call(mask)
         probabilities = partial(self._probabilities, call, T)

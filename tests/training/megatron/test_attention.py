@@ -92,6 +92,7 @@ def test_tiles_give_the_plain_paths_tensors(
         assert "attention" not in theirs[key].metadata
 
 
+@pytest.mark.parametrize("path", [AttentionPath.tiled, AttentionPath.fused])
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -100,16 +101,19 @@ def test_tiles_give_the_plain_paths_tensors(
         ("scale_mask_softmax", SimpleNamespace(window_size=(8, 0))),
     ],
 )
-def test_tiles_reject_unsupported_features(name: str, value: Any) -> None:
+def test_tiles_and_the_fused_kernel_reject_what_they_do_not_have(
+    name: str, value: Any, path: AttentionPath
+) -> None:
     module = SchemeAttention.__new__(SchemeAttention)
     nn.Module.__init__(module)
-    module.path = AttentionPath.tiled
+    module.path = path
     module.attention_dropout = nn.Dropout(0.0)
     module.softmax_offset = None
     module.scale_mask_softmax = SimpleNamespace(window_size=None)
     setattr(module, name, value)
     q = torch.zeros(4, 1, 2, 8)
-    with pytest.raises(
-        ConfigError, match="does not support attention dropout, a softmax offset or a sliding"
-    ):
+    words = (
+        f"attention={path.value} does not support attention dropout, a softmax offset or a sliding"
+    )
+    with pytest.raises(ConfigError, match=words):
         module(q, q, q, None)
