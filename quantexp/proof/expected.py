@@ -33,30 +33,25 @@ class Plane:
     """A matrix of an operand's source, and where it lies in the whole source."""
 
     x: Tensor
-    #: The numbers of its rows and columns there.
-    rows: Tensor
-    columns: Tensor
-    #: The place of element (r, c) in row-major order is start + r stride + c.
-    start: int
-    stride: int
+    #: The place of element (r, c) in row-major order is start + r stride + c; a stride of 0 is the number of columns.
+    start: int = 0
+    stride: int = 0
+    #: The numbers r and c of its rows and columns; None means all.
+    rows: Tensor | None = None
+    columns: Tensor | None = None
     #: Sequences that are interleaved along the rows, where blocks run along these.
     sequences: int = 1
     #: Whether x is the expected operand already, as lines of some cannot be made alone.
     is_expected: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        start: int = 0,
-        stride: int = 0,
-        sequences: int = 1,
-        *,
-        is_expected: bool = False,
-    ) -> Plane:
-        """A whole matrix; a stride of 0 is its number of columns."""
-        rows, columns = (torch.arange(extent, device=x.device) for extent in x.shape)
-        return cls(x, rows, columns, start, stride or x.shape[1], sequences, is_expected)
+    def positions(self, picked: Tensor, *, are_columns: bool) -> Tensor:
+        """The places of the elements of some columns, or of some rows."""
+        rows, columns = (
+            torch.arange(extent, device=self.x.device) if numbers is None else numbers
+            for extent, numbers in zip(self.x.shape, (self.rows, self.columns), strict=True)
+        )
+        rows, columns = (rows, columns[picked]) if are_columns else (rows[picked], columns)
+        return self.start + rows[:, None] * (self.stride or self.x.shape[1]) + columns
 
 
 def is_along_rows(slot: Slot, spec: QuantSpec) -> bool:
@@ -268,9 +263,7 @@ class Images:
         options = call.moment.randomness(spec, sub.device)
         positions = None
         if is_stochastic(spec):
-            rows, columns = plane.rows, plane.columns
-            rows, columns = (rows, columns[picked]) if k_rows else (rows[picked], columns)
-            positions = plane.start + rows[:, None] * plane.stride + columns
+            positions = plane.positions(picked, are_columns=k_rows)
         extents = tuple(sub.shape)
         if along_rows and plane.sequences > 1:
             extents = (-1, plane.sequences, sub.shape[1])

@@ -192,13 +192,12 @@ class Heads:
         if slot.operand is Operand.DO:
             shape = tuple(x.shape)
             start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
-            of_head, columns = x[self.number(head)], torch.arange(x.shape[2])
-            plane = Plane(of_head, rows, columns, start, stride, is_expected=is_whole)
+            plane = Plane(x[self.number(head)], start, stride, rows, is_expected=is_whole)
             return images.lines(slot, plane, picked)
         own = head if slot.operand is Operand.Q else self.group
         _, B, heads, D = x.shape
         start = (self.sequence * heads + own) * D
-        plane = Plane.of(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
+        plane = Plane(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
         return images.lines(slot, plane, picked)
 
     def clipped(
@@ -249,8 +248,8 @@ class Heads:
         shape = B * H, T, K
         start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
         if slot.product in OVER_QUERIES:
-            return Plane(kept.columns[head - self.heads[0]], rows, self.keys, start, stride)
-        return Plane(kept.rows, rows[self.queries], torch.arange(K), start, stride)
+            return Plane(kept.columns[head - self.heads[0]], start, stride, rows, self.keys)
+        return Plane(kept.rows, start, stride, rows[self.queries])
 
 
 def in_tile(picked: Tensor, start: int, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -47,19 +47,25 @@ class Pass:
     seen: dict[str, Tensor] = field(default_factory=dict)
     #: Tokens of a sequence in attention's products, which may be more than the layer's.
     num_tokens: int = 0
+    _picked: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def picked(self, number: int) -> Tensor:
         """The drawn ones of so many rows, or of the tokens of all sequences."""
-        return lines(self.moment.choice("between"), number, 1, TOKENS)
+        return self._places(number, 1)[0]
 
     def drawn(self, x: Tensor) -> Tensor:
         """The drawn tokens of [T, B, ...], or the drawn rows of [rows, width]."""
         x = x.detach()
         if x.dim() == 2:
             return x[self.picked(len(x))] if len(x) else x
-        T, B = x.shape[:2]
-        picked = self.picked(T * B)
-        return x[picked // B, picked % B]
+        return x[self._places(*x.shape[:2])]
+
+    def _places(self, T: int, B: int) -> tuple[Tensor, Tensor]:
+        """The drawn tokens of all B sequences, and the sequence of each."""
+        if (T, B) not in self._picked:
+            picked = lines(self.moment.choice("between"), T * B, 1, TOKENS)
+            self._picked[T, B] = picked // B, picked % B
+        return self._picked[T, B]
 
     def drawn_angles(self, name: str) -> Tensor | None:
         """The angles of q's or k's drawn tokens, [R, 1, D]."""

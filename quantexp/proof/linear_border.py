@@ -70,21 +70,22 @@ class LinearBorder(Border):
         x, *others = args
         call = self._begin()
         call.rows = getattr(module, "rows", None)
-        shares, needed = self.shares, self.needed(call)
+        shares, needed, differentiates = self.shares, self.needed(call), torch.is_grad_enabled()
         gathers = shares.divides_tokens and shares.sums_dx
         with unseen():
             if Operand.X in needed:
-                self._see(call, Operand.X, shares.gather(x.detach()) if gathers else x.detach())
+                own = shares.gather(x.detach()) if gathers else x.detach()
+                self._see(call, Operand.X, own, differentiates)
             if Operand.W in needed:
-                self._see(call, Operand.W, self.weight.detach())
-        is_due = torch.is_grad_enabled() and x.requires_grad
+                self._see(call, Operand.W, self.weight.detach(), differentiates)
+        is_due = differentiates and x.requires_grad
         if is_due and self.looks_at((Site.LINEAR, Product.DGRAD), call):
             x = x.view_as(x)
             self.due.add((Site.LINEAR, Product.DGRAD))
             self._on_gradient(x, lambda dx: self._input_gradient(call, dx))
         weight = kwargs.get("weight")
         self._is_tied = weight is not None
-        looks = torch.is_grad_enabled() and self.looks_at((Site.LINEAR, Product.WGRAD))
+        looks = differentiates and self.looks_at((Site.LINEAR, Product.WGRAD))
         if weight is not None and weight.requires_grad and looks:
             weight = weight.view_as(weight)
             kwargs = kwargs | {"weight": weight}
@@ -104,12 +105,12 @@ class LinearBorder(Border):
         if any(self.looks_at((Site.LINEAR, each)) for each in (Product.DGRAD, Product.WGRAD)):
             self._on_gradient(y, lambda g: self._output_gradient(call, g))
 
-    def _see(self, call: Call, operand: Operand, x: Tensor) -> None:
+    def _see(self, call: Call, operand: Operand, x: Tensor, differentiates: bool = True) -> None:
         """Take a source; a drawn check takes the lines that it looks at here, before the module has them."""
         takes_lines = self._units is not None and call.rows is None and bool(x.numel())
         call.see(operand, x, is_taken=takes_lines)
         for slot in self.declared.slots if takes_lines else ():
-            comes = slot.product is Product.FPROP or torch.is_grad_enabled() or operand is Operand.G
+            comes = slot.product is Product.FPROP or differentiates
             if slot.operand is operand and comes and self.looks_at((slot.site, slot.product), call):
                 call.lines[slot] = self._expected_lines(call, slot)
 
@@ -284,9 +285,9 @@ def _plane(call: Call, slot: Slot) -> Plane:
     """The plane of a linear layer's operand."""
     images = Images(call)
     if images.is_summed(slot):
-        return Plane.of(images.multiplied(slot), is_expected=True)
+        return Plane(images.multiplied(slot), is_expected=True)
     if images.is_made_whole(slot):
-        return Plane.of(_matrix(images.whole(slot)), is_expected=True)
+        return Plane(_matrix(images.whole(slot)), is_expected=True)
     x, spec = call.source(slot), call.spec(slot)
     is_by_sequence = x.dim() == 3 and spec.quantised and is_along_rows(slot, spec)
-    return Plane.of(_matrix(x), sequences=x.shape[1] if is_by_sequence else 1)
+    return Plane(_matrix(x), sequences=x.shape[1] if is_by_sequence else 1)

@@ -96,7 +96,8 @@ def reference(left_MK: Tensor, right_KN: Tensor, scale: float = 1.0) -> Referenc
         values.mul_(scale)
     # With these added to the norms, `summed` has what is flushed to zero in K terms, but for K of the smallest number.
     least = math.sqrt(K) * _TINY * 2.0**24 / LAMBDA
-    left_M, right_N = left.norm(dim=1).add_(least), right.norm(dim=0).add_(least)
+    vector_norm = torch.linalg.vector_norm  # `Tensor.norm` is a function in Python
+    left_M, right_N = vector_norm(left, dim=1).add_(least), vector_norm(right, dim=0).add_(least)
     summed = torch.outer(left_M.mul_(math.sqrt(K) * abs(scale)), right_N)
     return Reference(values, values.abs(), summed, K * _TINY)
 
@@ -202,7 +203,7 @@ def _times(matrix: Tensor, vector: Tensor, *, by_row: bool = False) -> tuple[Ten
 
 def _norms(rows: Tensor) -> Tensor:
     """The rows' norms in float64, from sums in float32 where no square can leave its range."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
+    norms : Tensor = torch.linalg.vector_norm(rows, dim=1).double()
     beyond = ~((norms > rows.shape[1] * 2.0**-50) & (norms < 2.0**60))
     if beyond.any():
         norms[beyond] = torch.linalg.vector_norm(rows[beyond], dim=1, dtype=torch.float64)
