@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen, without_torch_function
-from quantexp.proof.call import Call, Largest
+from quantexp.proof.call import Call, Largest, Lines
 from quantexp.proof.draws import Moment, lines, run_of
 from quantexp.proof.expected import is_along_rows
 from quantexp.proof.histories import Histories
@@ -72,11 +72,15 @@ class SequenceShares:
 Unit = tuple[Site, Product]
 
 
+#: What elements of a product must be, made when it is asked for.
+Expected = Callable[[], Reference]
+
+
 class Findings(Protocol):
     """Receives the results."""
 
     def product(
-        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Reference | None
+        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Expected | None
     ) -> None:
         """Some elements of a product that left the module, and what they must be; None if they cannot be right."""
 
@@ -162,7 +166,7 @@ class Border(Hooked):
     @abstractmethod
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
-    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Slot, Tensor, Lines]]:
         """The drawn lines of a product's operands, and what they must be."""
 
     def looks_at(self, unit: Unit, call: Call | None = None) -> bool:

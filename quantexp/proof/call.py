@@ -25,6 +25,8 @@ from quantexp.quant.sites import Operand, Product, Slot
 Largest = Callable[[ModuleId, Tensor], Tensor]
 #: What an amax belongs to.
 AmaxKey = tuple[Operand, QuantSpec, Product | None]
+#: Some lines of an operand, [lines, K], as they must be.
+Lines = Callable[[], Tensor]
 #: Elements of a source that show whether it has changed.
 _SAMPLE = 256
 
@@ -50,7 +52,7 @@ class Call:
     #: The first query of the tile of P or dS that was seen last.
     tile_start: int = 0
     #: The drawn lines of an operand, and what they must be.
-    lines: dict[Slot, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    lines: dict[Slot, tuple[Tensor, Lines]] = field(default_factory=dict)
     #: Complete checks: the projections of the products that were seen, by product.
     projections: dict[Product, object] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from quantexp.formats import Family, Place, QuantSpec, Scaling, saturated
 from quantexp.proof.arithmetic.parts import part_of
 from quantexp.proof.arithmetic.transform import transformed
-from quantexp.proof.call import Call
+from quantexp.proof.call import Call, Lines
 from quantexp.proof.draws import Randomness, is_stochastic
 from quantexp.proof.image import image, num_differing, own_amax
 from quantexp.quant.records import part_record, part_words
@@ -199,7 +200,7 @@ class Images:
     def is_summed(self, slot: Slot) -> bool:
         """Whether its product is that of sums of parts, its own or the other operand's."""
         pair = operands_of(slot.site, slot.product)
-        return any(self.call.spec(each).num_pieces > 1 for each in pair)
+        return any(spec.parts and spec.num_pieces > 1 for spec in map(self.call.spec, pair))
 
     def pieces(self, slot: Slot) -> Iterator[Piece]:
         """The parts that an operand must be the sum of; the operand alone if it has none."""
@@ -253,13 +254,16 @@ class Images:
         is_parted = bool(spec.parts or self.call.pieces(slot, shape))
         return is_parted or self._is_by_source(slot)
 
-    def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Tensor:
-        """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows."""
+    def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Lines:
+        """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows.
+
+        Those of the source are taken at once, and become what they must when they are asked for.
+        """
         call, spec = self.call, self.call.spec(slot)
         along_rows, k_rows = is_along_rows(slot, spec), reduces_rows(slot)
         sub = plane.x[:, picked] if k_rows else plane.x[picked]
         if not spec.quantised or plane.is_expected:
-            return sub.t() if k_rows else sub
+            return lambda: sub.t() if k_rows else sub
         options = call.moment.randomness(spec, sub.device)
         positions = None
         if is_stochastic(spec):
@@ -268,15 +272,15 @@ class Images:
         if along_rows and plane.sequences > 1:
             extents = (-1, plane.sequences, sub.shape[1])
             positions = None if positions is None else positions.view(extents)
-        own = image(
-            sub.reshape(extents),
-            spec,
-            0 if along_rows else -1,
-            amax=self.amax(slot),
-            positions=positions,
-            **options,
-        ).reshape(sub.shape)
-        return own.t() if k_rows else own
+        axis, amax = 0 if along_rows else -1, self.amax(slot)
+
+        @cache
+        def lines() -> Tensor:
+            source = sub.reshape(extents)
+            own = image(source, spec, axis, amax=amax, positions=positions, **options)
+            return own.reshape(sub.shape).t() if k_rows else own.reshape(sub.shape)
+
+        return lines
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -297,13 +301,15 @@ def num_unequal(x: Tensor, y: Tensor) -> int:
 
 
 def are_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether the bits of all pairs are equal; where NaN may be among them, `num_unequal` decides."""
+    """Whether shapes and bits of all pairs are equal; where NaN may be among them, `num_unequal` decides."""
     by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     for x, y in pairs:
+        if x.shape != y.shape:
+            return False
         own = by_dtype.setdefault(x.dtype, [])
-        own.append((as_integers(x).flatten(), as_integers(y.to(x.dtype)).flatten()))
+        own.append((x.flatten(), y.to(x.dtype).flatten()))
     return all(
-        torch.equal(*(torch.cat(each) for each in zip(*own, strict=True)))
+        torch.equal(*(as_integers(torch.cat(each)) for each in zip(*own, strict=True)))
         for own in by_dtype.values()
     )
 

@@ -103,7 +103,7 @@ def fused_query_gradient(heads: Heads, scale: float) -> tuple[Tensor, Reference]
     rows, head = heads.queries, heads.heads[0]
     dO = _output_gradient(heads, rows, head)
     expected = _rows(heads, rows, head, scale).query_gradient(dO)
-    return rows, heads.clipped(FPROP_Q, expected, rows)
+    return rows, expected.zero_where(heads.clipped(FPROP_Q, rows))
 
 
 def fused_key_gradient(heads: Heads, scale: float) -> tuple[Tensor, Reference]:
@@ -131,7 +131,7 @@ def _of_keys(heads: Heads, scale: float, slot: Slot) -> tuple[Tensor, Reference]
     expected = parts[0]
     for part in parts[1:]:
         expected = expected.plus(part)
-    return keys, heads.clipped(slot, expected.again(2), keys)
+    return keys, expected.again(2).zero_where(heads.clipped(slot, keys))
 
 
 def _rows(heads: Heads, rows: Tensor, head: int, scale: float) -> FusedRows:
@@ -142,9 +142,9 @@ def _rows(heads: Heads, rows: Tensor, head: int, scale: float) -> FusedRows:
         hidden = mask[heads.sequence % mask.shape[0], 0, rows]
     dims = torch.arange(heads.call.sources[Operand.V].shape[3], device=rows.device)
     q, k = heads.lines(FPROP_Q, rows, head), heads.lines(FPROP_K, keys, head)
-    return FusedRows.of(q, k, heads.lines(FPROP_V, dims, head).t(), hidden, scale)
+    return FusedRows.of(q(), k(), heads.lines(FPROP_V, dims, head)().t(), hidden, scale)
 
 
 def _output_gradient(heads: Heads, rows: Tensor, head: int) -> Tensor:
     dims = torch.arange(heads.call.sources[Operand.DO].shape[2], device=rows.device)
-    return heads.lines(DGRAD_V_DO, dims, head).t()[rows].double()
+    return heads.lines(DGRAD_V_DO, dims, head)().t()[rows].double()

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from quantexp.formats import Axis
-from quantexp.proof.call import Call
+from quantexp.proof.call import Call, Lines
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, own_amax_of
 from quantexp.proof.places import Piece
-from quantexp.proof.products import Reference
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import (
     DGRAD_K_DS,
@@ -179,7 +178,7 @@ class Heads:
                 known = call.own_amaxes.get(key)
                 call.own_amaxes[key] = own if known is None else torch.maximum(known, own)
 
-    def lines(self, slot: Slot, picked: Tensor, head: int | None = None) -> Tensor:
+    def lines(self, slot: Slot, picked: Tensor, head: int | None = None) -> Lines:
         """Lines of an expected operand of one head, [lines, extent of the reduced axis]."""
         head = self.heads[0] if head is None else head
         images, call = Images(self.call), self.call
@@ -200,20 +199,18 @@ class Heads:
         plane = Plane(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
         return images.lines(slot, plane, picked)
 
-    def clipped(
-        self, slot: Slot, expected: Reference, rows: Tensor, dims: Tensor | None = None
-    ) -> Reference:
-        """The gradient of q, k or v, zero where a forward operand saturated whose slot clips its gradient."""
+    def clipped(self, slot: Slot, rows: Tensor, dims: Tensor | None = None) -> Tensor | None:
+        """Where the gradient of q, k or v is zero, as the forward operand saturated; None if its slot clips none."""
         clipped = Images(self.call).clipped(slot)
         if clipped is None:
-            return expected
+            return None
         head = self.heads[0] if slot is FPROP_Q else self.group
         own = clipped[:, self.sequence, head][rows]
-        return expected.zero_where(own if dims is None else own[:, dims])
+        return own if dims is None else own[:, dims]
 
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
-    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Slot, Tensor, Lines]]:
         """The chosen lines of a product's operands, and what they must be.
 
         The sums over queries of tiled attention are compared as products alone.
@@ -237,8 +234,17 @@ class Heads:
             elif part is not None and slot.axis is not Axis.KEYS:
                 picked = own = picked[picked < matrix.shape[0]]
             if len(own):
-                expected, seen = self.lines(slot, picked), matrix[own]
-                yield slot, seen.to(expected.dtype), expected[:, : seen.shape[1]]
+                lines, seen = self.lines(slot, picked), matrix[own]
+                yield (
+                    slot,
+                    seen.to(self._dtype(slot.operand)),
+                    partial(_first, lines, seen.shape[1]),
+                )
+
+    def _dtype(self, operand: Operand) -> torch.dtype:
+        """That of an operand's source."""
+        kept = self.kept.get(operand)
+        return self.call.sources[operand].dtype if kept is None else kept.rows.dtype
 
     def _kept_plane(self, slot: Slot, head: int) -> Plane:
         """The kept lines of P or dS as a plane."""
@@ -250,6 +256,11 @@ class Heads:
         if slot.product in OVER_QUERIES:
             return Plane(kept.columns[head - self.heads[0]], start, stride, rows, self.keys)
         return Plane(kept.rows, start, stride, rows[self.queries])
+
+
+def _first(lines: Lines, number: int) -> Tensor:
+    """The first elements of each line."""
+    return lines()[:, :number]
 
 
 def in_tile(picked: Tensor, start: int, num_rows: int) -> tuple[Tensor, Tensor]:

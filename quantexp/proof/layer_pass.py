@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from quantexp.formats.torch_internals import in_backward, unseen
 from quantexp.proof.border import Hooked, plain, unseen_hook
 from quantexp.proof.draws import Moment, lines
-from quantexp.proof.expected import num_unequal
-from quantexp.proof.products import Reference, num_wrong
+from quantexp.proof.expected import are_equal, num_unequal
+from quantexp.proof.products import Reference, are_right, num_wrong
 
 #: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
 AFTER_NORM = {
@@ -31,6 +31,8 @@ NORMS = {
     "k_layernorm": "the norm of k",
     "kv_layernorm": "the norm of the latent",
 }
+#: What is compared together: of a wide layer, some dozen MB.
+_TOGETHER = 16
 #: Tokens of a pass that are compared.
 TOKENS = 8
 
@@ -87,11 +89,15 @@ class PassBorder(Hooked):
         #: The pass whose forward, or a gradient of which, is seen; None outside of one.
         self._now: Pass | None = None
         self._reported: set[str] = set()
+        #: What was seen, what it must be, and what is wrong otherwise, in which micro-batch; not yet compared.
+        self._claims: list[tuple[Tensor, Reference | Tensor, str, int]] = []
         #: What left the module before it, at its moment.
         self._arriving: tuple[Moment, Tensor] | None = None
 
     def _forget(self) -> None:
         self._now = self._arriving = None
+        with unseen():
+            self._settle()
 
     def _pass_on(self, following: PassBorder | None, x: Tensor) -> None:
         """Let what follows know what must enter it."""
@@ -159,18 +165,31 @@ class PassBorder(Hooked):
 
     def _tell(self, own: Tensor, expected: Reference | Tensor, words: str) -> None:
         """Report elements that are not those of a product or sum, or whose bits are not those of a tensor."""
-        if isinstance(expected, Reference):
-            wrong = num_wrong(own, expected)
-        elif own.numel() == expected.numel():
-            wrong = num_unequal(own, expected.reshape(own.shape))
-        else:
-            wrong = own.numel()
-        if wrong:
-            self._tell_words(words, f"{wrong} of {own.numel()} drawn elements ")
+        if isinstance(expected, Tensor) and own.numel() == expected.numel():
+            expected = expected.reshape(own.shape)
+        self._claims.append((own, expected, words, self._pass.moment.micro_batch))
+        if len(self._claims) == _TOGETHER:
+            self._settle()
 
-    def _tell_words(self, words: str, number: str = "") -> None:
+    def _settle(self) -> None:
+        """Compare what was seen together, and report what is wrong."""
+        claims, self._claims = self._claims, []
+        copies = [(own, expected) for own, expected, *_ in claims if isinstance(expected, Tensor)]
+        results = [(own, e) for own, e, *_ in claims if isinstance(e, Reference)]
+        if are_equal(copies) and are_right(results):
+            return
+        for own, expected, words, micro_batch in claims:
+            if isinstance(expected, Reference):
+                wrong = num_wrong(own, expected)
+            else:
+                is_alike = own.shape == expected.shape
+                wrong = num_unequal(own, expected) if is_alike else own.numel()
+            if wrong:
+                number = f"{wrong} of {own.numel()} drawn elements "
+                self._tell_words(words, micro_batch, number)
+
+    def _tell_words(self, words: str, micro_batch: int, number: str = "") -> None:
         """Report what is wrong, each kind once."""
         if words not in self._reported:
             self._reported.add(words)
-            micro_batch = self._pass.moment.micro_batch
             self._report(f"{self._name}: {number}{words}, in micro-batch {micro_batch}")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
 from quantexp.proof.border import Border, Shares, added, plain, some_rows, unseen_hook
-from quantexp.proof.call import Call
+from quantexp.proof.call import Call, Lines
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, is_along_rows, num_unequal, reduces_rows
-from quantexp.proof.products import Projection, num_wrong_rows, reference
+from quantexp.proof.products import Projection, Reference, num_wrong_rows, reference
 from quantexp.proof.turning import turned_back
 from quantexp.proof.verdict import product_label
 from quantexp.quant.product_context import ProductContext
@@ -200,35 +200,37 @@ class LinearBorder(Border):
             assert call.rows is not None
             out = out[call.rows.of_source(source)]
             call = call.of_source(source)
+        slots = operands_of(Site.LINEAR, product)
         (left, of_left), (right, of_right) = (
             call.lines.pop(slot) if slot in call.lines else self._expected_lines(call, slot)
-            for slot in operands_of(Site.LINEAR, product)
+            for slot in slots
         )
-        expected = reference(of_left, of_right.t(), self._scale(Site.LINEAR, product))
-        clipped = self._clipped(call, product)
-        if clipped is not None:
-            expected = expected.zero_where(clipped[left][:, right])
-        copy = call.spec(operands_of(Site.LINEAR, product)[1]).copy
+        clipped, copy, shares = self._clipped(call, product), call.spec(slots[1]).copy, self.shares
+        is_zero = None if clipped is None else clipped[left][:, right]
         is_turned = copy is not None and copy.is_transformed
-        if copy is not None and is_turned:
-            expected = turned_back(expected, right, copy)
-        shares = self.shares
-        if sums:
-            expected = added(expected, shares.add, shares.size)
-            if shares.divides_tokens:
-                first = shares.rank * len(out)
-                own = (left >= first) & (left < first + len(out))
-                left = left[own] - first
-                expected = some_rows(expected, own)
-        if after is not None:
-            bias = after[right].double()
-            expected = replace(
-                expected.again(),
-                values=expected.values + bias,
-                rounded=expected.rounded + bias.abs(),
-            )
+        bias = None if after is None else after[right].double()
+        rows, own = left, None
+        if sums and shares.divides_tokens:
+            first = shares.rank * len(out)
+            own = (left >= first) & (left < first + len(out))
+            rows = left[own] - first
+
+        def expected() -> Reference:
+            result = reference(of_left(), of_right().t(), self._scale(Site.LINEAR, product))
+            result = result.zero_where(is_zero)
+            if copy is not None and is_turned:
+                result = turned_back(result, right, copy)
+            if sums:
+                result = added(result, shares.add, shares.size)
+            if own is not None:
+                result = some_rows(result, own)
+            if bias is not None:
+                values, rounded = result.values + bias, result.rounded + bias.abs()
+                result = replace(result.again(), values=values, rounded=rounded)
+            return result
+
         self._require_unchanged(call, Site.LINEAR, product)
-        self.findings.product(call, Site.LINEAR, product, out[left][:, right], expected)
+        self.findings.product(call, Site.LINEAR, product, out[rows[:, None], right], expected)
         projection = call.projections.pop(product, None)
         if (
             isinstance(projection, Projection)
@@ -257,7 +259,7 @@ class LinearBorder(Border):
         held = [source for source in range(rows.num_sources) if len(rows.of_source(source))]
         return call.moment.choice(call.module, product, "source").choice(held)
 
-    def _expected_lines(self, call: Call, slot: Slot) -> tuple[Tensor, Tensor]:
+    def _expected_lines(self, call: Call, slot: Slot) -> tuple[Tensor, Lines]:
         """The drawn lines of an operand, and what they must be, [lines, K]."""
         plane = _plane(call, slot)
         picked = self._picked(call, slot, plane.x.shape[1 if reduces_rows(slot) else 0])
@@ -265,7 +267,7 @@ class LinearBorder(Border):
 
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
-    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Slot, Tensor, Lines]]:
         """See `Border`."""
         call, product = self.call, context.product
         if call is None or context.source is not None:

@@ -203,7 +203,7 @@ def _times(matrix: Tensor, vector: Tensor, *, by_row: bool = False) -> tuple[Ten
 
 def _norms(rows: Tensor) -> Tensor:
     """The rows' norms in float64, from sums in float32 where no square can leave its range."""
-    norms : Tensor = torch.linalg.vector_norm(rows, dim=1).double()
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
     beyond = ~((norms > rows.shape[1] * 2.0**-50) & (norms < 2.0**60))
     if beyond.any():
         norms[beyond] = torch.linalg.vector_norm(rows[beyond], dim=1, dtype=torch.float64)

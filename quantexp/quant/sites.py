@@ -31,7 +31,9 @@ class Site(Enum):
     PV = "pv"
     OUTPUT = "output"
 
-    __hash__ = object.__hash__  # Enum's is a function in Python, and slots are the keys of many dictionaries
+    __hash__ = (
+        object.__hash__
+    )  # Enum's is a function in Python, and slots are the keys of many dictionaries
 
 
 class Product(Enum):

@@ -125,7 +125,7 @@ def _power(amax: Tensor, element: Element, rule: ScaleRule) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _powers(element: Element, rule: ScaleRule, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All powers of two, and NaN; and the amaxes, float64, from which on or beyond which each but the first is taken."""
+    """All powers of two, NaN; and the amaxes, float64, from which on or beyond which each but the first is taken."""
     most = math.inf if rule in _FROM_EQUAL else torch.finfo(torch.float32).max
     mantissa = {
         ScaleRule.FLOOR: 1.0,
