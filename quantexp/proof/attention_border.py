@@ -26,7 +26,7 @@ from quantexp.proof.border import (
     plain,
     some_rows,
 )
-from quantexp.proof.call import Call, Lines
+from quantexp.proof.call import Call
 from quantexp.proof.fused_reference import (
     FusedReference,
     fused_key_gradient,
@@ -35,6 +35,7 @@ from quantexp.proof.fused_reference import (
     fused_value_gradient,
 )
 from quantexp.proof.heads import TILES, Heads, in_tile
+from quantexp.proof.lines import Lines
 from quantexp.proof.products import Reference, reference
 from quantexp.proof.softmax import (
     Tile,

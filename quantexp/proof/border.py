@@ -25,10 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen, without_torch_function
-from quantexp.proof.call import Call, Largest, Lines
+from quantexp.proof.call import Call, Largest
 from quantexp.proof.draws import Moment, lines, run_of
 from quantexp.proof.expected import is_along_rows
 from quantexp.proof.histories import Histories
+from quantexp.proof.lines import Lines
 from quantexp.proof.products import (
     Reference,
 )

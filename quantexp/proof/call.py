@@ -16,6 +16,7 @@ from torch import Tensor
 from quantexp.formats import QuantSpec, Rounding
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
+from quantexp.proof.lines import Lines
 from quantexp.proof.places import Piece
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.rows import Rows
@@ -25,8 +26,6 @@ from quantexp.quant.sites import Operand, Product, Slot
 Largest = Callable[[ModuleId, Tensor], Tensor]
 #: What an amax belongs to.
 AmaxKey = tuple[Operand, QuantSpec, Product | None]
-#: Some lines of an operand, [lines, K], as they must be.
-Lines = Callable[[], Tensor]
 #: Elements of a source that show whether it has changed.
 _SAMPLE = 256
 

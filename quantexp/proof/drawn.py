@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from quantexp.formats.torch_internals import unseen
 from quantexp.model.decoder import is_routed
 from quantexp.proof.border import Border, Expected, Hooked
-from quantexp.proof.call import Call, Lines
+from quantexp.proof.call import Call
 from quantexp.proof.expected import are_equal, num_unequal
+from quantexp.proof.lines import Lines, make
 from quantexp.proof.products import are_right, num_wrong
 from quantexp.proof.verdict import Observed, product_label
 from quantexp.proof.watch import ProductWatch
@@ -83,8 +84,9 @@ class DrawnChecks:
 
     def settle(self) -> None:
         """Compare what was seen."""
-        operands = [(seen, make()) for _, _, seen, make in self._operands]
-        results = [(seen, make()) for _, _, seen, make in self._results]
+        make(lines for *_, lines in self._operands)
+        operands = [(seen, lines()) for _, _, seen, lines in self._operands]
+        results = [(seen, expected()) for _, _, seen, expected in self._results]
         self.operands += sum(seen.numel() for seen, _ in operands)
         self.slots |= {(entry.module, entry.slot) for entry, *_ in self._operands}
         if not (are_equal(operands) and are_right(results)):

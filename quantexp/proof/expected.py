@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from torch import Tensor
 from quantexp.formats import Family, Place, QuantSpec, Scaling, saturated
 from quantexp.proof.arithmetic.parts import part_of
 from quantexp.proof.arithmetic.transform import transformed
-from quantexp.proof.call import Call, Lines
+from quantexp.proof.call import Call
 from quantexp.proof.draws import Randomness, is_stochastic
 from quantexp.proof.image import image, num_differing, own_amax
+from quantexp.proof.lines import Lines
 from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import Operand, Product, Slot, captured_dim, dim_of, operands_of
 
@@ -263,24 +264,21 @@ class Images:
         along_rows, k_rows = is_along_rows(slot, spec), reduces_rows(slot)
         sub = plane.x[:, picked] if k_rows else plane.x[picked]
         if not spec.quantised or plane.is_expected:
-            return lambda: sub.t() if k_rows else sub
-        options = call.moment.randomness(spec, sub.device)
-        positions = None
+            return Lines(sub.t() if k_rows else sub)
+        source, shape, axis = sub, None, 0 if along_rows else -1
+        if k_rows:
+            source, axis = sub.t(), -1 - axis
+        if along_rows and plane.sequences > 1:
+            B = plane.sequences
+            shape, axis = ((-1, sub.shape[0] // B, B), 1) if k_rows else ((-1, B, sub.shape[1]), 0)
+        options: dict[str, Any] = {**call.moment.randomness(spec, sub.device)}
+        if (amax := self.amax(slot)) is not None:
+            options["amax"] = amax
         if is_stochastic(spec):
             positions = plane.positions(picked, are_columns=k_rows)
-        extents = tuple(sub.shape)
-        if along_rows and plane.sequences > 1:
-            extents = (-1, plane.sequences, sub.shape[1])
-            positions = None if positions is None else positions.view(extents)
-        axis, amax = 0 if along_rows else -1, self.amax(slot)
-
-        @cache
-        def lines() -> Tensor:
-            source = sub.reshape(extents)
-            own = image(source, spec, axis, amax=amax, positions=positions, **options)
-            return own.reshape(sub.shape).t() if k_rows else own.reshape(sub.shape)
-
-        return lines
+            positions = positions.t() if k_rows else positions
+            options["positions"] = positions if shape is None else positions.reshape(shape)
+        return Lines(source, spec, shape, axis, options)
 
 
 def _matrix(x: Tensor) -> Tensor:

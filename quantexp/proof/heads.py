@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from quantexp.formats import Axis
-from quantexp.proof.call import Call, Lines
+from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, own_amax_of
+from quantexp.proof.lines import Lines
 from quantexp.proof.places import Piece
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import (
@@ -75,6 +76,8 @@ class Heads:
     #: The first row of the tile whose softmax runs next.
     start: int = 0
     kept: dict[Operand, Kept] = field(default_factory=dict)
+    #: By slot and head, those of `lines_of` that were taken.
+    _lines: dict[tuple[Slot, int], Lines] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _, B, H, _ = self.call.sources[Operand.Q].shape
@@ -181,23 +184,30 @@ class Heads:
     def lines(self, slot: Slot, picked: Tensor, head: int | None = None) -> Lines:
         """Lines of an expected operand of one head, [lines, extent of the reduced axis]."""
         head = self.heads[0] if head is None else head
-        images, call = Images(self.call), self.call
+        images = Images(self.call)
         if slot.operand in self.kept:
             among = self.keys if slot.product in OVER_QUERIES else self.queries
             at = torch.searchsorted(among, picked)
             return images.lines(slot, self._kept_plane(slot, head), at)
+        if picked is not self.lines_of(slot):
+            return images.lines(slot, self._plane(slot, head), picked)
+        if (slot, head) not in self._lines:
+            self._lines[slot, head] = images.lines(slot, self._plane(slot, head), picked)
+        return self._lines[slot, head]
+
+    def _plane(self, slot: Slot, head: int) -> Plane:
+        """An operand of one head, but P and dS, as a plane."""
+        images, call = Images(self.call), self.call
         is_whole = images.is_made_whole(slot)
         x = images.whole(slot) if is_whole else call.source(slot)
         if slot.operand is Operand.DO:
             shape = tuple(x.shape)
             start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
-            plane = Plane(x[self.number(head)], start, stride, rows, is_expected=is_whole)
-            return images.lines(slot, plane, picked)
+            return Plane(x[self.number(head)], start, stride, rows, is_expected=is_whole)
         own = head if slot.operand is Operand.Q else self.group
         _, B, heads, D = x.shape
         start = (self.sequence * heads + own) * D
-        plane = Plane(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
-        return images.lines(slot, plane, picked)
+        return Plane(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
 
     def clipped(self, slot: Slot, rows: Tensor, dims: Tensor | None = None) -> Tensor | None:
         """Where the gradient of q, k or v is zero, as the forward operand saturated; None if its slot clips none."""
@@ -235,16 +245,9 @@ class Heads:
                 picked = own = picked[picked < matrix.shape[0]]
             if len(own):
                 lines, seen = self.lines(slot, picked), matrix[own]
-                yield (
-                    slot,
-                    seen.to(self._dtype(slot.operand)),
-                    partial(_first, lines, seen.shape[1]),
-                )
-
-    def _dtype(self, operand: Operand) -> torch.dtype:
-        """That of an operand's source."""
-        kept = self.kept.get(operand)
-        return self.call.sources[operand].dtype if kept is None else kept.rows.dtype
+                if part is not None and seen.shape[1] < lines.source.shape[1]:
+                    lines = Lines(lines()[:, : seen.shape[1]])
+                yield slot, seen.to(lines.source.dtype), lines
 
     def _kept_plane(self, slot: Slot, head: int) -> Plane:
         """The kept lines of P or dS as a plane."""
@@ -256,11 +259,6 @@ class Heads:
         if slot.product in OVER_QUERIES:
             return Plane(kept.columns[head - self.heads[0]], start, stride, rows, self.keys)
         return Plane(kept.rows, start, stride, rows[self.queries])
-
-
-def _first(lines: Lines, number: int) -> Tensor:
-    """The first elements of each line."""
-    return lines()[:, :number]
 
 
 def in_tile(picked: Tensor, start: int, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
 from quantexp.proof.border import Border, Shares, added, plain, some_rows, unseen_hook
-from quantexp.proof.call import Call, Lines
+from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, is_along_rows, num_unequal, reduces_rows
+from quantexp.proof.lines import Lines
 from quantexp.proof.products import Projection, Reference, num_wrong_rows, reference
 from quantexp.proof.turning import turned_back
 from quantexp.proof.verdict import product_label
