@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen
-from quantexp.proof.border import Hooked, plain, unseen_hook
+from quantexp.proof.border import Hooked, unseen_hook
 from quantexp.proof.draws import Moment, lines
 from quantexp.proof.expected import are_equal, num_unequal
 from quantexp.proof.products import Reference, are_right, num_wrong
@@ -122,7 +122,7 @@ class PassBorder(Hooked):
                 with unseen():
                     see(*args[:3])
 
-        self._hook(module.register_forward_pre_hook(plain(hook)))
+        self._hook(module.register_forward_pre_hook(hook))
 
     def _on_output(self, module: nn.Module, see: Callable[[Any, Any], None]) -> None:
         def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -130,7 +130,7 @@ class PassBorder(Hooked):
                 with unseen():
                     see(output, args)
 
-        self._hook(module.register_forward_hook(plain(hook)))
+        self._hook(module.register_forward_hook(hook))
 
     def _on_gradient(
         self, x: Tensor, name: str, check: Callable[[Tensor], None] | None = None
