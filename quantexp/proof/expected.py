@@ -111,7 +111,8 @@ class Images:
         call, spec = self.call, self.call.spec(slot)
         x = self.source(slot)
         if not spec.quantised:
-            return 0 if torch.equal(operand, x) else num_differing(operand, x, spec, -1)
+            is_equal = is_same_memory(operand, x) or torch.equal(operand, x)
+            return 0 if is_equal else num_differing(operand, x, spec, -1)
         axis = dim_of(slot.operand, spec)
         if self._is_by_source(slot):
             return num_unequal(operand, self.whole(slot))
@@ -294,7 +295,12 @@ def own_amax_of(call: Call, slot: Slot, x: Tensor) -> Tensor:
 
 def num_unequal(x: Tensor, y: Tensor) -> int:
     """Elements whose bits differ; NaN equals NaN."""
-    differ = as_integers(x) != as_integers(y.to(x.dtype))
+    if is_same_memory(x, y):
+        return 0
+    a, b = as_integers(x), as_integers(y.to(x.dtype))
+    if torch.equal(a, b):
+        return 0
+    differ = a != b
     return int((differ & ~(x.isnan() & y.isnan())).sum())
 
 
@@ -310,6 +316,17 @@ def are_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
         torch.equal(*(as_integers(torch.cat(each)) for each in zip(*own, strict=True)))
         for own in by_dtype.values()
     )
+
+
+def is_same_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two plain tensors are views of the same elements."""
+    return (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device) == (
+        y.data_ptr(),
+        y.shape,
+        y.stride(),
+        y.dtype,
+        y.device,
+    ) and x.is_neg() == y.is_neg()
 
 
 def as_integers(x: Tensor) -> Tensor:
