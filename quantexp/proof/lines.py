@@ -21,7 +21,7 @@ class Lines:
     source: Tensor
     #: What quantises them; None if they stay as they are.
     spec: QuantSpec | None = None
-    #: The shape in which they are quantised, and the dimension that blocks run along there; None means each line.
+    #: The shape in which they are quantised, None means their own, and the dimension that blocks run along there.
     shape: tuple[int, ...] | None = None
     axis: int = -1
     #: Keywords of `image`.
@@ -43,11 +43,13 @@ class Lines:
         a, b = self.spec, other.spec
         if a is None or b is None or self.options or other.options:
             return False
-        is_alone = a.is_transformed or a.fmt.across > 1 or self.shape or other.shape
+        is_each_alone = self.axis == other.axis == -1 and self.shape is other.shape is None
         x, y = self.source, other.source
         return (
-            not is_alone
-            and (self.axis, x.shape[1], x.dtype) == (other.axis, y.shape[1], y.dtype)
+            is_each_alone
+            and not a.is_transformed
+            and a.fmt.across == 1
+            and (x.shape[1], x.dtype) == (y.shape[1], y.dtype)
             and a.along_any_axis == b.along_any_axis
         )
 
