@@ -1,9 +1,10 @@
 """What the continuous proof adds to a training step, beside steps of the same run without it.
 
-    OMP_NUM_THREADS=1 python benchmarks/proof_steps.py [--iterations 200] [--profile] [model=tiny ...]
+    OMP_NUM_THREADS=1 python benchmarks/proof_steps.py [--iterations 200] [--complete] [--profile] [model=tiny ...]
 
 Every other iteration after the first is not checked, in the order checked, not, not, checked. The table has the median
-step of both kinds, in seconds of the clock and of the processor, and the median of the differences of neighbours.
+step of both kinds, in seconds of the clock and of the processor, and the median of the differences of neighbours. With
+`--complete` each check is that of a first iteration; with PYTHONPATH=TREE:TREE/launchers it is that of another TREE.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ def main() -> None:
     """Train, and print the table."""
     parser = argparse.ArgumentParser(description="Time steps with and without the drawn proof.")
     parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--complete", action="store_true", help="check as in a first iteration")
     parser.add_argument("--profile", action="store_true", help="where the check spends its time")
     parser.add_argument("words", nargs="*", default=["model=tiny"])
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
     times: list[tuple[bool, float, float]] = []
+    ended = [0]
     profile = cProfile.Profile() if arguments.profile else None
     proof, step = RunObserver.proof, Stepper.step
 
-    def some(self: RunObserver, iteration: int, declared: Any, *, is_complete: bool) -> Any:
-        is_left_out = not is_complete and not is_checked(iteration)
-        if is_left_out:
+    def some(self: RunObserver, iteration: int, declared: Any, **keywords: Any) -> Any:
+        if iteration > 1 and not is_checked(iteration):
             return contextlib.nullcontext()
-        return proof(self, iteration, declared, is_complete=is_complete)
+        return proof(self, iteration, declared, **keywords)
 
     def timed(self: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
         is_profiled = profile is not None and iteration > 2 and is_checked(iteration)
@@ -54,6 +56,7 @@ def main() -> None:
             profile.enable()
         clock, processor = time.perf_counter(), time.process_time()
         result = step(self, iteration, *args, **kwargs)
+        ended[0] = iteration
         own = time.perf_counter() - clock, time.process_time() - processor
         if profile is not None:
             profile.disable()
@@ -61,6 +64,9 @@ def main() -> None:
             times.append((is_checked(iteration), *own))
         return result
 
+    if arguments.complete:
+        is_next = property(lambda _: is_checked(ended[0] + 1))
+        RunObserver.unproved = is_next  # type: ignore[method-assign,assignment]
     RunObserver.proof = some  # type: ignore[method-assign]
     Stepper.step = timed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as root:

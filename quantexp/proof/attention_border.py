@@ -10,16 +10,27 @@ the gradients of q, k and v are compared with attention in float64 on the expect
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
-from quantexp.proof.border import COMPLETE, Border, SequenceShares, Unit, added, plain, some_rows
+from quantexp.proof.border import (
+    COMPLETE,
+    Border,
+    Expected,
+    SequenceShares,
+    Unit,
+    added,
+    plain,
+    some_rows,
+)
 from quantexp.proof.call import Call
 from quantexp.proof.fused_check import fused_contrasts, fused_reference
 from quantexp.proof.heads import OVER_QUERIES, TILES, Heads, in_tile
+from quantexp.proof.lines import Lines
 from quantexp.proof.products import Reference, reference
 from quantexp.proof.softmax import (
     Tile,
@@ -161,7 +172,8 @@ class AttentionBorder(Border):
             seen = heads.rows_of(S_BHRK, heads.start)[:, keys]
             scale = self.softmax_scale * self._scale(Site.QK, Product.FPROP)
             left, right = heads.lines(FPROP_Q, rows), heads.lines(FPROP_K, keys)
-            self._report(heads, Site.QK, Product.FPROP, seen, reference(left, right.t(), scale))
+            expected = _product(left, right, scale)
+            self._report(heads, Site.QK, Product.FPROP, seen, expected)
 
     def _softmax(self, module: nn.Module, args: object, P: Tensor) -> None:
         """P of a tile; what follows it is dropout, in the plain path."""
@@ -236,7 +248,7 @@ class AttentionBorder(Border):
             return
         o = o_TBHE[:, heads.sequence, heads.heads[0]]
         left, right = heads.lines(FPROP_P, heads.queries), heads.lines(FPROP_V, heads.value_dims)
-        expected = reference(left, right.t(), self._scale(Site.PV, Product.FPROP))
+        expected = _product(left, right, self._scale(Site.PV, Product.FPROP))
         seen = o[heads.queries][:, heads.value_dims]
         self._report(heads, Site.PV, Product.FPROP, seen, expected)
 
@@ -258,7 +270,7 @@ class AttentionBorder(Border):
         if Operand.DO not in heads.call.sources or not (len(rows) and len(keys)):
             return
         left, right = heads.lines(DGRAD_P_DO, rows), heads.lines(DGRAD_P_V, keys)
-        expected = reference(left, right.t(), self._scale(Site.PV, Product.DGRAD_P))
+        expected = _product(left, right, self._scale(Site.PV, Product.DGRAD_P))
         seen = heads.rows_of(dP_BHRK, start)[:, keys]
         self._report(heads, Site.PV, Product.DGRAD_P, seen, expected)
 
@@ -267,10 +279,13 @@ class AttentionBorder(Border):
             own = dq[:, heads.sequence, heads.heads[0]]
             left, right = heads.lines(DGRAD_Q_DS, heads.queries), heads.lines(DGRAD_Q_K, heads.dims)
             scale = self.softmax_scale * self._scale(Site.QK, Product.DGRAD_Q)
-            expected = reference(left, right.t(), scale).scaled_last(self.softmax_scale)
-            expected = heads.clipped(FPROP_Q, expected, heads.queries, heads.dims)
+            clipped = heads.clipped(FPROP_Q, heads.queries, heads.dims)
+            product = _product(left, right, scale)
             seen = own[heads.queries][:, heads.dims]
-            self._report(heads, Site.QK, Product.DGRAD_Q, seen, expected)
+            self._report(
+                *(heads, Site.QK, Product.DGRAD_Q, seen),
+                lambda: product().scaled_last(self.softmax_scale).zero_where(clipped),
+            )
         elif Operand.DO in heads.call.sources:
             self._report_fused(heads, (Site.QK, Product.DGRAD_Q), dq)
 
@@ -295,45 +310,48 @@ class AttentionBorder(Border):
         left, right = slots
         scale *= self._scale(left.site, left.product)
         parts = [
-            reference(heads.lines(left, heads.keys, n), heads.lines(right, dims, n).t(), scale)
+            _product(heads.lines(left, heads.keys, n), heads.lines(right, dims, n), scale)
             for n in heads.heads
         ]
-        expected = parts[0]
-        for part in parts[1:]:
-            expected = expected.plus(part)
-        expected = expected.again().scaled_last(scale)  # summed over the group, and scaled
-        keys = heads.keys
-        slot = FPROP_K if left is DGRAD_K_DS else FPROP_V
-        expected = heads.clipped(slot, expected, keys, dims)
+        keys, is_own = heads.keys, None
+        clipped = heads.clipped(FPROP_K if left is DGRAD_K_DS else FPROP_V, keys, dims)
+
+        def expected() -> Reference:
+            result = reduce(Reference.plus, (part() for part in parts))
+            # Summed over the group, and scaled.
+            result = result.again().scaled_last(scale).zero_where(clipped)
+            if is_own is None:
+                return result
+            return some_rows(added(result, self.shares.add, 0), is_own)
+
         if self.shares.size > 1:
-            expected = added(expected, self.shares.add, 0)
             own = self.shares.own(len(gradient)).to(keys.device)
             is_own = torch.isin(keys, own)
-            expected = some_rows(expected, is_own)
             order = own.argsort()
             keys = order[torch.searchsorted(own[order], keys[is_own])]
         seen = gradient[:, heads.sequence, heads.group][keys][:, dims]
         self._report(heads, left.site, left.product, seen, expected)
 
     def _report(
-        self, heads: Heads, site: Site, product: Product, seen: Tensor, expected: Reference
+        self, heads: Heads, site: Site, product: Product, seen: Tensor, expected: Expected
     ) -> None:
         self._require_unchanged(heads.call, site, product)
         if heads.by_kernels and (site, product) not in _OF_TILES:
-            seen, expected = seen[:0], some_rows(expected, slice(0))
+            seen = seen[:0]
+            expected = _nothing(seen)
         self.findings.product(heads.call, site, product, seen, expected)
 
     def _report_fused(self, heads: Heads, unit: Unit, x: Tensor) -> None:
         """Report o or a gradient, [T, B, heads, ..], of kernels, which show no softmax."""
         over_keys = unit[1] in OVER_QUERIES
         seen = x[:, heads.sequence, heads.group if over_keys else heads.heads[0]]
-        expected = None
+        expected: Expected | None = None
         if heads.by_kernels:
             seen = seen[:0]
-            expected = Reference(seen.double(), seen.double(), seen.double())
+            expected = _nothing(seen)
         elif not self.needs_softmax:  # neither P nor dS has a format
-            rows, expected = fused_reference(heads, unit[1], self.softmax_scale)
-            seen = seen[rows]
+            rows, of_rows = fused_reference(heads, unit[1], self.softmax_scale)
+            seen, expected = seen[rows], lambda: of_rows
             if most := self.extent.probabilities:
                 is_each, scale = self.extent is COMPLETE, self.softmax_scale
                 contrasts = fused_contrasts(heads, unit[1], x, scale, most, is_each=is_each)
@@ -343,7 +361,18 @@ class AttentionBorder(Border):
 
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
-    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Slot, Tensor, Lines]]:
         """See `Border`."""
         if self.heads is not None and self.looks_at((context.site, context.product), self.call):
             yield from self.heads.drawn_operands(context, left, right)
+
+
+def _product(left: Lines, right: Lines, scale: float) -> Expected:
+    """A product of expected operands."""
+    return lambda: reference(left(), right().t(), scale)
+
+
+def _nothing(seen: Tensor) -> Expected:
+    """What no elements must be."""
+    none = seen.double()
+    return lambda: Reference(none, none, none)

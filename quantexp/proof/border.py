@@ -30,6 +30,7 @@ from quantexp.proof.contrast import Contrast
 from quantexp.proof.draws import Moment, lines, run_of
 from quantexp.proof.expected import is_along_rows
 from quantexp.proof.histories import Histories
+from quantexp.proof.lines import Lines
 from quantexp.proof.products import (
     Reference,
 )
@@ -79,11 +80,15 @@ Leave = Callable[[nn.Module, tuple[Any, ...], Any], None]
 Unit = tuple[Site, Product]
 
 
+#: What elements of a product must be, made when it is asked for.
+Expected = Callable[[], Reference]
+
+
 class Findings(Protocol):
     """Receives the results."""
 
     def product(
-        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Reference | None
+        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Expected | None
     ) -> None:
         """Some elements of a product that left the module, and what they must be; None if they cannot be right."""
 
@@ -195,7 +200,7 @@ class Border(Hooked):
     @abstractmethod
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
-    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Slot, Tensor, Lines]]:
         """The drawn lines of a product's operands, and what they must be."""
 
     def looks_at(self, unit: Unit, call: Call | None = None) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from quantexp.formats import QuantSpec, Rounding
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
+from quantexp.proof.lines import Lines
 from quantexp.proof.places import Piece
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.rows import Rows
@@ -50,7 +51,7 @@ class Call:
     #: The first query of the tile of P or dS that was seen last.
     tile_start: int = 0
     #: The drawn lines of an operand, and what they must be.
-    lines: dict[Slot, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    lines: dict[Slot, tuple[Tensor, Lines]] = field(default_factory=dict)
     #: Complete checks: the projections of the products that were seen, by product.
     projections: dict[Product, object] = field(default_factory=dict)
 

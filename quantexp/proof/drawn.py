@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
 from quantexp.model.decoder import is_routed
-from quantexp.proof.border import Border, Hooked
+from quantexp.proof.border import Border, Expected, Hooked
 from quantexp.proof.call import Call
 from quantexp.proof.contrast import Contrast, Contrasts
 from quantexp.proof.expected import are_equal, num_unequal
-from quantexp.proof.products import Reference, are_right, num_wrong
+from quantexp.proof.lines import Lines, make
+from quantexp.proof.products import are_right, num_wrong
 from quantexp.proof.verdict import Observed, product_label
 from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import Entry, ModuleId
@@ -31,38 +32,16 @@ from quantexp.quant.product_context import (
 )
 from quantexp.quant.sites import Product, Site, Slot
 
-
-@dataclass(frozen=True)
-class _Seen:
-    """Elements that were seen, and what they must be: an operand's, or a product's with bounds."""
-
-    #: The slot, or the product of a module.
-    of: Entry | tuple[ModuleId, Site, Product]
-    micro_batch: int
-    seen: Tensor
-    expected: Tensor | Reference
-
-    @property
-    def label(self) -> str:
-        return self.of.label if isinstance(self.of, Entry) else product_label(*self.of)
-
-    def words(self, wrong: int) -> str:
-        number = f"{wrong} of {self.seen.numel()} drawn elements"
-        if isinstance(self.of, Entry):
-            return f"declared {self.of.spec.fmt.name}, {number} are not those of its source"
-        return f"{number} that left the module are not the product of its operands"
-
-    def num_wrong(self) -> int:
-        if isinstance(self.expected, Reference):
-            return num_wrong(self.seen, self.expected)
-        return num_unequal(self.seen, self.expected)
+#: A product of a module.
+_Unit = tuple[ModuleId, Site, Product]
 
 
 @dataclass
 class DrawnChecks:
     """What was looked at in one or more passes, and what was wrong.
 
-    Elements are kept and compared together at the end: that takes few operations, and waits for a device once.
+    Elements are kept. What they must be is made at the end, and all are compared together: that takes few operations,
+    whose code and data then lie in the processor's caches, and waits for a device once.
     """
 
     #: Elements of operands, and of products that left their modules.
@@ -73,37 +52,30 @@ class DrawnChecks:
     failures: dict[str, str] = field(default_factory=dict)
     #: The products that were seen to leave each module.
     left: set[tuple[ModuleId, Product]] = field(default_factory=set)
-    _seen: list[_Seen] = field(default_factory=list)
+    #: What was seen, in which micro-batch, and what makes the elements that it must have.
+    _operands: list[tuple[Entry, int, Tensor, Lines]] = field(default_factory=list)
+    _results: list[tuple[_Unit, int, Tensor, Expected]] = field(default_factory=list)
     #: By the label of their product, and whether the pass was recomputed.
     _contrasts: dict[tuple[str, bool], Contrasts] = field(default_factory=dict)
     #: The labels of failures of products.
     _products: set[str] = field(default_factory=set)
 
-    def operand(self, call: Call, slot: Slot, seen: Tensor, expected: Tensor) -> None:
+    def operand(self, call: Call, slot: Slot, seen: Tensor, expected: Lines) -> None:
         """Some elements of an operand, and what they must be."""
         entry = Entry(call.module, slot, call.spec(slot))
-        if seen.shape != expected.shape:
-            words = f"it has lines of {seen.shape[1]} elements, and its source {expected.shape[1]}"
-            declared = f"declared {entry.spec.fmt.name}, {words}"
-            self._fail(entry.label, declared, call.moment.micro_batch)
-            return
-        self.operands += seen.numel()
-        self.slots.add((call.module, slot))
-        self._seen.append(_Seen(entry, call.moment.micro_batch, seen, expected))
+        self._operands.append((entry, call.moment.micro_batch, seen, expected))
 
     def product(
-        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Reference | None
+        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Expected | None
     ) -> None:
         """See `Findings`."""
         self.products += seen.numel()
         self.left.add((call.module, product))
         of, micro_batch = (call.module, site, product), call.moment.micro_batch
         if expected is None:
-            one = _Seen(of, micro_batch, seen, seen)
-            self._products.add(one.label)
-            self._fail(one.label, one.words(seen.numel()), micro_batch)
+            self._wrong_product(of, micro_batch, seen.numel(), seen.numel())
         else:
-            self._seen.append(_Seen(of, micro_batch, seen, expected))
+            self._results.append((of, micro_batch, seen, expected))
 
     def contrasts(
         self, call: Call, site: Site, product: Product, contrasts: Mapping[str, Contrast]
@@ -122,22 +94,39 @@ class DrawnChecks:
 
     def settle(self) -> None:
         """Compare what was seen."""
-        kept, self._seen = self._seen, []
-        products = [(e.seen, e.expected) for e in kept if isinstance(e.expected, Reference)]
-        operands = [(e.seen, e.expected) for e in kept if isinstance(e.expected, Tensor)]
-        if not (are_equal(operands) and are_right(products)):
-            for each in kept:
-                wrong = each.num_wrong()
-                if wrong:
-                    if isinstance(each.expected, Reference):
-                        self._products.add(each.label)
-                    self._fail(each.label, each.words(wrong), each.micro_batch)
-        contrasts, self._contrasts = self._contrasts, {}
-        for (label, _), each in contrasts.items():
-            words = each.words()
-            if words:
+        make(lines for *_, lines in self._operands)
+        operands = [(seen, lines()) for _, _, seen, lines in self._operands]
+        results = [(seen, expected()) for _, _, seen, expected in self._results]
+        self.operands += sum(seen.numel() for seen, _ in operands)
+        self.slots |= {(entry.module, entry.slot) for entry, *_ in self._operands}
+        if not (are_equal(operands) and are_right(results)):
+            for (entry, micro_batch, *_), pair in zip(self._operands, operands, strict=True):
+                self._compare(entry, micro_batch, *pair)
+            for (of, micro_batch, *_), (seen, expected) in zip(self._results, results, strict=True):
+                if wrong := num_wrong(seen, expected):
+                    self._wrong_product(of, micro_batch, wrong, seen.numel())
+        for (label, _), each in self._contrasts.items():
+            if words := each.words():
                 self._products.add(label)
                 self.failures.setdefault(label, f"{label}: {words}")
+        self._operands.clear()
+        self._results.clear()
+        self._contrasts.clear()
+
+    def _compare(self, entry: Entry, micro_batch: int, seen: Tensor, expected: Tensor) -> None:
+        if seen.shape != expected.shape:
+            words = f"it has lines of {seen.shape[1]} elements, and its source {expected.shape[1]}"
+        elif wrong := num_unequal(seen, expected):
+            words = f"{wrong} of {seen.numel()} drawn elements are not those of its source"
+        else:
+            return
+        self._fail(entry.label, f"declared {entry.spec.fmt.name}, {words}", micro_batch)
+
+    def _wrong_product(self, of: _Unit, micro_batch: int, wrong: int, number: int) -> None:
+        label = product_label(*of)
+        self._products.add(label)
+        words = "that left the module are not the product of its operands"
+        self._fail(label, f"{wrong} of {number} drawn elements {words}", micro_batch)
 
     def in_order(self) -> tuple[list[str], list[str]]:
         """The failures, and those of products, which may follow from another rank's operand."""

@@ -11,6 +11,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TypedDict
 
@@ -78,8 +79,13 @@ class Moment:
 
     def choice(self, *names: object) -> random.Random:
         """A generator for what a check looks at."""
-        words = " ".join(map(str, ("proof", self.iteration, self.micro_batch, *names)))
-        return random.Random(_hashed(f"{self.seed} {words}"))
+        words = f"{self.seed} proof {self.iteration} {self.micro_batch} {_joined(*names)}"
+        return random.Random(_hashed(words))
+
+
+@lru_cache(maxsize=1 << 14)
+def _joined(*names: object) -> str:
+    return " ".join(map(str, names))
 
 
 def _hashed(words: str) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from quantexp.proof.arithmetic.transform import transformed
 from quantexp.proof.call import Call
 from quantexp.proof.draws import Randomness, is_stochastic
 from quantexp.proof.image import image, num_differing, own_amax
+from quantexp.proof.lines import Lines
 from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import Operand, Product, Slot, captured_dim, dim_of, operands_of
 
@@ -33,30 +35,25 @@ class Plane:
     """A matrix of an operand's source, and where it lies in the whole source."""
 
     x: Tensor
-    #: The numbers of its rows and columns there.
-    rows: Tensor
-    columns: Tensor
-    #: The place of element (r, c) in row-major order is start + r stride + c.
-    start: int
-    stride: int
+    #: The place of element (r, c) in row-major order is start + r stride + c; a stride of 0 is the number of columns.
+    start: int = 0
+    stride: int = 0
+    #: The numbers r and c of its rows and columns; None means all.
+    rows: Tensor | None = None
+    columns: Tensor | None = None
     #: Sequences that are interleaved along the rows, where blocks run along these.
     sequences: int = 1
     #: Whether x is the expected operand already, as lines of some cannot be made alone.
     is_expected: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        start: int = 0,
-        stride: int = 0,
-        sequences: int = 1,
-        *,
-        is_expected: bool = False,
-    ) -> Plane:
-        """A whole matrix; a stride of 0 is its number of columns."""
-        rows, columns = (torch.arange(extent, device=x.device) for extent in x.shape)
-        return cls(x, rows, columns, start, stride or x.shape[1], sequences, is_expected)
+    def positions(self, picked: Tensor, *, are_columns: bool) -> Tensor:
+        """The places of the elements of some columns, or of some rows."""
+        rows, columns = (
+            torch.arange(extent, device=self.x.device) if numbers is None else numbers
+            for extent, numbers in zip(self.x.shape, (self.rows, self.columns), strict=True)
+        )
+        rows, columns = (rows, columns[picked]) if are_columns else (rows[picked], columns)
+        return self.start + rows[:, None] * (self.stride or self.x.shape[1]) + columns
 
 
 def is_along_rows(slot: Slot, spec: QuantSpec) -> bool:
@@ -114,7 +111,8 @@ class Images:
         call, spec = self.call, self.call.spec(slot)
         x = self.source(slot)
         if not spec.quantised:
-            return 0 if torch.equal(operand, x) else num_differing(operand, x, spec, -1)
+            is_equal = is_same_memory(operand, x) or torch.equal(operand, x)
+            return 0 if is_equal else num_differing(operand, x, spec, -1)
         axis = dim_of(slot.operand, spec)
         if self._is_by_source(slot):
             return num_unequal(operand, self.whole(slot))
@@ -204,7 +202,7 @@ class Images:
     def is_summed(self, slot: Slot) -> bool:
         """Whether its product is that of sums of parts, its own or the other operand's."""
         pair = operands_of(slot.site, slot.product)
-        return any(self.call.spec(each).num_pieces > 1 for each in pair)
+        return any(spec.parts and spec.num_pieces > 1 for spec in map(self.call.spec, pair))
 
     def pieces(self, slot: Slot) -> Iterator[Piece]:
         """The parts that an operand must be the sum of; the operand alone if it has none."""
@@ -258,32 +256,30 @@ class Images:
         is_parted = bool(spec.parts or self.call.pieces(slot, shape))
         return is_parted or self._is_by_source(slot)
 
-    def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Tensor:
-        """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows."""
+    def lines(self, slot: Slot, plane: Plane, picked: Tensor) -> Lines:
+        """Some lines of the expected matrix, [lines, K]: rows of the plane, or columns if the product reduces rows.
+
+        Those of the source are taken at once, and become what they must when they are asked for.
+        """
         call, spec = self.call, self.call.spec(slot)
         along_rows, k_rows = is_along_rows(slot, spec), reduces_rows(slot)
         sub = plane.x[:, picked] if k_rows else plane.x[picked]
         if not spec.quantised or plane.is_expected:
-            return sub.t() if k_rows else sub
-        options = call.moment.randomness(spec, sub.device)
-        positions = None
-        if is_stochastic(spec):
-            rows, columns = plane.rows, plane.columns
-            rows, columns = (rows, columns[picked]) if k_rows else (rows[picked], columns)
-            positions = plane.start + rows[:, None] * plane.stride + columns
-        extents = tuple(sub.shape)
+            return Lines(sub.t() if k_rows else sub)
+        source, shape, axis = sub, None, 0 if along_rows else -1
+        if k_rows:
+            source, axis = sub.t(), -1 - axis
         if along_rows and plane.sequences > 1:
-            extents = (-1, plane.sequences, sub.shape[1])
-            positions = None if positions is None else positions.view(extents)
-        own = image(
-            sub.reshape(extents),
-            spec,
-            0 if along_rows else -1,
-            amax=self.amax(slot),
-            positions=positions,
-            **options,
-        ).reshape(sub.shape)
-        return own.t() if k_rows else own
+            B = plane.sequences
+            shape, axis = ((-1, sub.shape[0] // B, B), 1) if k_rows else ((-1, B, sub.shape[1]), 0)
+        options: dict[str, Any] = {**call.moment.randomness(spec, sub.device)}
+        if (amax := self.amax(slot)) is not None:
+            options["amax"] = amax
+        if is_stochastic(spec):
+            positions = plane.positions(picked, are_columns=k_rows)
+            positions = positions.t() if k_rows else positions
+            options["positions"] = positions if shape is None else positions.reshape(shape)
+        return Lines(source, spec, shape, axis, options)
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -299,20 +295,38 @@ def own_amax_of(call: Call, slot: Slot, x: Tensor) -> Tensor:
 
 def num_unequal(x: Tensor, y: Tensor) -> int:
     """Elements whose bits differ; NaN equals NaN."""
-    differ = as_integers(x) != as_integers(y.to(x.dtype))
+    if is_same_memory(x, y):
+        return 0
+    a, b = as_integers(x), as_integers(y.to(x.dtype))
+    if torch.equal(a, b):
+        return 0
+    differ = a != b
     return int((differ & ~(x.isnan() & y.isnan())).sum())
 
 
 def are_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether the bits of all pairs are equal; where NaN may be among them, `num_unequal` decides."""
+    """Whether shapes and bits of all pairs are equal; where NaN may be among them, `num_unequal` decides."""
     by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     for x, y in pairs:
+        if x.shape != y.shape:
+            return False
         own = by_dtype.setdefault(x.dtype, [])
-        own.append((as_integers(x).flatten(), as_integers(y.to(x.dtype)).flatten()))
+        own.append((x.flatten(), y.to(x.dtype).flatten()))
     return all(
-        torch.equal(*(torch.cat(each) for each in zip(*own, strict=True)))
+        torch.equal(*(as_integers(torch.cat(each)) for each in zip(*own, strict=True)))
         for own in by_dtype.values()
     )
+
+
+def is_same_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two plain tensors are views of the same elements."""
+    return (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device) == (
+        y.data_ptr(),
+        y.shape,
+        y.stride(),
+        y.dtype,
+        y.device,
+    ) and x.is_neg() == y.is_neg()
 
 
 def as_integers(x: Tensor) -> Tensor:

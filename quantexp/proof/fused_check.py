@@ -129,9 +129,9 @@ class _Look:
         dims = torch.arange(call.sources[Operand.V].shape[3], device=keys.device)
         return [
             {
-                FPROP_Q: heads.lines(FPROP_Q, self.queries, head),
-                FPROP_K: heads.lines(FPROP_K, keys, head),
-                FPROP_V: heads.lines(FPROP_V, dims, head).t(),
+                FPROP_Q: heads.lines(FPROP_Q, self.queries, head)(),
+                FPROP_K: heads.lines(FPROP_K, keys, head)(),
+                FPROP_V: heads.lines(FPROP_V, dims, head)().t(),
             }
             for head in heads.heads
         ]
@@ -151,10 +151,10 @@ class _Look:
         if self.product is Product.FPROP:
             return [None] * len(heads.heads)
         dims = torch.arange(heads.call.sources[Operand.DO].shape[2], device=self.queries.device)
-        lines = [heads.lines(DGRAD_V_DO, dims, head) for head in heads.heads]
+        lines = [heads.lines(DGRAD_V_DO, dims, head)() for head in heads.heads]
         return [own.t()[self.queries].double() for own in lines]
 
     def _clipped(self, expected: Reference) -> Reference:
         slot = _CLIPPING.get(self.product)
         rows = self.keys if self.product in OVER_QUERIES else self.queries
-        return expected if slot is None else self.heads.clipped(slot, expected, rows)
+        return expected if slot is None else expected.zero_where(self.heads.clipped(slot, rows))

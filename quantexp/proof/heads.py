@@ -18,8 +18,8 @@ from quantexp.formats import Axis
 from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, own_amax_of
+from quantexp.proof.lines import Lines
 from quantexp.proof.places import Piece
-from quantexp.proof.products import Reference
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import (
     DGRAD_K_DS,
@@ -77,6 +77,8 @@ class Heads:
     #: The first row of the tile whose softmax runs next.
     start: int = 0
     kept: dict[Operand, Kept] = field(default_factory=dict)
+    #: By slot and head, those of `lines_of` that were taken.
+    _lines: dict[tuple[Slot, int], Lines] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _, B, H, _ = self.call.sources[Operand.Q].shape
@@ -205,42 +207,46 @@ class Heads:
                 known = call.own_amaxes.get(key)
                 call.own_amaxes[key] = own if known is None else torch.maximum(known, own)
 
-    def lines(self, slot: Slot, picked: Tensor, head: int | None = None) -> Tensor:
+    def lines(self, slot: Slot, picked: Tensor, head: int | None = None) -> Lines:
         """Lines of an expected operand of one head, [lines, extent of the reduced axis]."""
         head = self.heads[0] if head is None else head
-        images, call = Images(self.call), self.call
+        images = Images(self.call)
         if slot.operand in self.kept:
             among = self.keys if slot.product in OVER_QUERIES else self.queries
             at = torch.searchsorted(among, picked)
             return images.lines(slot, self._kept_plane(slot, head), at)
+        if picked is not self.lines_of(slot):
+            return images.lines(slot, self._plane(slot, head), picked)
+        if (slot, head) not in self._lines:
+            self._lines[slot, head] = images.lines(slot, self._plane(slot, head), picked)
+        return self._lines[slot, head]
+
+    def _plane(self, slot: Slot, head: int) -> Plane:
+        """An operand of one head, but P and dS, as a plane."""
+        images, call = Images(self.call), self.call
         is_whole = images.is_made_whole(slot)
         x = images.whole(slot) if is_whole else call.source(slot)
         if slot.operand is Operand.DO:
             shape = tuple(x.shape)
             start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
-            of_head, columns = x[self.number(head)], torch.arange(x.shape[2])
-            plane = Plane(of_head, rows, columns, start, stride, is_expected=is_whole)
-            return images.lines(slot, plane, picked)
+            return Plane(x[self.number(head)], start, stride, rows, is_expected=is_whole)
         own = head if slot.operand is Operand.Q else self.group
         _, B, heads, D = x.shape
         start = (self.sequence * heads + own) * D
-        plane = Plane.of(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
-        return images.lines(slot, plane, picked)
+        return Plane(x[:, self.sequence, own], start, B * heads * D, is_expected=is_whole)
 
-    def clipped(
-        self, slot: Slot, expected: Reference, rows: Tensor, dims: Tensor | None = None
-    ) -> Reference:
-        """The gradient of q, k or v, zero where a forward operand saturated whose slot clips its gradient."""
+    def clipped(self, slot: Slot, rows: Tensor, dims: Tensor | None = None) -> Tensor | None:
+        """Where the gradient of q, k or v is zero, as the forward operand saturated; None if its slot clips none."""
         clipped = Images(self.call).clipped(slot)
         if clipped is None:
-            return expected
+            return None
         head = self.heads[0] if slot is FPROP_Q else self.group
         own = clipped[:, self.sequence, head][rows]
-        return expected.zero_where(own if dims is None else own[:, dims])
+        return own if dims is None else own[:, dims]
 
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
-    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Slot, Tensor, Lines]]:
         """The chosen lines of a product's operands, and what they must be.
 
         The sums over queries of tiled attention are compared as products alone.
@@ -264,8 +270,10 @@ class Heads:
             elif part is not None and slot.axis is not Axis.KEYS:
                 picked = own = picked[picked < matrix.shape[0]]
             if len(own):
-                expected, seen = self.lines(slot, picked), matrix[own]
-                yield slot, seen.to(expected.dtype), expected[:, : seen.shape[1]]
+                lines, seen = self.lines(slot, picked), matrix[own]
+                if part is not None and seen.shape[1] < lines.source.shape[1]:
+                    lines = Lines(lines()[:, : seen.shape[1]])
+                yield slot, seen.to(lines.source.dtype), lines
 
     def _kept_plane(self, slot: Slot, head: int) -> Plane:
         """The kept lines of P or dS as a plane."""
@@ -275,8 +283,8 @@ class Heads:
         shape = B * H, T, K
         start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
         if slot.product in OVER_QUERIES:
-            return Plane(kept.columns[head - self.heads[0]], rows, self.keys, start, stride)
-        return Plane(kept.rows, rows[self.queries], torch.arange(K), start, stride)
+            return Plane(kept.columns[head - self.heads[0]], start, stride, rows, self.keys)
+        return Plane(kept.rows, start, stride, rows[self.queries])
 
 
 def in_tile(picked: Tensor, start: int, num_rows: int) -> tuple[Tensor, Tensor]:

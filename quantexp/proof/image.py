@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from quantexp.formats.kernels import exact, exact_in_pool
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Rounding, Scaling
 from quantexp.proof.arithmetic import tables
-from quantexp.proof.arithmetic.layout import Tiles, blocks, chunks
+from quantexp.proof.arithmetic.layout import Tiles, blocks, chunk_limit, chunks
 from quantexp.proof.arithmetic.philox import integers_of_whole, random_integers
 from quantexp.proof.arithmetic.rounding import under
 from quantexp.proof.arithmetic.scales import divisors, finite_amax, tensor_scale
@@ -64,7 +65,7 @@ def image(
     scale = 1.0
     if spec.scaling is not Scaling.NONE:
         scale = tensor_scale(spec, float(finite_amax(v) if amax is None else amax))
-    t = torch.full((), scale, dtype=torch.float32, device=x.device)
+    t = _scale(scale, x.device)
     random = None
     if spec.rounding is Rounding.STOCHASTIC:
         assert seed is not None, "stochastic rounding has a seed"
@@ -115,6 +116,11 @@ def own_amax(x: Tensor, spec: QuantSpec, axis: int, signs: Tensor | None = None)
     return finite_amax(transformed(x, spec, axis % max(x.ndim, 1), signs))
 
 
+@lru_cache(maxsize=64)
+def _scale(value: float, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=torch.float32, device=device)
+
+
 @exact_in_pool
 def _image(
     v: Tensor,
@@ -131,10 +137,15 @@ def _image(
         drawn = None if random is None else tiles.of(random)
         _fill(y_OBKI, y_OBKI, spec, t, drawn)
         return tiles.joined(y_OBKI).to(dtype)
-    y = torch.empty(v.shape, dtype=dtype, device=v.device)
-    parts = [
-        blocks(tensor.contiguous(), spec, axis) for tensor in (v, y, random) if tensor is not None
+    sources = [
+        blocks(tensor.contiguous(), spec, axis) for tensor in (v, random) if tensor is not None
     ]
+    if len(sources[0]) == 1 and v.numel() <= chunk_limit(v):
+        return _of_blocks(
+            sources[0][0], spec, t, sources[1][0] if sources[1:] else None, dtype
+        ).view(v.shape)
+    y = torch.empty(v.shape, dtype=dtype, device=v.device)
+    parts = [sources[0], blocks(y, spec, axis), *sources[1:]]
     for v_OBKI, y_OBKI, *draws in zip(*parts, strict=True):
         _fill(y_OBKI, v_OBKI, spec, t, draws[0] if draws else None)
     return y
@@ -145,9 +156,15 @@ def _fill(
 ) -> None:
     """Write the images of blocks, which may be v itself."""
     for at in chunks(v_OBKI):
-        v = v_OBKI[at].float()
         random = None if random_OBKI is None else random_OBKI[at]
-        y_OBKI[at] = under(v, divisors(v, spec, t), spec, random).to(y_OBKI.dtype)
+        y_OBKI[at] = _of_blocks(v_OBKI[at], spec, t, random, y_OBKI.dtype)
+
+
+def _of_blocks(
+    v_OBKI: Tensor, spec: QuantSpec, t: Tensor, random_OBKI: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    v = v_OBKI.float()
+    return under(v, divisors(v, spec, t), spec, random_OBKI).to(dtype)
 
 
 def _by_class(v: Tensor, spec: QuantSpec, axis: int, seed: int | None, offset: int) -> Tensor:

@@ -112,7 +112,8 @@ class LayerBorder(PassBorder):
         self._sum("left the layer", output[0], "h", "mlp", "the feed-forward")
         self._on_gradient(output[0], "y")
         for name in sorted(self._due - self._seen.keys()):
-            self._tell_words(f"{NORMS.get(name, name)} was not called")
+            words = f"{NORMS.get(name, name)} was not called"
+            self._tell_words(words, self._pass.moment.micro_batch)
         self._pass_on(self.following, output[0])
         self._now = None
 

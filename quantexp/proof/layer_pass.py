@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen
-from quantexp.proof.border import Hooked, plain, unseen_hook
+from quantexp.proof.border import Hooked, unseen_hook
 from quantexp.proof.draws import Moment, lines
-from quantexp.proof.expected import num_unequal
-from quantexp.proof.products import Reference, num_wrong
+from quantexp.proof.expected import are_equal, num_unequal
+from quantexp.proof.products import Reference, are_right, num_wrong
 
 #: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
 AFTER_NORM = {
@@ -31,6 +31,8 @@ NORMS = {
     "k_layernorm": "the norm of k",
     "kv_layernorm": "the norm of the latent",
 }
+#: What is compared together: of a wide layer, some dozen MB.
+_TOGETHER = 16
 #: Tokens of a pass that are compared.
 TOKENS = 8
 
@@ -47,19 +49,25 @@ class Pass:
     seen: dict[str, Tensor] = field(default_factory=dict)
     #: Tokens of a sequence in attention's products, which may be more than the layer's.
     num_tokens: int = 0
+    _picked: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def picked(self, number: int) -> Tensor:
         """The drawn ones of so many rows, or of the tokens of all sequences."""
-        return lines(self.moment.choice("between"), number, 1, TOKENS)
+        return self._places(number, 1)[0]
 
     def drawn(self, x: Tensor) -> Tensor:
         """The drawn tokens of [T, B, ...], or the drawn rows of [rows, width]."""
         x = x.detach()
         if x.dim() == 2:
             return x[self.picked(len(x))] if len(x) else x
-        T, B = x.shape[:2]
-        picked = self.picked(T * B)
-        return x[picked // B, picked % B]
+        return x[self._places(*x.shape[:2])]
+
+    def _places(self, T: int, B: int) -> tuple[Tensor, Tensor]:
+        """The drawn tokens of all B sequences, and the sequence of each."""
+        if (T, B) not in self._picked:
+            picked = lines(self.moment.choice("between"), T * B, 1, TOKENS)
+            self._picked[T, B] = picked // B, picked % B
+        return self._picked[T, B]
 
     def drawn_angles(self, name: str) -> Tensor | None:
         """The angles of q's or k's drawn tokens, [R, 1, D]."""
@@ -81,11 +89,15 @@ class PassBorder(Hooked):
         #: The pass whose forward, or a gradient of which, is seen; None outside of one.
         self._now: Pass | None = None
         self._reported: set[str] = set()
+        #: What was seen, what it must be, and what is wrong otherwise, in which micro-batch; not yet compared.
+        self._claims: list[tuple[Tensor, Reference | Tensor, str, int]] = []
         #: What left the module before it, at its moment.
         self._arriving: tuple[Moment, Tensor] | None = None
 
     def _forget(self) -> None:
         self._now = self._arriving = None
+        with unseen():
+            self._settle()
 
     def _pass_on(self, following: PassBorder | None, x: Tensor) -> None:
         """Let what follows know what must enter it."""
@@ -110,7 +122,7 @@ class PassBorder(Hooked):
                 with unseen():
                     see(*args[:3])
 
-        self._hook(module.register_forward_pre_hook(plain(hook)))
+        self._hook(module.register_forward_pre_hook(hook))
 
     def _on_output(self, module: nn.Module, see: Callable[[Any, Any], None]) -> None:
         def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -118,7 +130,7 @@ class PassBorder(Hooked):
                 with unseen():
                     see(output, args)
 
-        self._hook(module.register_forward_hook(plain(hook)))
+        self._hook(module.register_forward_hook(hook))
 
     def _on_gradient(
         self, x: Tensor, name: str, check: Callable[[Tensor], None] | None = None
@@ -153,18 +165,31 @@ class PassBorder(Hooked):
 
     def _tell(self, own: Tensor, expected: Reference | Tensor, words: str) -> None:
         """Report elements that are not those of a product or sum, or whose bits are not those of a tensor."""
-        if isinstance(expected, Reference):
-            wrong = num_wrong(own, expected)
-        elif own.numel() == expected.numel():
-            wrong = num_unequal(own, expected.reshape(own.shape))
-        else:
-            wrong = own.numel()
-        if wrong:
-            self._tell_words(words, f"{wrong} of {own.numel()} drawn elements ")
+        if isinstance(expected, Tensor) and own.numel() == expected.numel():
+            expected = expected.reshape(own.shape)
+        self._claims.append((own, expected, words, self._pass.moment.micro_batch))
+        if len(self._claims) == _TOGETHER:
+            self._settle()
 
-    def _tell_words(self, words: str, number: str = "") -> None:
+    def _settle(self) -> None:
+        """Compare what was seen together, and report what is wrong."""
+        claims, self._claims = self._claims, []
+        copies = [(own, expected) for own, expected, *_ in claims if isinstance(expected, Tensor)]
+        results = [(own, e) for own, e, *_ in claims if isinstance(e, Reference)]
+        if are_equal(copies) and are_right(results):
+            return
+        for own, expected, words, micro_batch in claims:
+            if isinstance(expected, Reference):
+                wrong = num_wrong(own, expected)
+            else:
+                is_alike = own.shape == expected.shape
+                wrong = num_unequal(own, expected) if is_alike else own.numel()
+            if wrong:
+                number = f"{wrong} of {own.numel()} drawn elements "
+                self._tell_words(words, micro_batch, number)
+
+    def _tell_words(self, words: str, micro_batch: int, number: str = "") -> None:
         """Report what is wrong, each kind once."""
         if words not in self._reported:
             self._reported.add(words)
-            micro_batch = self._pass.moment.micro_batch
             self._report(f"{self._name}: {number}{words}, in micro-batch {micro_batch}")

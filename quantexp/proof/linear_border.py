@@ -15,7 +15,8 @@ from quantexp.proof.border import Border, Shares, added, some_rows, unseen_hook
 from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, is_along_rows, num_unequal, reduces_rows
-from quantexp.proof.products import Projection, num_wrong_rows, reference
+from quantexp.proof.lines import Lines
+from quantexp.proof.products import Projection, Reference, num_wrong_rows, reference
 from quantexp.proof.turning import turned_back
 from quantexp.proof.verdict import product_label
 from quantexp.quant.product_context import ProductContext
@@ -69,21 +70,22 @@ class LinearBorder(Border):
         x, *others = args
         call = self._begin()
         call.rows = getattr(module, "rows", None)
-        shares, needed = self.shares, self.needed(call)
+        shares, needed, differentiates = self.shares, self.needed(call), torch.is_grad_enabled()
         gathers = shares.divides_tokens and shares.sums_dx
         with unseen():
             if Operand.X in needed:
-                self._see(call, Operand.X, shares.gather(x.detach()) if gathers else x.detach())
+                own = shares.gather(x.detach()) if gathers else x.detach()
+                self._see(call, Operand.X, own, differentiates)
             if Operand.W in needed:
-                self._see(call, Operand.W, self.weight.detach())
-        is_due = torch.is_grad_enabled() and x.requires_grad
+                self._see(call, Operand.W, self.weight.detach(), differentiates)
+        is_due = differentiates and x.requires_grad
         if is_due and self.looks_at((Site.LINEAR, Product.DGRAD), call):
             x = x.view_as(x)
             self.due.add((Site.LINEAR, Product.DGRAD))
             self._on_gradient(x, lambda dx: self._input_gradient(call, dx))
         weight = kwargs.get("weight")
         self._is_tied = weight is not None
-        looks = torch.is_grad_enabled() and self.looks_at((Site.LINEAR, Product.WGRAD))
+        looks = differentiates and self.looks_at((Site.LINEAR, Product.WGRAD))
         if weight is not None and weight.requires_grad and looks:
             weight = weight.view_as(weight)
             kwargs = kwargs | {"weight": weight}
@@ -103,12 +105,12 @@ class LinearBorder(Border):
         if any(self.looks_at((Site.LINEAR, each)) for each in (Product.DGRAD, Product.WGRAD)):
             self._on_gradient(y, lambda g: self._output_gradient(call, g))
 
-    def _see(self, call: Call, operand: Operand, x: Tensor) -> None:
+    def _see(self, call: Call, operand: Operand, x: Tensor, differentiates: bool = True) -> None:
         """Take a source; a drawn check takes the lines that it looks at here, before the module has them."""
         takes_lines = self._units is not None and call.rows is None and bool(x.numel())
         call.see(operand, x, is_taken=takes_lines)
         for slot in self.declared.slots if takes_lines else ():
-            comes = slot.product is Product.FPROP or torch.is_grad_enabled() or operand is Operand.G
+            comes = slot.product is Product.FPROP or differentiates
             if slot.operand is operand and comes and self.looks_at((slot.site, slot.product), call):
                 call.lines[slot] = self._expected_lines(call, slot)
 
@@ -198,35 +200,37 @@ class LinearBorder(Border):
             assert call.rows is not None
             out = out[call.rows.of_source(source)]
             call = call.of_source(source)
+        slots = operands_of(Site.LINEAR, product)
         (left, of_left), (right, of_right) = (
             call.lines.pop(slot) if slot in call.lines else self._expected_lines(call, slot)
-            for slot in operands_of(Site.LINEAR, product)
+            for slot in slots
         )
-        expected = reference(of_left, of_right.t(), self._scale(Site.LINEAR, product))
-        clipped = self._clipped(call, product)
-        if clipped is not None:
-            expected = expected.zero_where(clipped[left][:, right])
-        copy = call.spec(operands_of(Site.LINEAR, product)[1]).copy
+        clipped, copy, shares = self._clipped(call, product), call.spec(slots[1]).copy, self.shares
+        is_zero = None if clipped is None else clipped[left][:, right]
         is_turned = copy is not None and copy.is_transformed
-        if copy is not None and is_turned:
-            expected = turned_back(expected, right, copy, out.dtype)
-        shares = self.shares
-        if sums:
-            expected = added(expected, shares.add, shares.size)
-            if shares.divides_tokens:
-                first = shares.rank * len(out)
-                own = (left >= first) & (left < first + len(out))
-                left = left[own] - first
-                expected = some_rows(expected, own)
-        if after is not None:
-            bias = after[right].double()
-            expected = replace(
-                expected.again(),
-                values=expected.values + bias,
-                rounded=expected.rounded + bias.abs(),
-            )
+        bias = None if after is None else after[right].double()
+        rows, own = left, None
+        if sums and shares.divides_tokens:
+            first = shares.rank * len(out)
+            own = (left >= first) & (left < first + len(out))
+            rows = left[own] - first
+
+        def expected() -> Reference:
+            result = reference(of_left(), of_right().t(), self._scale(Site.LINEAR, product))
+            result = result.zero_where(is_zero)
+            if copy is not None and is_turned:
+                result = turned_back(result, right, copy, out.dtype)
+            if sums:
+                result = added(result, shares.add, shares.size)
+            if own is not None:
+                result = some_rows(result, own)
+            if bias is not None:
+                values, rounded = result.values + bias, result.rounded + bias.abs()
+                result = replace(result.again(), values=values, rounded=rounded)
+            return result
+
         self._require_unchanged(call, Site.LINEAR, product)
-        self.findings.product(call, Site.LINEAR, product, out[left][:, right], expected)
+        self.findings.product(call, Site.LINEAR, product, out[rows[:, None], right], expected)
         projection = call.projections.pop(product, None)
         if (
             isinstance(projection, Projection)
@@ -255,7 +259,7 @@ class LinearBorder(Border):
         held = [source for source in range(rows.num_sources) if len(rows.of_source(source))]
         return call.moment.choice(call.module, product, "source").choice(held)
 
-    def _expected_lines(self, call: Call, slot: Slot) -> tuple[Tensor, Tensor]:
+    def _expected_lines(self, call: Call, slot: Slot) -> tuple[Tensor, Lines]:
         """The drawn lines of an operand, and what they must be, [lines, K]."""
         plane = _plane(call, slot)
         picked = self._picked(call, slot, plane.x.shape[1 if reduces_rows(slot) else 0])
@@ -263,7 +267,7 @@ class LinearBorder(Border):
 
     def drawn_operands(
         self, context: ProductContext, left: Tensor, right: Tensor
-    ) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Slot, Tensor, Lines]]:
         """See `Border`."""
         call, product = self.call, context.product
         if call is None or context.source is not None:
@@ -283,9 +287,9 @@ def _plane(call: Call, slot: Slot) -> Plane:
     """The plane of a linear layer's operand."""
     images = Images(call)
     if images.is_summed(slot):
-        return Plane.of(images.multiplied(slot), is_expected=True)
+        return Plane(images.multiplied(slot), is_expected=True)
     if images.is_made_whole(slot):
-        return Plane.of(_matrix(images.whole(slot)), is_expected=True)
+        return Plane(_matrix(images.whole(slot)), is_expected=True)
     x, spec = call.source(slot), call.spec(slot)
     is_by_sequence = x.dim() == 3 and spec.quantised and is_along_rows(slot, spec)
-    return Plane.of(_matrix(x), sequences=x.shape[1] if is_by_sequence else 1)
+    return Plane(_matrix(x), sequences=x.shape[1] if is_by_sequence else 1)

@@ -96,7 +96,8 @@ def reference(left_MK: Tensor, right_KN: Tensor, scale: float = 1.0) -> Referenc
         values.mul_(scale)
     # With these added to the norms, `summed` has what is flushed to zero in K terms, but for K of the smallest number.
     least = math.sqrt(K) * _TINY * 2.0**24 / LAMBDA
-    left_M, right_N = left.norm(dim=1).add_(least), right.norm(dim=0).add_(least)
+    vector_norm = torch.linalg.vector_norm  # `Tensor.norm` is a function in Python
+    left_M, right_N = vector_norm(left, dim=1).add_(least), vector_norm(right, dim=0).add_(least)
     summed = torch.outer(left_M.mul_(math.sqrt(K) * abs(scale)), right_N)
     return Reference(values, values.abs(), summed, K * _TINY)
 
@@ -196,21 +197,24 @@ def _times(matrix: Tensor, vector: Tensor, *, by_row: bool = False) -> tuple[Ten
         for part, of_part in zip(columns, torch.split(vector, len(columns[0])), strict=True):
             wide = part.to(dtype)
             product.addmv_(wide.t(), of_part)
-            norms.append(_norms(wide.view(1, -1)))
-        return product, torch.cat(norms).norm()
+            norms.append(torch.linalg.vector_norm(wide))
+        return product, _float64_norms(torch.stack(norms), columns).norm()
     parts, norms = [], []
-    for rows in torch.split(matrix, max(1, _STRIP // max(1, matrix.shape[1]))):
+    strips = torch.split(matrix, max(1, _STRIP // max(1, matrix.shape[1])))
+    for rows in strips:
         wide = rows.to(dtype)
         parts.append(wide @ vector)
-        norms.append(_norms(wide if by_row else wide.reshape(1, -1)))
-    all_norms = torch.cat(norms)
-    return torch.cat(parts), all_norms if by_row else all_norms.norm()
+        norms.append(torch.linalg.vector_norm(wide, dim=1 if by_row else None))
+    if by_row:
+        return torch.cat(parts), _float64_norms(torch.cat(norms), matrix)
+    return torch.cat(parts), _float64_norms(torch.stack(norms), strips).norm()
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """The rows' norms in float64, from sums in float32 where no square can leave its range."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
-    beyond = ~((norms > rows.shape[1] * 2.0**-50) & (norms < 2.0**60))
-    if beyond.any():
-        norms[beyond] = torch.linalg.vector_norm(rows[beyond], dim=1, dtype=torch.float64)
+def _float64_norms(norms: Tensor, parts: Tensor | Sequence[Tensor]) -> Tensor:
+    """Norms in float64; those whose sums in float32 may have lost a square that left its range are taken again."""
+    norms = norms.double()
+    least = parts[0].numel() * 2.0**-50 if len(norms) else 0.0
+    beyond = ~((norms > least) & (norms < 2.0**60))
+    for n in beyond.nonzero().flatten().tolist():
+        norms[n] = torch.linalg.vector_norm(parts[n], dtype=torch.float64)
     return norms

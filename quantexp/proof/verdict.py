@@ -18,13 +18,14 @@ from quantexp.formats import QuantSpec
 from quantexp.proof.contrast import Contrast, Contrasts
 from quantexp.proof.diagnosis import instead
 from quantexp.proof.findings import Finding, ProductChecks, Status, largest_magnitude
-from quantexp.proof.products import Reference, num_wrong
+from quantexp.proof.products import num_wrong
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap, configured
 from quantexp.quant.product_context import Part
 from quantexp.quant.records import entry_record
 from quantexp.quant.sites import Product, Site, Slot, operands_of
 
 if TYPE_CHECKING:
+    from quantexp.proof.border import Expected
     from quantexp.proof.call import Call
 
 #: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
@@ -41,7 +42,9 @@ def compared(
 
     `axis` is that of its blocks, for the diagnosis.
     """
-    is_source = x.shape == source.shape and torch.equal(x, source)
+    # Without a format, what has the bits of its source is it.
+    is_known = not spec.quantised and not num_differing
+    is_source = is_known or (x.shape == source.shape and torch.equal(x, source))
     if num_differing:
         words = f"{num_differing} of {x.numel()} elements are not those of its source"
         if spec.quantised and is_source:
@@ -160,11 +163,11 @@ class Observed:
     products: dict[tuple[ModuleId, Site, Product], ProductChecks] = field(default_factory=dict)
 
     def product(
-        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Reference | None
+        self, call: Call, site: Site, product: Product, seen: Tensor, expected: Expected | None
     ) -> None:
         """Some elements of a product that left its module, and what they must be; None if they cannot be right."""
         checks, of = self._checks(call, site, product), seen.numel()
-        wrong = of if expected is None else num_wrong(seen, expected)
+        wrong = of if expected is None else num_wrong(seen, expected())
         checks.elements += of
         if wrong and not checks.wrong:
             words = "elements that left the module are not the product of its operands"

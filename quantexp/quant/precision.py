@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
@@ -36,8 +37,7 @@ from quantexp.quant.slots import (
 from quantexp.schema import CaptureRule, ModelConfig, QuantConfig, Rule
 
 
-@dataclass(frozen=True)
-class ModuleId:
+class ModuleId(NamedTuple):
     """One module with matrix products: its layer (from 0, global) and its name.
 
     The output layer and the embedding count as the layer after the last.
@@ -59,8 +59,7 @@ class ModuleId:
         )
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One slot of one module."""
 
     module: ModuleId

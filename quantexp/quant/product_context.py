@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,15 +34,14 @@ class Part:
     amax: Callable[[Slot], Tensor | None] = field(compare=False)
 
 
-@dataclass(frozen=True)
-class ProductContext:
+class ProductContext(NamedTuple):
     """The product that the next matrix product call computes."""
 
     module: ModuleId
     site: Site
     product: Product
     #: None means the whole product.
-    part: Part | None = field(default=None, compare=False)
+    part: Part | None = None
     #: The working dtype, if a product that is summed with others multiplies in float32 what is representable in it.
     widened_from: torch.dtype | None = None
     #: The source of a routed expert's rows (`quantexp.quant.sources`), if the product is that of one alone.
@@ -78,15 +78,17 @@ def current_product() -> AnyContext | None:
     return _current.context
 
 
-@contextlib.contextmanager
-def product_context(context: AnyContext) -> Iterator[None]:
-    """Set the context of the matrix product called inside."""
-    before = _current.context
-    _current.context = context
-    try:
-        yield
-    finally:
-        _current.context = before
+class product_context:  # noqa: N801  (a context manager, and faster than a generator)
+    """Sets the context of the matrix product called inside."""
+
+    def __init__(self, context: AnyContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._before, _current.context = _current.context, self._context
+
+    def __exit__(self, *_: object) -> None:
+        _current.context = self._before
 
 
 #: Receives a product about to be computed, and both operands.
@@ -130,6 +132,6 @@ def is_watched() -> bool:
     return _watchers > 0
 
 
-def untracked() -> contextlib.AbstractContextManager[None]:
+def untracked() -> product_context:
     """For products that run only to be captured: the proof of engagement ignores them."""
     return product_context(UNTRACKED)

@@ -31,6 +31,10 @@ class Site(Enum):
     PV = "pv"
     OUTPUT = "output"
 
+    __hash__ = (
+        object.__hash__
+    )  # Enum's is a function in Python, and slots are the keys of many dictionaries
+
 
 class Product(Enum):
     """One of the matrix products of a site, or the lookup of a tied embedding."""
@@ -43,6 +47,8 @@ class Product(Enum):
     DGRAD_P = "dgrad_p"
     DGRAD_V = "dgrad_v"
     LOOKUP = "lookup"
+
+    __hash__ = object.__hash__
 
 
 class Operand(StrEnum):

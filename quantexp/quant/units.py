@@ -99,7 +99,7 @@ def units_of(maps: Iterable[PrecisionMap], aspects: Sequence[Aspect]) -> list[Un
                 joined = members.setdefault(key, {key})
                 for slot in _tied(entry):
                     if module.slots[slot].quantised:
-                        other = key_of(replace(entry, slot=slot), aspects)
+                        other = key_of(entry._replace(slot=slot), aspects)
                         _join(members, joined, members.setdefault(other, {other}))
                         joined = members[key]
     order = {key: place for place, key in enumerate(members)}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import quantexp.quant.multiply
+import quantexp.training.megatron.linear
 from quantexp.config.compose import compose
 from quantexp.model.decoder import is_routed
 from quantexp.proof.turns import KINDS, MODULES, THOROUGH, Turns
@@ -123,6 +124,26 @@ def test_a_lie_that_begins_later_ends_the_run_before_the_optimizer_steps(
     assert not record["proved"]
     assert record["drawn"]["last"] == iteration
     assert record["drawn"]["iterations"] == iteration - 1
+
+
+def test_an_input_that_changes_between_the_products_of_a_layer_is_named(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = quantexp.training.megatron.linear.wgrad
+
+    def wgrad(*args: Any, quantised_x: Tensor | None = None, **kwargs: Any) -> Tensor:
+        x = args[2] if quantised_x is None else quantised_x
+        if current_state().iteration >= 7:
+            x.mul_(2)
+        return honest(*args, quantised_x=quantised_x, **kwargs)
+
+    monkeypatch.setattr("quantexp.training.megatron.linear.wgrad", wgrad)
+    run = run_tiny("quant=bf16", "training.iterations=12", "capture=off", expect=1)
+    found = re.search(
+        r"in iteration (\d+): layer \d \S+ linear.wgrad.x: declared bf16", failure(run)
+    )
+    assert found is not None
+    assert 7 <= int(found[1]) < 7 + len(KINDS)
 
 
 def test_an_honest_run_says_how_much_was_compared(run_tiny: RunTiny) -> None:

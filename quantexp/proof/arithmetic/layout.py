@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -34,16 +35,22 @@ def blocks(x: Tensor, spec: QuantSpec, axis: int) -> list[Tensor]:
     """Views of contiguous x as [O, B, K, I]: its whole blocks, and its short ones; K is 1 without blocks."""
     if spec.fmt.block is None or not x.ndim:
         return [x.view(1, -1, 1, 1)]
-    x_ONI = x.view(extents(x.shape, axis))
-    block = min(spec.block, x.shape[axis])
-    whole = x.shape[axis] // block * block
+    outer, extent, inner = extents(x.shape, axis)
+    block = min(spec.block, extent)
+    if x.numel() and extent % block == 0:
+        return [x.view(outer, -1, block, inner)]
+    x_ONI = x.view(outer, extent, inner)
+    whole = extent // block * block
     parts = [torch.unflatten(x_ONI[:, :whole], 1, (-1, block)), x_ONI[:, whole:].unsqueeze(1)]
     return [part for part in parts if part.numel()]
 
 
-def chunks(x_OBKI: Tensor) -> Iterator[tuple[slice, ...]]:
+def chunks(x_OBKI: Tensor) -> Iterator[tuple[slice | EllipsisType, ...]]:
     """Indices of parts with whole blocks."""
     limit, (o, b, k, i) = chunk_limit(x_OBKI), x_OBKI.shape
+    if x_OBKI.numel() <= limit:
+        yield (...,)
+        return
     step_i = min(i, max(1, limit // k))
     step_b = min(b, max(1, limit // (k * step_i)))
     step_o = max(1, limit // (k * step_i * step_b))

@@ -33,6 +33,8 @@ from quantexp.proof.arithmetic.rounding import MULTIPLIED, neighbours, rounded
 #: The exponents of E8M0.
 _LEAST, _MOST = -127, 127
 _LEAST_NORMAL = -126
+#: The rules that take the next power of two from an amax on; the others only beyond it.
+_FROM_EQUAL = (ScaleRule.FLOOR, ScaleRule.EVEN)
 #: The scales that the rule `search` tries: halves of rceil's, or parts of amax / max.
 _HALVES = (1.0, 0.5, 0.25)
 _PARTS = tuple((32 - part) / 32 for part in range(17))
@@ -96,8 +98,8 @@ def divisors_of(amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
     """d of blocks with these amaxes, float32; NaN if an amax is not finite. None is chosen among several."""
     element, grid = spec.fmt.element, spec.fmt.grid_scale
     if spec.fmt.family is Family.MX:
-        d = _power(amax, element, spec.scale_rule)
-    elif grid is None:
+        return _power(amax, element, spec.scale_rule)
+    if grid is None:
         assert spec.fmt.block_scale is not None, "NVFP4"
         over = amax / _number(element.max, amax) / t
         d = _on_scales(over, spec.fmt.block_scale, BlockRule.EXACT) * t
@@ -115,24 +117,28 @@ def _power(amax: Tensor, element: Element, rule: ScaleRule) -> Tensor:
     """The power of two 2^s of each block, s in [-127, 127]; by `floor`, s = floor(log2 amax) - emax.
 
     The other rules add 1: if amax's mantissa, in [1/2, 1), is above that of a power of two (`ceil`) or of max
-    (`rceil`), or if it becomes 1 when it is rounded half up to the element's bits (`even`).
+    (`rceil`), or if it becomes 1 when it is rounded half up to the element's bits (`even`). NaN if amax is not finite.
     """
-    mantissa, exponent = torch.frexp(amax.double())
-    s = exponent.long() - 1 - element.emax
-    if rule is ScaleRule.EVEN:
-        s += mantissa >= 1 - 2.0 ** -(element.mantissa_bits + 2)
-    elif rule is ScaleRule.CEIL:
-        s += mantissa > 0.5
-    elif rule is ScaleRule.RCEIL:
-        s += mantissa > math.frexp(element.max)[0]
-    s.masked_fill_(amax == 0, _LEAST).clamp_(_LEAST, _MOST)
-    return _powers(amax.device)[s - _LEAST]
+    powers, amaxes = _powers(element, rule, amax.device)
+    return powers[torch.bucketize(amax.double(), amaxes, right=rule in _FROM_EQUAL)]
 
 
-@lru_cache(maxsize=8)
-def _powers(device: torch.device) -> Tensor:
-    powers = [2.0**s for s in range(_LEAST, _MOST + 1)]
-    return torch.tensor(powers, dtype=torch.float32, device=device)
+@lru_cache(maxsize=64)
+def _powers(element: Element, rule: ScaleRule, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All powers of two, NaN; and the amaxes, float64, from which on or beyond which each but the first is taken."""
+    most = math.inf if rule in _FROM_EQUAL else torch.finfo(torch.float32).max
+    mantissa = {
+        ScaleRule.FLOOR: 1.0,
+        ScaleRule.EVEN: 1 - 2.0 ** -(element.mantissa_bits + 2),
+        ScaleRule.CEIL: 0.5,
+        ScaleRule.RCEIL: math.frexp(element.max)[0],
+    }[rule]
+    powers = [*(2.0**s for s in range(_LEAST, _MOST + 1)), math.nan]
+    amaxes = [min(mantissa * s * 2.0**element.emax, most) for s in powers[1:-1]]
+    return (
+        torch.tensor(powers, dtype=torch.float32, device=device),
+        torch.tensor([*amaxes, most], dtype=torch.float64, device=device),
+    )
 
 
 def _scale(ratio: Tensor, element: Element, grid: BlockScale) -> Tensor:

@@ -15,14 +15,16 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.proof.arithmetic.layout import chunks, extents
 
 
-@exact_in_pool
 def transformed(x: Tensor, spec: QuantSpec, axis: int, signs: Tensor | None) -> Tensor:
     """x after its transform along `axis`, float32; x itself without one.
 
     A short last block consists of powers of two, the largest first.
     """
-    if not spec.is_transformed:
-        return x.detach()
+    return _transformed(x, spec, axis, signs) if spec.is_transformed else x.detach()
+
+
+@exact_in_pool
+def _transformed(x: Tensor, spec: QuantSpec, axis: int, signs: Tensor | None) -> Tensor:
     shape, block = extents(x.shape, axis), spec.hadamard_block
     x_ONI = x.detach().contiguous().view(shape)
     y_ONI = torch.empty(shape, dtype=torch.float32, device=x.device)

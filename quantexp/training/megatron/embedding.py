@@ -10,7 +10,6 @@ The derivative goes straight through to the weight: zero where it saturated, if 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class SchemeEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
     def forward(self, input_: Tensor) -> Tensor:
         """Megatron's forward pass on the table that takes the place of the weight meanwhile."""
         w, spec = self.weight, self.precision.spec(LOOKUP_W)
-        module = replace(self.precision.module, name=OUTPUT)
+        module = self.precision.module._replace(name=OUTPUT)
         of_weight = ModulePrecision(module, {FPROP_W: spec, DGRAD_W: spec})
         table = _Table.apply(w, of_weight, self.copies) if spec.quantised else w  # type: ignore[no-untyped-call]
         context = ProductContext(self.precision.module, LOOKUP_W.site, LOOKUP_W.product)

@@ -97,6 +97,8 @@ class Watched:
         self._turns: dict[bool, tuple[PrecisionMap, Turns]] = {}
         #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
         self._merges = False
+        #: The map of the last iteration that began.
+        self._begun: PrecisionMap | None = None
         once = current_state().weights_once
         ranks = ranks_of(chunks[0].config) if chunks else Ranks()
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
@@ -173,9 +175,10 @@ class Watched:
     ) -> Callable[[Mapping[str, float]], Mapping[str, float]]:
         """Merges the amaxes that the ranks saw before this map was in force; without delayed scales there are none."""
         merges = self._merges
-        self._merges = merges or any(
-            spec.scaling is Scaling.DELAYED for m in declared.values() for spec in m.slots.values()
-        )
+        if declared is not self._begun:
+            specs = (spec for module in declared.values() for spec in module.slots.values())
+            self._merges = merges or any(spec.scaling is Scaling.DELAYED for spec in specs)
+            self._begun = declared
         return (lambda seen: reduce(_larger, gather(dict(seen)))) if merges else dict
 
     def _lookup(self, weight: Tensor, declared: ModulePrecision) -> Call:
