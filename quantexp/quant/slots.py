@@ -17,7 +17,7 @@ from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
 from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Format, Hadamard, Of, ScaleRule, Scaling
+from quantexp.formats.types import Family, Format, Hadamard, Of, Rounding, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
 from quantexp.quant.sites import (
     DGRAD_W,
@@ -31,10 +31,10 @@ from quantexp.quant.sites import (
     operands_of,
     slots_of,
 )
-from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
+from quantexp.schema import LinearSite, NormSite, PvSite, QkSite, QuantConfig, Rule
 from quantexp.schema import Slot as SlotConfig
 
-SiteConfig = LinearSite | QkSite | PvSite
+SiteConfig = LinearSite | QkSite | PvSite | NormSite
 
 #: The working precision, as a format: the slot is not quantised.
 WORKING = "bf16"
@@ -88,6 +88,7 @@ def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
         Site.QK: quant.qk,
         Site.PV: quant.pv,
         Site.OUTPUT: quant.output,
+        Site.NORM: quant.norm,
     }
 
 
@@ -103,13 +104,13 @@ def resolve_site(
     overlays: Mapping[Slot, Sequence[Setting]] | None = None,
     declared: Mapping[str, Format] | None = None,
 ) -> dict[Slot, QuantSpec]:
-    """The six slots of a site, under overlays (rules); the first overlay takes precedence over all settings.
+    """The slots of a site, under overlays (rules); the first overlay takes precedence over all settings.
 
     `declared` are the formats of the scheme's own (`declared_formats`).
 
     Raises:
         ConfigError: an unknown format, a value out of range, an option the format does not have, `reuse` without a
-            forward copy, a Hadamard transform that does not cancel.
+            forward copy, a Hadamard transform that does not cancel, an option that a norm cannot have.
     """
     over = overlays or {}
     resolved: dict[Slot, QuantSpec] = {}
@@ -118,6 +119,8 @@ def resolve_site(
         forward = resolved.get(slot._replace(product=Product.FPROP))
         own = _resolved(slot, settings, forward, declared)
         resolved[slot] = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
+    if site is Site.NORM:
+        _check_norms(resolved)
     _check_clipping(resolved)
     for product in {slot.product: None for slot in resolved}:
         _check_transforms(*((slot, resolved[slot]) for slot in operands_of(site, product)))
@@ -276,6 +279,32 @@ def _check_clipping(resolved: Mapping[Slot, QuantSpec]) -> None:
                 f"{where} under a Hadamard transform needs the gradient of the transform, got {key} of high; set "
                 f"{key}.of=forward or {key}.format=reuse, or remove one of them"
             )
+
+
+def _check_norms(resolved: Mapping[Slot, QuantSpec]) -> None:
+    """Refuse for norms what needs a matrix product, or numbers that follow from an operand's place in one."""
+    for slot, spec in resolved.items():
+        reasons = {
+            "hadamard": spec.is_transformed and "only a matrix product undoes it",
+            "pre_scale": spec.is_pre_scaled and "only a matrix product undoes it",
+            "parts": spec.parts and "only a matrix product adds them up",
+            "clip_gradient": spec.clip_gradient
+            and "the gradients of a norm's gain and result go straight through",
+            "rounding stochastic": spec.rounding is Rounding.STOCHASTIC
+            and "random numbers follow from the place in a product's operand; take even",
+            "scaling delayed": spec.scaling is Scaling.DELAYED
+            and "amax histories are those of products' operands; take current or exact",
+            f"format {spec.fmt.name}": spec.fmt.family is Family.PYTHON
+            and "a class in Python may look at the whole tensor, which ranks divide",
+            f"format {spec.fmt.name} with blocks of {spec.fmt.across} rows": spec.fmt.across > 1
+            and "a gain is one row",
+        }
+        for option, why in reasons.items():
+            if why:
+                raise ConfigError(
+                    f"quant.{slot} must have no {option}: {why}; remove it, or name other sites in the rule that "
+                    "brings it"
+                )
 
 
 def _can_saturate(spec: QuantSpec) -> bool:

@@ -6,6 +6,7 @@ tensors lie as Megatron has them:
 
     linear      x, g: tokens .. width      w: output width, input width
     attention   q, k, v, dO: tokens, batch, heads, head_dim      P, dS: batch, heads, queries, keys
+    norm        y: tokens .. width         w: width
 """
 
 from __future__ import annotations
@@ -27,12 +28,11 @@ from quantexp.quant.step_state import Draw
 #: The working precision and the reused forward copy, which are not quantisations.
 _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
 
+#: The layer types of sites that are not linear layers'.
+_LAYER_TYPES = {Site.QK: "attention", Site.PV: "attention", Site.NORM: "norm"}
 #: Layer type and captured tensor -> operand.
 _OPERANDS = {
-    (
-        "attention" if site in (Site.QK, Site.PV) else "linear",
-        SOURCES[slot.operand],
-    ): slot.operand.value
+    (_LAYER_TYPES.get(site, "linear"), SOURCES[slot.operand]): slot.operand.value
     for site in Site
     for slot in slots_of(site)
 }

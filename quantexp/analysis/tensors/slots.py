@@ -18,10 +18,11 @@ from quantexp.quant.sites import Operand, Site, Slot
 from quantexp.quant.sites import slots_of as slots_of_site
 
 #: Layer type -> the sites of its operands.
-_SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV)}
+_SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV), "norm": (Site.NORM,)}
 #: The captured layouts of operands, as in messages, and their possible numbers of dimensions.
 _LAYOUTS = {
-    Operand.W: ("[output width, input width]", (2,)),
+    Operand.W: ("[output width, input width], or a norm's [width]", (1, 2)),
+    Operand.Y: ("[tokens, sequences, width] or [tokens, sequences, heads, width]", (3, 4)),
     Operand.X: ("[tokens, sequences, width]", (2, 3)),
     Operand.G: ("[tokens, sequences, width]", (2, 3)),
     Operand.P: ("[sequences, heads, queries, keys]", (4,)),

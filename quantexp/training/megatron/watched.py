@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quantexp.extra import Service, required
 from quantexp.formats import Scaling
-from quantexp.model.decoder import OUTPUT, is_routed
+from quantexp.model.decoder import FINAL_NORM, OUTPUT, is_routed
 from quantexp.model.layout import Layout
 from quantexp.proof.attention_border import AttentionBorder
 from quantexp.proof.border import (
@@ -32,17 +32,19 @@ from quantexp.proof.call import Call
 from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
 from quantexp.proof.draws import Moment
+from quantexp.proof.findings import Finding, Status
 from quantexp.proof.histories import Histories
 from quantexp.proof.initial_weights import difference
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
 from quantexp.proof.model_border import pass_borders
+from quantexp.proof.norm_border import Note, NormBorder
 from quantexp.proof.places import Ranks
 from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
 from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
 from quantexp.proof.watch import ProductWatch
-from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
+from quantexp.quant.precision import Entry, ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
 from quantexp.schema import Experiment, ModelConfig, QuantConfig, TrainingConfig
@@ -52,6 +54,7 @@ from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
+from quantexp.training.megatron.norm import SchemeRMSNorm
 from quantexp.training.megatron.parameters import Part, parts_of
 from quantexp.training.megatron.shares import is_emulated, ranks_of, sequence_shares, shares_of
 
@@ -141,7 +144,7 @@ class Watched:
             for name, module in self.modules.items()
             if isinstance(module, SchemeEmbedding)
         }
-        layers = self._between(self.decoder, observed)
+        layers = self._between(self.decoder, observed, declared, observed.note)
         watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
         native: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.native:
@@ -149,9 +152,24 @@ class Watched:
         with watch.watching(), native:
             yield lambda: merged(declared, gather(verdict(iteration, observed)))
 
-    def _between(self, decoder: Mapping[str, nn.Module], observed: Observed) -> list[Hooked]:
+    def _between(
+        self,
+        decoder: Mapping[str, nn.Module],
+        observed: Observed,
+        declared: PrecisionMap,
+        note: Note,
+    ) -> list[Hooked]:
+        """What compares the insides of some layers, and what surrounds them; `note` is for the norms of the map."""
+        norms: dict[nn.Module, NormBorder] = {
+            module: NormBorder(
+                module, declared[name], self.moment, _largest, note, observed.explain
+            )
+            for name, module in self.modules.items()
+            if isinstance(module, SchemeRMSNorm)
+            and (name.name == FINAL_NORM or f"layer {name.layer}" in decoder)
+        }
         report = observed.others.append
-        return pass_borders(decoder, self.chunks, self.moment, report, self.rotary)
+        return pass_borders(decoder, self.chunks, self.moment, report, self.rotary, norms)
 
     def _other_than_configured(self, declared: PrecisionMap, iteration: int) -> list[str]:
         return [] if self.declaration is None else self.declaration.differences(declared, iteration)
@@ -218,11 +236,14 @@ class Watched:
             wrong += self.histories.begin(self._merge(declared))
         for words in wrong:
             checks.failures.setdefault(words, words)
-        with DrawnWatch(checks, borders).watching(), self._drawn_layer(turn, checks, turns):
+        layer = self._drawn_layer(turn, checks, turns, declared)
+        with DrawnWatch(checks, borders).watching(), layer:
             yield
 
     @contextlib.contextmanager
-    def _drawn_layer(self, turn: int, checks: DrawnChecks, turns: Turns) -> Iterator[None]:
+    def _drawn_layer(
+        self, turn: int, checks: DrawnChecks, turns: Turns, declared: PrecisionMap
+    ) -> Iterator[None]:
         """See the products of one layer that the map does not list; in short iterations only in some.
 
         Not beside Transformer Engine, whose own products have no context where nothing stands in its way.
@@ -235,7 +256,8 @@ class Watched:
         routers = {n: m for n, m in self.routers.items() if n.startswith(f"{name} ")}
         observed = Observed({}, {each: SlotCalls() for each in routers})
         decoder = {name: self.decoder[name]}
-        layers = self._between(decoder, observed)
+        note = partial(_note_failure, observed, self.moment)
+        layers = self._between(decoder, observed, declared, note)
         with LayerWatch(observed, name, decoder[name], routers, layers).watching():
             yield
         for words in beside_the_map(observed) + observed.others:
@@ -277,6 +299,17 @@ class Watched:
                     keeps_gradients=keeps_gradients,
                 )
         return borders
+
+
+def _note_failure(
+    observed: Observed, moment: Callable[[], Moment], entry: Entry, finding: Finding, _: bool
+) -> None:
+    """Report what is wrong with a slot, the first time."""
+    if finding.status is Status.MISMATCH and not any(
+        words.startswith(f"{entry.label}:") for words in observed.others
+    ):
+        words = f"declared {entry.spec.fmt.name}, {finding.reason}"
+        observed.others.append(f"{entry.label}: {words}, in micro-batch {moment().micro_batch}")
 
 
 def _softmax_scale(module: Any) -> float:
