@@ -103,16 +103,21 @@ class NormBorder(Hooked):
             of_gain, of_result = _NOT_SHOWN, self._finding(NORM_Y, y, n, expected)
             if shown is not None:
                 of_gain = self._finding(NORM_W, shown, w, gain)
-            if of_result.status is Status.MISMATCH and of_gain.status is not Status.MISMATCH:
-                # Zero where they differ: it is the gain that explains the result.
-                if not num_unequal(y, self._image(NORM_Y, self._normal(x, w))):
-                    of_gain, of_result = _NOT_USED, self._finding(NORM_Y, y, y, y)
+            if of_result.status is Status.MISMATCH and self._uses(w, x, y):
+                of_gain = _NOT_USED if of_gain.status is not Status.MISMATCH else of_gain
+                of_result = self._finding(NORM_Y, y, n, y)
             if of_result.status is not Status.MISMATCH and (wrong := self._num_wrong(x, n, gain)):
                 words = f"{wrong} of its drawn elements before rounding are not the norm of what entered it"
                 of_result = Finding(Status.MISMATCH, words, quantised=True)
             for slot, finding in ((NORM_Y, of_result), (NORM_W, of_gain)):
                 entry = Entry(self.declared.module, slot, self.declared.spec(slot))
                 self._note(entry, finding, in_backward())
+
+    def _uses(self, gain: Tensor, x: Tensor, y: Tensor) -> bool:
+        """Whether the result is that of another gain; not asked under a scale for which all ranks would be needed."""
+        if self.declared.spec(NORM_Y).is_scaled:
+            return False
+        return not num_unequal(y, self._image(NORM_Y, self._normal(x, gain)))
 
     def _normal(self, x: Tensor, gain: Tensor) -> Tensor:
         return torch.rms_norm(x, (x.shape[-1],), gain, self._module.eps)

@@ -40,7 +40,6 @@ from quantexp.schema import (
     GradReduce,
     LinearSite,
     Moments,
-    NormSite,
     PvSite,
     QkSite,
     QuantConfig,
