@@ -62,8 +62,8 @@ def experiment_of(args: Any, environment: Mapping[str, str]) -> Experiment:
         )
     if quantises_norms(experiment.quant):
         raise ConfigError(
-            f"{QUANT}={environment.get(QUANT)} quantises norms (quant.norm), and Megatron-LM chooses its own, which may "
-            "be Transformer Engine's; choose a scheme without them, or train with quantexp"
+            f"{QUANT}={environment.get(QUANT)} quantises norms (quant.norm), and Megatron-LM has norms of its own, or "
+            "Transformer Engine's; choose a scheme without them, or train with quantexp"
         )
     return experiment
 

@@ -28,7 +28,7 @@ from quantexp.proof.expected import num_unequal
 from quantexp.proof.findings import Finding, Status
 from quantexp.proof.image import image, own_amax
 from quantexp.proof.products import num_wrong
-from quantexp.proof.verdict import Explain, compared
+from quantexp.proof.verdict import Explain, Observed, compared
 from quantexp.quant.precision import Entry, ModulePrecision
 from quantexp.quant.product_context import ProductContext, observe_products
 from quantexp.quant.sites import NORM_W, NORM_Y, Slot
@@ -138,3 +138,14 @@ class NormBorder(Hooked):
         chosen = self._moment().choice(self.declared.module, "norm")
         picked = lines(chosen, len(rows_x), 1, _ROWS)
         return num_wrong(rows_n[picked], Norm(rows_x[picked], gain, self._module.eps).forward())
+
+
+def note_failure(
+    observed: Observed, moment: Callable[[], Moment], entry: Entry, finding: Finding, _: bool
+) -> None:
+    """Report what is wrong with a slot, the first time."""
+    if finding.status is Status.MISMATCH and not any(
+        words.startswith(f"{entry.label}:") for words in observed.others
+    ):
+        words = f"declared {entry.spec.fmt.name}, {finding.reason}"
+        observed.others.append(f"{entry.label}: {words}, in micro-batch {moment().micro_batch}")

@@ -25,7 +25,14 @@ from quantexp.model.decoder import (
     norm_widths,
 )
 from quantexp.quant.choosing import Setting
-from quantexp.quant.rules import changes, check_iterations, covers, is_in_force
+from quantexp.quant.rules import (
+    changes,
+    check_iterations,
+    covers,
+    is_in_force,
+    names_norms,
+    names_output,
+)
 from quantexp.quant.sites import LOOKUP_W, Operand, Product, Site, Slot, slots_of
 from quantexp.quant.slots import (
     REUSE,
@@ -161,15 +168,12 @@ def quantises_output(quant: QuantConfig) -> bool:
 
     Only then it is in the map, and rules that name neither a site nor a module cover it.
     """
-    return _quantises(quant, Site.OUTPUT, _names_output)
+    return _quantises(quant, Site.OUTPUT, names_output)
 
 
 def quantises_norms(quant: QuantConfig) -> bool:
-    """Whether a scheme quantises norms: `quant.norm` does, or a rule that names the site or modules with `norm`.
-
-    Only then they are in the map, all of them, and rules that name neither a site nor a module cover them.
-    """
-    return _quantises(quant, Site.NORM, _names_norms)
+    """Whether a scheme quantises norms, as `quantises_output`; then all of them are in the map."""
+    return _quantises(quant, Site.NORM, names_norms)
 
 
 def _quantises(quant: QuantConfig, site: Site, names: Callable[[Rule], bool]) -> bool:
@@ -177,23 +181,6 @@ def _quantises(quant: QuantConfig, site: Site, names: Callable[[Rule], bool]) ->
     return any(spec.quantised for spec in slots.values()) or any(
         rule.format not in (None, WORKING, REUSE) and names(rule) for rule in quant.rules
     )
-
-
-def _names_output(rule: Rule) -> bool:
-    """Whether a rule covers the output layer and names it: as a site or as a module, not by a pattern alone."""
-    return (
-        OUTPUT in (*rule.sites, *rule.modules)
-        and (not rule.sites or OUTPUT in rule.sites)
-        and (not rule.modules or any(fnmatchcase(OUTPUT, p) for p in rule.modules))
-        and not rule.layers
-    )
-
-
-def _names_norms(rule: Rule) -> bool:
-    """Whether a rule covers norms and names them: by their site, or by a pattern that only norms match."""
-    by_site = Site.NORM.value in rule.sites
-    by_module = any(pattern.endswith("norm") for pattern in rule.modules)
-    return (by_site and (by_module or not rule.modules)) or (by_module and not rule.sites)
 
 
 def _norms(

@@ -17,8 +17,9 @@ from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
 from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Family, Format, Hadamard, Of, Rounding, ScaleRule, Scaling
+from quantexp.formats.types import Format, Hadamard, Of, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
+from quantexp.quant.norms import check_norms
 from quantexp.quant.sites import (
     DGRAD_W,
     FPROP_W,
@@ -120,7 +121,7 @@ def resolve_site(
         own = _resolved(slot, settings, forward, declared)
         resolved[slot] = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
     if site is Site.NORM:
-        _check_norms(resolved)
+        check_norms(resolved)
     _check_clipping(resolved)
     for product in {slot.product: None for slot in resolved}:
         _check_transforms(*((slot, resolved[slot]) for slot in operands_of(site, product)))
@@ -279,32 +280,6 @@ def _check_clipping(resolved: Mapping[Slot, QuantSpec]) -> None:
                 f"{where} under a Hadamard transform needs the gradient of the transform, got {key} of high; set "
                 f"{key}.of=forward or {key}.format=reuse, or remove one of them"
             )
-
-
-def _check_norms(resolved: Mapping[Slot, QuantSpec]) -> None:
-    """Refuse for norms what needs a matrix product, or numbers that follow from an operand's place in one."""
-    for slot, spec in resolved.items():
-        reasons = {
-            "hadamard": spec.is_transformed and "only a matrix product undoes it",
-            "pre_scale": spec.is_pre_scaled and "only a matrix product undoes it",
-            "parts": spec.parts and "only a matrix product adds them up",
-            "clip_gradient": spec.clip_gradient
-            and "the gradients of a norm's gain and result go straight through",
-            "rounding stochastic": spec.rounding is Rounding.STOCHASTIC
-            and "random numbers follow from the place in a product's operand; take even",
-            "scaling delayed": spec.scaling is Scaling.DELAYED
-            and "amax histories are those of products' operands; take current or exact",
-            f"format {spec.fmt.name}": spec.fmt.family is Family.PYTHON
-            and "a class in Python may look at the whole tensor, which ranks divide",
-            f"format {spec.fmt.name} with blocks of {spec.fmt.across} rows": spec.fmt.across > 1
-            and "a gain is one row",
-        }
-        for option, why in reasons.items():
-            if why:
-                raise ConfigError(
-                    f"quant.{slot} must have no {option}: {why}; remove it, or name other sites in the rule that "
-                    "brings it"
-                )
 
 
 def _can_saturate(spec: QuantSpec) -> bool:

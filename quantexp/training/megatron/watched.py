@@ -32,19 +32,18 @@ from quantexp.proof.call import Call
 from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
 from quantexp.proof.draws import Moment
-from quantexp.proof.findings import Finding, Status
 from quantexp.proof.histories import Histories
 from quantexp.proof.initial_weights import difference
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
 from quantexp.proof.model_border import pass_borders
-from quantexp.proof.norm_border import NormBorder, Note
+from quantexp.proof.norm_border import NormBorder, Note, note_failure
 from quantexp.proof.places import Ranks
 from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
 from quantexp.proof.verdict import Observed, SlotCalls, Verdict, beside_the_map, verdict
 from quantexp.proof.watch import ProductWatch
-from quantexp.quant.precision import Entry, ModuleId, ModulePrecision, PrecisionMap
+from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
 from quantexp.schema import Experiment, ModelConfig, QuantConfig, TrainingConfig
@@ -263,7 +262,7 @@ class Watched:
         routers = {n: m for n, m in self.routers.items() if is_due and n.startswith(f"{name} ")}
         observed = Observed({}, {each: SlotCalls() for each in routers})
         decoder = {name: self.decoder[name]}
-        note = partial(_note_failure, observed, self.moment)
+        note = partial(note_failure, observed, self.moment)
         with contextlib.ExitStack() as stack:
             if is_due:
                 layers = self._between(decoder, observed, declared, note)
@@ -312,17 +311,6 @@ class Watched:
                     keeps_gradients=keeps_gradients,
                 )
         return borders
-
-
-def _note_failure(
-    observed: Observed, moment: Callable[[], Moment], entry: Entry, finding: Finding, _: bool
-) -> None:
-    """Report what is wrong with a slot, the first time."""
-    if finding.status is Status.MISMATCH and not any(
-        words.startswith(f"{entry.label}:") for words in observed.others
-    ):
-        words = f"declared {entry.spec.fmt.name}, {finding.reason}"
-        observed.others.append(f"{entry.label}: {words}, in micro-batch {moment().micro_batch}")
 
 
 def _softmax_scale(module: Any) -> float:
