@@ -6,6 +6,7 @@ Tensor parallelism divides along (I input width, O output width):
     row layer (proj, fc2)                       input, grad_input I; weight I; output tokens; grad_output whole
     attention                                   heads
     residual stream, router                     tokens
+    norm                                        weight whole; output tokens, of queries and keys heads
 
 Tokens are divided by tensor parallelism only with sequence parallelism, else these tensors are whole. Context
 parallelism divides the tokens of all of them (of scores, the queries); weights are alike on its ranks, and the weight
@@ -26,7 +27,7 @@ from math import prod
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.operands import source_of
 from quantexp.capture.parts import Part, Range
-from quantexp.model.decoder import ATTENTION, is_routed
+from quantexp.model.decoder import ATTENTION, is_norm, is_routed
 from quantexp.model.layout import Layout, Place
 from quantexp.model.shards import Shard
 from quantexp.schema import Experiment
@@ -35,6 +36,8 @@ from quantexp.schema import Experiment
 ALIKE = frozenset({"weight", "main_grad"})
 _OF_SCORES = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
 _KEY_VALUE = frozenset({"key", "value", "grad_key", "grad_value"})
+#: The norms of heads, whose results ranks divide like these tensors of attention.
+_HEADS = {"q-norm": "query", "k-norm": "key"}
 #: Tensors of the shape of a weight.
 WEIGHT_LIKE = frozenset({"weight", "grad_weight", "main_grad"})
 #: The axis along which tensor parallelism divides the tensors of a linear layer; others are whole or divided by tokens.
@@ -92,12 +95,15 @@ class Holder:
     place: Place
     #: Key-value heads of the whole model.
     num_query_groups: int
+    #: Whether `q-norm` is that of a latent, not of heads.
+    has_latents: bool = False
 
     @classmethod
     def of(cls, experiment: Experiment, rank: int) -> Holder:
         """A rank of an experiment."""
         layout = Layout.of(experiment)
-        return cls(layout, layout.place(rank), experiment.model.num_query_groups)
+        model = experiment.model
+        return cls(layout, layout.place(rank), model.num_query_groups, model.mla is not None)
 
     def data_rank(self, module: str) -> int:
         """The index among the ranks that hold the same part of a module for other micro-batches."""
@@ -156,6 +162,8 @@ class Holder:
         both = [] if is_routed(module) else [self._over_context(tensor)]
         if module == ATTENTION:
             both += self._over_heads(tensor)
+        elif module in _HEADS and not self.has_latents and tensor != "weight":
+            both += self._over_heads(_HEADS[module])
         else:
             both.append(self._over_tensor(module, tensor))
         return [split for split in both if split.size > 1]
@@ -184,8 +192,10 @@ class Holder:
         if routed:
             size, index = self.layout.expert_tensor, self.place.expert_tensor
         by_tokens = _divided(size, index, 0) if self.layout.sequence else Split(size, index)
-        if module in (RESIDUAL, ROUTER):
+        if module in (RESIDUAL, ROUTER) or (is_norm(module) and tensor != "weight"):
             return by_tokens
+        if is_norm(module):
+            return Split(size, index)
         is_row = module == "proj" or module.endswith("fc2")
         if tensor == _REDUCED[is_row]:
             return Split(size, index, is_sum=True) if routed else by_tokens

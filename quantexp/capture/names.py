@@ -3,9 +3,9 @@
     {timestamp}_{counter}_{layer_type}_{layer_idx}_{operation}_{phase}_{component}_{quant_type}_{tensor_name}.pt
 
 `timestamp` is the run's start (YYYYmmdd_HHMMSS), `counter` counts the run's files, `layer_idx` is `L3-fc1` for a
-linear layer and `L3` for attention, the residual stream and the router. `quant_type`, also the folder, is for a linear
-layer the format of fprop's input; for attention QK's format, or PV's where QK has none; the residual stream and the
-router are never quantised.
+linear layer or a norm and `L3` for attention, the residual stream and the router. `quant_type`, also the folder, is for
+a linear layer the format of fprop's input; for attention QK's format, or PV's where QK has none; for a norm the gain's,
+or the result's where the gain has none; the residual stream and the router are never quantised.
 No program needs to parse a name, because the manifest has all parts. Collections without a manifest are an exception:
 `metadata_of` parses their names.
 """
@@ -21,16 +21,18 @@ from typing import Any
 from quantexp.capture.operands import slot_key
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Format
-from quantexp.model.decoder import ATTENTION
+from quantexp.model.decoder import ATTENTION, is_norm
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.records import spec_record
-from quantexp.quant.sites import FPROP_Q, FPROP_V, FPROP_X
+from quantexp.quant.sites import FPROP_Q, FPROP_V, FPROP_X, NORM_W, NORM_Y
 from quantexp.quant.slots import WORKING
 
 #: The module of the residual stream's tensors.
 RESIDUAL = "residual"
 #: The module of the tensors of a router of experts.
 ROUTER = "router"
+#: The layer type of norms.
+NORM = "norm"
 #: Modules that are also a layer type -> the component of their tensors.
 _COMPONENTS = {ATTENTION: "FA", RESIDUAL: RESIDUAL, ROUTER: ROUTER}
 
@@ -53,13 +55,15 @@ class TensorName:
 
     @property
     def layer_type(self) -> str:
-        """`attention`, `residual`, `router` or `linear`."""
+        """`attention`, `residual`, `router`, `norm` or `linear`."""
+        if is_norm(self.module):
+            return NORM
         return self.module if self.module in _COMPONENTS else "linear"
 
     @property
     def component(self) -> str:
-        """`FA` for attention, `residual`, `router` or `linear`."""
-        return _COMPONENTS.get(self.module, "linear")
+        """`FA` for attention, else the layer type."""
+        return _COMPONENTS.get(self.module, self.layer_type)
 
     @property
     def layer_idx(self) -> str:
@@ -85,8 +89,9 @@ def quant_type(precision: ModulePrecision) -> str:
         return WORKING
     if precision.is_linear:
         return short_name(precision.spec(FPROP_X).fmt)
-    qk = precision.spec(FPROP_Q)
-    return short_name((qk if qk.quantised else precision.spec(FPROP_V)).fmt)
+    first, second = (NORM_W, NORM_Y) if NORM_W in precision.slots else (FPROP_Q, FPROP_V)
+    spec = precision.spec(first)
+    return short_name((spec if spec.quantised else precision.spec(second)).fmt)
 
 
 def short_name(fmt: Format) -> str:

@@ -30,6 +30,7 @@ SOURCES = {
     Operand.P: "attn_weights",
     Operand.V: "value",
     Operand.DO: "grad_output",
+    Operand.Y: "output",
 }
 
 

@@ -79,7 +79,7 @@ class Take(StrEnum):
 
 
 class Axis(StrEnum):
-    """An axis that a matrix product of training reduces over; blocks run along it."""
+    """An axis that blocks run along: the one that a matrix product of training reduces over, or a norm's width."""
 
     INPUT_WIDTH = "input_width"
     OUTPUT_WIDTH = "output_width"
@@ -87,6 +87,7 @@ class Axis(StrEnum):
     HEAD_DIM = "head_dim"
     KEYS = "keys"
     QUERIES = "queries"
+    WIDTH = "width"
 
 
 class Family(StrEnum):

@@ -15,6 +15,7 @@ from typing import Any
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError
 from quantexp.quant.outside_products import state_slots
+from quantexp.quant.precision import quantises_norms
 from quantexp.quant.units import aspects_of
 from quantexp.schema import Experiment, ModelConfig
 
@@ -58,6 +59,11 @@ def experiment_of(args: Any, environment: Mapping[str, str]) -> Experiment:
         raise ConfigError(
             f"{QUANT}={environment.get(QUANT)} rounds the optimizer's moments or the reduced gradients, which "
             "Megatron-LM's loop keeps to itself; choose a scheme of products alone, or train with quantexp"
+        )
+    if quantises_norms(experiment.quant):
+        raise ConfigError(
+            f"{QUANT}={environment.get(QUANT)} quantises norms (quant.norm), and Megatron-LM has norms of its own, or "
+            "Transformer Engine's; choose a scheme without them, or train with quantexp"
         )
     return experiment
 

@@ -7,7 +7,11 @@
     experts       shared-fc1, shared-fc2          all shared experts form one feed-forward
                   expert0-fc1, expert0-fc2, ...   each routed expert separately
 
-Beside the decoder are `output`, the output layer, and `embedding`, which count as the layer after the last one.
+    norms         attention-norm, mlp-norm        of the residual stream, before attention and before the feed-forward
+                  q-norm, k-norm, kv-norm         of queries and keys, or of the latents
+
+Beside the decoder are `output`, the output layer, `embedding`, and `final-norm`, the norm after the last layer. They
+count as the layer after the last one.
 
 The precision map, the proof of engagement and captured tensors use these names. The router is not among them: it stays
 in high precision. Needs no torch.
@@ -25,6 +29,8 @@ from quantexp.schema import MlaConfig, ModelConfig, MoeConfig
 ATTENTION = "attention"
 #: The output layer and the embedding, which are no part of the decoder.
 OUTPUT, EMBEDDING = "output", "embedding"
+#: The norm after the last layer of the decoder.
+FINAL_NORM = "final-norm"
 _ROUTED = re.compile(r"expert\d+-fc[12]")
 
 
@@ -52,14 +58,19 @@ def is_routed(module: str) -> bool:
     return _ROUTED.fullmatch(module) is not None
 
 
+def is_norm(module: str) -> bool:
+    """Whether a module is a norm, of a layer or the last one."""
+    return module.endswith("-norm")
+
+
 def is_column_wise(module: str) -> bool:
     """Whether the ranks of a tensor-parallel group share a linear module's input; they share the output of others."""
     return module == "proj" or module.endswith("fc2")
 
 
 def layer_words(layer: object, module: str) -> str:
-    """The layer of a module as a person reads it: `3`, or `output` for the output layer and the embedding."""
-    return OUTPUT if module in (OUTPUT, EMBEDDING) else str(layer)
+    """The layer of a module as a person reads it: `3`, or `output` for what is beside the decoder."""
+    return OUTPUT if module in (OUTPUT, EMBEDDING, FINAL_NORM) else str(layer)
 
 
 def in_words(modules: Iterable[str]) -> str:
@@ -76,6 +87,18 @@ def layer_modules(model: ModelConfig, layer: int) -> dict[str, LinearShape | Non
     """The modules of a layer in the order of the forward pass; attention's core has no shape."""
     attention = {**_projections(model), ATTENTION: None, "proj": _proj(model)}
     return {**attention, **_feed_forward(model, layer)}
+
+
+def norm_widths(model: ModelConfig) -> dict[str, int]:
+    """The norms of every layer, in the order of the forward pass, with their number of gains."""
+    widths = {"attention-norm": model.hidden_size}
+    if model.mla is not None:
+        if model.mla.q_lora_rank is not None:
+            widths["q-norm"] = model.mla.q_lora_rank
+        widths["kv-norm"] = model.mla.kv_lora_rank
+    elif model.qk_norm:
+        widths |= dict.fromkeys(("q-norm", "k-norm"), model.head_dim)
+    return {**widths, "mlp-norm": model.hidden_size}
 
 
 def alike_layers(model: ModelConfig) -> list[tuple[int, int]]:

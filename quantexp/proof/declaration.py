@@ -30,7 +30,7 @@ from quantexp.formats.types import (
     Scaling,
     Take,
 )
-from quantexp.model.decoder import ATTENTION, EMBEDDING, OUTPUT
+from quantexp.model.decoder import ATTENTION, EMBEDDING, FINAL_NORM, OUTPUT, is_norm
 from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import FPROP_W, LOOKUP_W, Operand, Product, Site, Slot, slots_of
@@ -86,9 +86,10 @@ class Declaration:
                 if wrong:
                     words.append(f"{name} {slot}: {wrong}")
                     break
-        output = ModuleId(self.num_layers, OUTPUT)
-        if output not in declared and self._quantises_output():
-            words.append(f"{output}: it is configured to be quantised, and the map lacks it")
+        for beside, site in ((OUTPUT, Site.OUTPUT), (FINAL_NORM, Site.NORM)):
+            name = ModuleId(self.num_layers, beside)
+            if name not in declared and self._quantises(site):
+                words.append(f"{name}: it is configured to be quantised, and the map lacks it")
         return words
 
     def _names(self, rule: Rule, name: ModuleId) -> bool:
@@ -99,9 +100,9 @@ class Declaration:
             not rule.modules or any(fnmatchcase(module, each) for each in rule.modules)
         )
 
-    def _quantises_output(self) -> bool:
-        """Whether the output layer's own keys name a format."""
-        resolved = _resolved(self.quant, (Site.OUTPUT,), [])
+    def _quantises(self, site: Site) -> bool:
+        """Whether the own keys of a site, the output layer's or the norms', name a format."""
+        resolved = _resolved(self.quant, (site,), [])
         return any(spec.quantised for spec in resolved.values())
 
 
@@ -114,6 +115,8 @@ def _sites(name: ModuleId) -> tuple[Site, ...]:
     """The sites whose keys configure a module."""
     if name.name == ATTENTION:
         return Site.QK, Site.PV
+    if is_norm(name.name):
+        return (Site.NORM,)
     return (Site.OUTPUT,) if name.name in (OUTPUT, EMBEDDING) else (Site.LINEAR,)
 
 

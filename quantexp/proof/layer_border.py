@@ -13,7 +13,7 @@ take back. A product beside the modules, by whatever library or thread, changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from quantexp.proof.between import Activation, Norm, total
 from quantexp.proof.border import plain
 from quantexp.proof.draws import Moment
 from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Pass, PassBorder
+from quantexp.proof.norm_border import NormBorder
 from quantexp.proof.projected_heads import ProjectedHeads
 from quantexp.proof.rotary import Rotary
 
@@ -38,6 +39,7 @@ class LayerBorder(PassBorder):
         moment: when the running pass is.
         report: receives what is wrong, in words.
         rotary: the rotary embedding that is configured; None if its angles are taken as they are.
+        norms: the norms of the map, which have gains and results of their own.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class LayerBorder(PassBorder):
         moment: Callable[[], Moment],
         report: Callable[[str], None],
         rotary: Rotary | None = None,
+        norms: Mapping[nn.Module, NormBorder] | None = None,
     ) -> None:
         super().__init__(name, moment, report)
+        self._norms = norms or {}
         self._layer, self._config, self._rotary = layer, layer.config, rotary
         #: What must be seen in every forward pass.
         self._due: set[str] = set()
@@ -136,6 +140,8 @@ class LayerBorder(PassBorder):
             self._on_gradient(args[0], "h", gradient)
         self._on_gradient(output, name, partial(self._norm_gradient, name))
         self._seen[name] = own = self._drawn(output)
+        if module in self._norms and self._norms[module].rounds_result:
+            return
         expected = self._norm_of(name, self._drawn(args[0])).forward()
         self._tell(
             own, expected, f"that left {NORMS.get(name, name)} are not the norm of what entered it"
@@ -157,7 +163,9 @@ class LayerBorder(PassBorder):
     def _norm_of(self, name: str, x: Tensor) -> Norm:
         is_of_layer = hasattr(self._layer, name)
         module = getattr(self._layer if is_of_layer else self._layer.self_attention, name)
-        return Norm(x, module.weight.detach(), self._config.layernorm_epsilon)
+        border = self._norms.get(module)
+        gain = module.weight.detach() if border is None else border.gain()
+        return Norm(x, gain, self._config.layernorm_epsilon)
 
     def _stream_gradient(self, tensor: str, after: str, norm: str, own: Tensor) -> None:
         """The residual stream's gradient: what comes by the sum after it, and by the norm of it."""

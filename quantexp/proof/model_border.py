@@ -26,6 +26,7 @@ from quantexp.proof.draws import Moment, lines
 from quantexp.proof.expert_border import ExpertBorder
 from quantexp.proof.layer_border import LayerBorder
 from quantexp.proof.layer_pass import Pass, PassBorder
+from quantexp.proof.norm_border import NormBorder
 from quantexp.proof.products import Reference, largest_finite, reference
 from quantexp.proof.rotary import Rotary
 
@@ -46,9 +47,11 @@ class ModelBorder(PassBorder):
         moment: Callable[[], Moment],
         report: Callable[[str], None],
         first: LayerBorder | None,
+        norms: Mapping[nn.Module, NormBorder],
     ) -> None:
-        """`chunk` is a Megatron-Core `GPTModel`; `first` its first layer, if that is watched."""
+        """`chunk` is a Megatron-Core `GPTModel`; `first` its first layer, if that is watched; `norms` as in a layer."""
         super().__init__("model", moment, report)
+        self._norms = norms
         self._chunk, self._config, self._first = chunk, chunk.config, first
         self._tokens: Tensor | None = None
         self._labels: Tensor | None = None
@@ -105,10 +108,12 @@ class ModelBorder(PassBorder):
     def _norm(self, module: nn.RMSNorm, output: Tensor, args: tuple[Tensor]) -> None:
         self._arrive("the last norm", args[0])
         x, own = self._drawn(args[0]), self._drawn(output)
-        norm = Norm(x, module.weight.detach(), self._config.layernorm_epsilon)
-        self._tell(
-            own, norm.forward(), "that left the last norm are not the norm of what entered it"
-        )
+        border = self._norms.get(module)
+        gain = module.weight.detach() if border is None else border.gain()
+        norm = Norm(x, gain, self._config.layernorm_epsilon)
+        if border is None or not border.rounds_result:
+            words = "that left the last norm are not the norm of what entered it"
+            self._tell(own, norm.forward(), words)
         self._seen["norm"] = own
         self._on_gradient(output, "norm")
         self._on_gradient(args[0], "x", partial(self._norm_gradient, norm))
@@ -203,13 +208,15 @@ def pass_borders(
     moment: Callable[[], Moment],
     report: Callable[[str], None],
     rotary: Rotary | None = None,
+    norms: Mapping[nn.Module, NormBorder] | None = None,
 ) -> list[Hooked]:
     """Those of the decoder's layers, by their names `layer N`, of their experts, and of what surrounds the layers.
 
-    The latter is watched with any layer of its chunk.
+    The latter is watched with any layer of its chunk. `norms` are those of the map.
     """
+    norms = norms or {}
     layers = {
-        name: LayerBorder(name, module, moment, report, rotary)
+        name: LayerBorder(name, module, moment, report, rotary, norms)
         for name, module in decoder.items()
         if hasattr(module, "self_attention")
     }
@@ -223,8 +230,8 @@ def pass_borders(
     for chunk in chunks:
         names = [f"layer {layer.layer_number - 1}" for layer in chunk.decoder.layers]
         if not layers.keys().isdisjoint(names):
-            around = ModelBorder(chunk, moment, report, layers.get(names[0]))
+            around = ModelBorder(chunk, moment, report, layers.get(names[0]), norms)
             if getattr(chunk, "post_process", False) and names[-1] in layers:
                 layers[names[-1]].following = around
             borders.append(around)
-    return [*layers.values(), *borders]
+    return [*layers.values(), *borders, *norms.values()]

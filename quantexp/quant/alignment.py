@@ -95,7 +95,7 @@ def kinds_of_modules(model: ModelConfig, maps: Sequence[PrecisionMap]) -> list[K
     for declared in maps:
         for module, precision in declared.items():
             has_experts = model.moe is not None and module.layer >= model.moe.num_dense_layers
-            shape, slots = shapes[has_experts][module.name], precision.alike
+            shape, slots = shapes[has_experts].get(module.name), precision.alike
             kinds.setdefault((module.name, id(slots), has_experts), (module.name, shape, slots))
     return list(kinds.values())
 

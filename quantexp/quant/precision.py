@@ -18,13 +18,22 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.model.decoder import (
     ATTENTION,
     EMBEDDING,
+    FINAL_NORM,
     OUTPUT,
     alike_layers,
     in_words,
     layer_modules,
+    norm_widths,
 )
 from quantexp.quant.choosing import Setting
-from quantexp.quant.rules import changes, check_iterations, covers, is_in_force
+from quantexp.quant.rules import (
+    changes,
+    check_iterations,
+    covers,
+    is_in_force,
+    names_norms,
+    names_output,
+)
 from quantexp.quant.sites import LOOKUP_W, Operand, Product, Site, Slot, slots_of
 from quantexp.quant.slots import (
     REUSE,
@@ -38,9 +47,9 @@ from quantexp.schema import CaptureRule, ModelConfig, QuantConfig, Rule
 
 
 class ModuleId(NamedTuple):
-    """One module with matrix products: its layer (from 0, global) and its name.
+    """One module with matrix products, or a norm: its layer (from 0, global) and its name.
 
-    The output layer and the embedding count as the layer after the last.
+    The output layer, the embedding and the final norm count as the layer after the last.
     """
 
     layer: int
@@ -49,7 +58,9 @@ class ModuleId(NamedTuple):
     def __str__(self) -> str:
         if self.name == OUTPUT:
             return "output layer"
-        return EMBEDDING if self.name == EMBEDDING else f"layer {self.layer} {self.name}"
+        if self.name in (EMBEDDING, FINAL_NORM):
+            return self.name
+        return f"layer {self.layer} {self.name}"
 
     def is_named(self, rule: Rule | CaptureRule, num_layers: int) -> bool:
         """Whether a rule names the module by its layer and a shell pattern; an empty list names all."""
@@ -146,6 +157,8 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
                 slot: spec for site in sites for slot, spec in _resolved(site, quant, applying)
             }
         modules[module] = _with_streams(module, resolved[sites, applying])
+    if quantises_norms(quant):
+        modules |= _norms(model, quant, rules)
     return modules | (_beside_decoder(model, quant, rules) if quantises_output(quant) else {})
 
 
@@ -154,20 +167,36 @@ def quantises_output(quant: QuantConfig) -> bool:
 
     Only then it is in the map, and rules that name neither a site nor a module cover it.
     """
-    slots = resolve_site(Site.OUTPUT, quant.output, declared=declared_formats(quant))
+    return _quantises(quant, Site.OUTPUT, names_output)
+
+
+def quantises_norms(quant: QuantConfig) -> bool:
+    """Whether a scheme quantises norms, as `quantises_output`; then all of them are in the map."""
+    return _quantises(quant, Site.NORM, names_norms)
+
+
+def _quantises(quant: QuantConfig, site: Site, names: Callable[[Rule], bool]) -> bool:
+    slots = resolve_site(site, site_configs(quant)[site], declared=declared_formats(quant))
     return any(spec.quantised for spec in slots.values()) or any(
-        rule.format not in (None, WORKING, REUSE) and _names_output(rule) for rule in quant.rules
+        rule.format not in (None, WORKING, REUSE) and names(rule) for rule in quant.rules
     )
 
 
-def _names_output(rule: Rule) -> bool:
-    """Whether a rule covers the output layer and names it: as a site or as a module, not by a pattern alone."""
-    return (
-        OUTPUT in (*rule.sites, *rule.modules)
-        and (not rule.sites or OUTPUT in rule.sites)
-        and (not rule.modules or any(fnmatchcase(OUTPUT, p) for p in rule.modules))
-        and not rule.layers
-    )
+def _norms(
+    model: ModelConfig, quant: QuantConfig, rules: Sequence[tuple[int, Rule]]
+) -> PrecisionMap:
+    """The norms of the layers, and the one after the last layer."""
+    names = [
+        ModuleId(layer, name) for layer in range(model.num_layers) for name in norm_widths(model)
+    ]
+    resolved: dict[tuple[int, ...], Slots] = {}
+    modules: PrecisionMap = {}
+    for module in (*names, ModuleId(model.num_layers, FINAL_NORM)):
+        applying = tuple(i for i, rule in rules if module.is_named(rule, model.num_layers))
+        if applying not in resolved:
+            resolved[applying] = dict(_resolved(Site.NORM, quant, applying))
+        modules[module] = ModulePrecision(module, resolved[applying])
+    return modules
 
 
 def _beside_decoder(
@@ -253,7 +282,8 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
     Raises:
         ConfigError: names the rule by its index.
     """
-    modules = [*(m.name for m, _ in decoder_modules(model)), OUTPUT]
+    modules = [*(m.name for m, _ in decoder_modules(model)), *norm_widths(model), FINAL_NORM]
+    modules.append(OUTPUT)
     sites = [s.value for s in Site]
     products = [p.value for p in Product if p is not Product.LOOKUP]
     operands = sorted(operand.value for operand in Operand)

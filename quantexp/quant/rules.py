@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from quantexp.errors import ConfigError
-from quantexp.quant.sites import Slot
+from quantexp.model.decoder import OUTPUT
+from quantexp.quant.sites import Site, Slot
 from quantexp.schema import QuantConfig, Rule
 
 
@@ -32,6 +35,23 @@ def covers(rule: Rule, slot: Slot) -> bool:
         and (not rule.products or slot.product.value in rule.products)
         and (not rule.operands or slot.operand.value in rule.operands)
     )
+
+
+def names_output(rule: Rule) -> bool:
+    """Whether a rule covers the output layer and names it: as a site or as a module, not by a pattern alone."""
+    return (
+        OUTPUT in (*rule.sites, *rule.modules)
+        and (not rule.sites or OUTPUT in rule.sites)
+        and (not rule.modules or any(fnmatchcase(OUTPUT, p) for p in rule.modules))
+        and not rule.layers
+    )
+
+
+def names_norms(rule: Rule) -> bool:
+    """Whether a rule covers norms and names them: by their site, or by a pattern that only norms match."""
+    by_site = Site.NORM.value in rule.sites
+    by_module = any(pattern.endswith("norm") for pattern in rule.modules)
+    return (by_site and (by_module or not rule.modules)) or (by_module and not rule.sites)
 
 
 def check_iterations(where: str, rule: Rule) -> None:

@@ -50,7 +50,7 @@ from quantexp.schema import (
 #: The formats of the ten schemes.
 SCHEME_FORMATS = ("mxfp8", "mxfp4", "hifp8")
 
-#: (linear, qk) choices of the ten schemes; pv and output are none in every one.
+#: (linear, qk) choices of the ten schemes; pv, output and norm are none in every one.
 SCHEMES: dict[str, tuple[str, str]] = {
     "bf16": ("none", "none"),
     **{f"FA_{f}": ("none", f) for f in SCHEME_FORMATS},
@@ -62,6 +62,7 @@ SCHEMES: dict[str, tuple[str, str]] = {
 SITE_FORMATS = (*SCHEME_FORMATS, "mxfp6", "nvfp4", "fp8")
 CHOICES = ("none", *SITE_FORMATS)
 
+#: The sites with shipped choices.
 _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
     Site.LINEAR: LinearSite,
     Site.QK: QkSite,
@@ -100,7 +101,7 @@ def _name_of_slots(quant: QuantConfig, sites: InForce | None) -> str:
     is_changed = any(choices[site] != "none" for site in idle)
     choices |= dict.fromkeys(idle, "none")
     outside = _outside_parts(quant)
-    none = choices[Site.PV] == choices[Site.OUTPUT] == "none"
+    none = choices[Site.PV] == choices[Site.OUTPUT] == choices[Site.NORM] == "none"
     if not quant.rules and not outside and none and not is_changed:
         for name, (linear, qk) in SCHEMES.items():
             if (choices[Site.LINEAR], choices[Site.QK]) == (linear, qk):
@@ -134,14 +135,16 @@ def _name_of_rules(rules: Sequence[Rule], declared: Mapping[str, Format]) -> str
 def content_hash(quant: QuantConfig) -> str:
     """Hex sha256 of the scheme's content, not its name: its sites' slots, its rules, what it rounds elsewhere.
 
-    The output layer's slots enter only if one is quantised, so that the hashes of schemes without it stay the same.
+    The slots of the output layer and of norms enter only if one is quantised, so that the hashes of schemes without
+    them stay the same.
     """
     meaning = {
         "sites": {
             site.value: records
             for site, config in site_configs(quant).items()
             for records in (_records(site, config, declared_formats(quant)),)
-            if site is not Site.OUTPUT or any(r["format"] != WORKING for r in records.values())
+            if site not in (Site.OUTPUT, Site.NORM)
+            or any(r["format"] != WORKING for r in records.values())
         },
         "rules": [_rule(rule) for rule in quant.rules],
     }
@@ -219,10 +222,14 @@ def _records(
 
 
 def _own_format(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> str | None:
-    """The declared format of every quantised slot of a site; None if they differ, or it is one of the table."""
+    """The format of every quantised slot of a site without a choice of that name; None if they differ."""
     formats = _formats(site, config, declared)
     own = next(iter(formats)) if len(formats) == 1 else None
-    return own.label if own is not None and own.definition else None
+    if own is None:
+        return None
+    if site not in _SITE_TYPES:
+        return _short(own)
+    return own.label if own.definition else None
 
 
 def _formats(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> set[Format]:
@@ -236,6 +243,8 @@ def _choice(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> s
     slots = resolve_site(site, config, declared=declared)
     if not any(spec.quantised for spec in slots.values()):
         return "none"
+    if site not in _SITE_TYPES:
+        return None
     return next((c for c in SITE_FORMATS if _shipped(site, c) == slots), None)
 
 

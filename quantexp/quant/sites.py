@@ -10,6 +10,10 @@ A product multiplies a left by a right operand and reduces over one axis; blocks
             dgrad_v dv = P^T dO    over queries
     output  the products of linear, of the output layer; a tied embedding looks up rows of fprop's w
 
+A norm has no matrix product. Its gain w and its result y, in blocks along their width, are slots of `fprop`, too:
+
+    norm    fprop   y  = x / rms(x) * w
+
 The configuration (`quant.linear.wgrad.g`) and the precision map use these names.
 """
 
@@ -30,6 +34,7 @@ class Site(Enum):
     QK = "qk"
     PV = "pv"
     OUTPUT = "output"
+    NORM = "norm"
 
     __hash__ = (
         object.__hash__
@@ -37,7 +42,7 @@ class Site(Enum):
 
 
 class Product(Enum):
-    """One of the matrix products of a site, or the lookup of a tied embedding."""
+    """One of the matrix products of a site, the lookup of a tied embedding, or the forward pass of a norm."""
 
     FPROP = "fprop"
     DGRAD = "dgrad"
@@ -63,6 +68,7 @@ class Operand(StrEnum):
     P = "P"
     V = "v"
     DO = "dO"
+    Y = "y"
 
 
 class Slot(NamedTuple):
@@ -124,6 +130,7 @@ PRODUCTS: dict[Site, dict[Product, ProductShape]] = {
         Product.DGRAD_V: ProductShape(Operand.P, Operand.DO, Axis.QUERIES),
     },
     Site.OUTPUT: _LINEAR,
+    Site.NORM: {Product.FPROP: ProductShape(Operand.Y, Operand.W, Axis.WIDTH)},
 }
 
 #: Operands that carry a gradient: the amax target of hifp8 is 224 for them instead of 15.
@@ -137,6 +144,7 @@ _DIMS: dict[Axis, dict[Operand, int]] = {
     Axis.HEAD_DIM: {Operand.Q: -1, Operand.K: -1, Operand.V: -1, Operand.DO: -1},
     Axis.KEYS: {Operand.P: -1, Operand.DS: -1},
     Axis.QUERIES: {Operand.P: -2, Operand.DS: -2},
+    Axis.WIDTH: {Operand.Y: -1, Operand.W: -1},
 }
 
 
@@ -144,7 +152,7 @@ def captured_dim(operand: Operand, axis: Axis) -> int:
     """The dimension of an axis in an operand as it is captured.
 
     Linear: x, g are tokens .. width, w is output width, input width. Attention: q, k, v, dO are tokens, sequences,
-    heads, head_dim; P, dS are sequences, heads, queries, keys.
+    heads, head_dim; P, dS are sequences, heads, queries, keys. Norms: w is width, y is tokens .. width.
     """
     return _DIMS[axis].get(operand, 0)
 
@@ -160,7 +168,7 @@ def dim_of(operand: Operand, spec: QuantSpec) -> int:
 
 
 def slots_of(site: Site) -> list[Slot]:
-    """The six slots of a site, forward first."""
+    """The slots of a site, six of products or two of a norm, forward first."""
     return [slot for product in PRODUCTS[site] for slot in operands_of(site, product)]
 
 
@@ -180,3 +188,4 @@ FPROP_P, FPROP_V = operands_of(Site.PV, Product.FPROP)
 DGRAD_P_DO, DGRAD_P_V = operands_of(Site.PV, Product.DGRAD_P)
 DGRAD_V_P, DGRAD_V_DO = operands_of(Site.PV, Product.DGRAD_V)
 LOOKUP_W = Slot(Site.OUTPUT, Product.LOOKUP, Operand.W)
+NORM_Y, NORM_W = operands_of(Site.NORM, Product.FPROP)

@@ -19,6 +19,7 @@ from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Format, Hadamard, Of, ScaleRule, Scaling
 from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
+from quantexp.quant.norms import check_norms
 from quantexp.quant.sites import (
     DGRAD_W,
     FPROP_W,
@@ -31,10 +32,10 @@ from quantexp.quant.sites import (
     operands_of,
     slots_of,
 )
-from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
+from quantexp.schema import LinearSite, NormSite, PvSite, QkSite, QuantConfig, Rule
 from quantexp.schema import Slot as SlotConfig
 
-SiteConfig = LinearSite | QkSite | PvSite
+SiteConfig = LinearSite | QkSite | PvSite | NormSite
 
 #: The working precision, as a format: the slot is not quantised.
 WORKING = "bf16"
@@ -88,6 +89,7 @@ def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
         Site.QK: quant.qk,
         Site.PV: quant.pv,
         Site.OUTPUT: quant.output,
+        Site.NORM: quant.norm,
     }
 
 
@@ -103,13 +105,13 @@ def resolve_site(
     overlays: Mapping[Slot, Sequence[Setting]] | None = None,
     declared: Mapping[str, Format] | None = None,
 ) -> dict[Slot, QuantSpec]:
-    """The six slots of a site, under overlays (rules); the first overlay takes precedence over all settings.
+    """The slots of a site, under overlays (rules); the first overlay takes precedence over all settings.
 
     `declared` are the formats of the scheme's own (`declared_formats`).
 
     Raises:
         ConfigError: an unknown format, a value out of range, an option the format does not have, `reuse` without a
-            forward copy, a Hadamard transform that does not cancel.
+            forward copy, a Hadamard transform that does not cancel, an option that a norm cannot have.
     """
     over = overlays or {}
     resolved: dict[Slot, QuantSpec] = {}
@@ -118,6 +120,8 @@ def resolve_site(
         forward = resolved.get(slot._replace(product=Product.FPROP))
         own = _resolved(slot, settings, forward, declared)
         resolved[slot] = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
+    if site is Site.NORM:
+        check_norms(resolved)
     _check_clipping(resolved)
     for product in {slot.product: None for slot in resolved}:
         _check_transforms(*((slot, resolved[slot]) for slot in operands_of(site, product)))

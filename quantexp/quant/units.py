@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from quantexp.errors import ConfigError
-from quantexp.model.decoder import EMBEDDING, OUTPUT
+from quantexp.model.decoder import EMBEDDING, FINAL_NORM, OUTPUT
 from quantexp.quant.precision import Entry, PrecisionMap, configured
 from quantexp.quant.sites import DGRAD_W, WGRAD_X, Operand, Product, Slot
 from quantexp.quant.slots import WORKING
@@ -32,9 +32,9 @@ class Key:
 
     def rule(self) -> Rule:
         """The rule that turns exactly the slots of this key, besides those that no format rounds, to bf16."""
-        is_output = OUTPUT in (self.module, self.site)
+        is_beside = OUTPUT in (self.module, self.site) or self.module == FINAL_NORM
         return Rule(
-            layers=[] if self.layer is None or is_output else [self.layer],
+            layers=[] if self.layer is None or is_beside else [self.layer],
             modules=[] if self.module is None else [self.module],
             sites=[] if self.site is None else [self.site],
             products=[] if self.product is None else [self.product],
@@ -48,6 +48,8 @@ class Key:
         place = " ".join(filter(None, (layer, self.module)))
         if OUTPUT in (self.module, self.site) and self.layer is not None:
             place, slot = "output layer", slot if self.product else ""
+        if self.module == FINAL_NORM:
+            place = FINAL_NORM
         return " ".join(filter(None, (place, slot)))
 
 
@@ -116,7 +118,9 @@ def key_of(entry: Entry, aspects: Sequence[Aspect]) -> Key:
     has_site = has_product or Aspect.site in aspects or (is_output and has_layer)
     return Key(
         module.layer if has_layer else None,
-        module.name if Aspect.module in aspects else None,
+        module.name
+        if Aspect.module in aspects or (module.name == FINAL_NORM and has_layer)
+        else None,
         slot.site.value if has_site else None,
         slot.product.value if has_product else None,
         slot.operand.value if Aspect.slot in aspects else None,

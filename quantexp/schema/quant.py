@@ -166,18 +166,33 @@ class PvSite(Slot):
 
 
 @dataclass
+class NormFprop:
+    """y = x / rms(x) * w."""
+
+    y: Slot = field(default_factory=Slot)
+    w: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class NormSite(Slot):
+    """Gains and results of the norms, of the layers, of heads or latents, and after the last layer."""
+
+    fprop: NormFprop = field(default_factory=NormFprop)
+
+
+@dataclass
 class Rule(Slot):
     """Changes the slots that it covers; later rules take precedence. An empty list means all."""
 
     #: Layers of the decoder, from 0; negative from the end.
     layers: list[int] = field(default_factory=list)
-    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, kv-*, expert*, output).
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, kv-*, expert*, *-norm, output).
     modules: list[str] = field(default_factory=list)
-    #: linear, qk, pv, output.
+    #: linear, qk, pv, output, norm.
     sites: list[str] = field(default_factory=list)
     #: fprop, dgrad, wgrad, dgrad_q, dgrad_k, dgrad_p, dgrad_v.
     products: list[str] = field(default_factory=list)
-    #: x, w, g, q, k, dS, P, v, dO.
+    #: x, w, g, q, k, dS, P, v, dO, y.
     operands: list[str] = field(default_factory=list)
     #: [first, last]: iterations from 1, both included; a null last means no end.
     iterations: list[int | None] = field(default_factory=list)
@@ -232,7 +247,7 @@ class NamedRecipe(Enum):
 
 @dataclass
 class QuantConfig:
-    """A scheme: the four sites, then the rules, then what is rounded outside of products."""
+    """A scheme: the five sites, then the rules, then what is rounded outside of products."""
 
     #: Derived from the sites unless given; a shipped name on another composition is an error.
     name: str | None = limited(None, FOLDER_NAME)
@@ -244,6 +259,7 @@ class QuantConfig:
     pv: PvSite = field(default_factory=PvSite)
     #: The output layer; where embeddings are tied, the embedding looks up its quantised weight.
     output: LinearSite = field(default_factory=LinearSite)
+    norm: NormSite = field(default_factory=NormSite)
     rules: list[Rule] = field(default_factory=list)
     optimizer: Moments = field(default_factory=Moments)
     grad_reduce: GradReduce = field(default_factory=GradReduce)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import quantexp.quant.linear
 import quantexp.quant.multiply
-import quantexp.training.megatron.linear
 from quantexp.config.compose import compose
 from quantexp.model.decoder import is_routed
 from quantexp.proof.turns import KINDS, MODULES, THOROUGH, Turns
@@ -129,7 +129,7 @@ def test_a_lie_that_begins_later_ends_the_run_before_the_optimizer_steps(
 def test_an_input_that_changes_between_the_products_of_a_layer_is_named(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = quantexp.training.megatron.linear.wgrad
+    honest = quantexp.quant.linear.wgrad
 
     def wgrad(*args: Any, quantised_x: Tensor | None = None, **kwargs: Any) -> Tensor:
         x = args[2] if quantised_x is None else quantised_x

@@ -276,7 +276,7 @@ def test_changes_are_where_rules_begin_and_end() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Rule(sites=["ffn"]), "[0].sites must be among linear, qk, pv, output, got 'ffn'"),
+        (Rule(sites=["ffn"]), "[0].sites must be among linear, qk, pv, output, norm, got 'ffn'"),
         (
             Rule(products=["bprop"]),
             "[0].products must be among fprop, dgrad, wgrad, dgrad_q, dgrad_k, dgrad_p, dgrad_v, "
@@ -284,13 +284,14 @@ def test_changes_are_where_rules_begin_and_end() -> None:
         ),
         (
             Rule(operands=["s"]),
-            "[0].operands must be among P, dO, dS, g, k, q, v, w, x, got 's'",
+            "[0].operands must be among P, dO, dS, g, k, q, v, w, x, y, got 's'",
         ),
         (Rule(layers=[0, 3]), "[0].layers must lie between -3 and 2 for 3 layers, got 3"),
         (Rule(layers=[-4]), "[0].layers must lie between -3 and 2 for 3 layers, got -4"),
         (
             Rule(modules=["fc3"]),
-            "[0].modules must match one of qkv, attention, proj, fc1, fc2, output, got 'fc3'",
+            "[0].modules must match one of qkv, attention, proj, fc1, fc2, attention-norm, mlp-norm, "
+            "final-norm, output, got 'fc3'",
         ),
         (Rule(iterations=[1]), "[0].iterations must be [first, last], iterations from 1, got [1]"),
         (

@@ -41,13 +41,14 @@ def test_products_operands_and_axes_are_the_designs() -> None:
             "dgrad_p": ("dO", "v", "head_dim"),
             "dgrad_v": ("P", "dO", "queries"),
         },
+        "norm": {"fprop": ("y", "w", "width")},
     }
 
 
-def test_every_site_has_six_slots_forward_first() -> None:
+def test_every_site_of_products_has_six_slots_forward_first() -> None:
     for site in Site:
         slots = slots_of(site)
-        assert len(set(slots)) == 6
+        assert len(set(slots)) == (2 if site is Site.NORM else 6)
         assert [slot.product for slot in slots[:2]] == [Product.FPROP, Product.FPROP]
     assert [str(slot) for slot in slots_of(Site.QK)[2:]] == [
         "qk.dgrad_q.dS",
@@ -66,7 +67,7 @@ def test_every_slot_has_a_name() -> None:
 
 def test_gradients_are_the_operands_of_the_backward_pass() -> None:
     operands = {slot.operand for site in Site for slot in slots_of(site)}
-    assert operands - GRADIENTS == {"x", "w", "q", "k", "P", "v"}
+    assert operands - GRADIENTS == {"x", "w", "q", "k", "P", "v", "y"}
 
 
 def test_shape_is_a_value() -> None:

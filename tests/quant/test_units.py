@@ -30,6 +30,7 @@ SCHEMES = (
     ("quant=more/linear_mxfp4_quartet",),
     ("quant=more/linear_mxfp4_quest",),
     ("quant=linear_mxfp4", "quant.linear.of=forward"),
+    ("quant=more/linear_mxfp8_floor_norms", "quant.norm.fprop.y.format=mxfp8"),
 )
 
 
@@ -87,6 +88,9 @@ def test_units_have_the_words_of_messages(tiny: Tiny) -> None:
     assert words(Aspect.site) == ["linear", "qk", "output"]
     assert words(Aspect.slot)[:3] == ["linear.fprop.x", "linear.fprop.w", "linear.dgrad.g"]
     assert "output.wgrad.x" in words(Aspect.slot)
+    with_norms = tiny("quant=more/linear_mxfp8_floor_norms")
+    of_norms = units_of([precision_map(with_norms.model, with_norms.quant)], [Aspect.layer])
+    assert list(map(str, of_norms)) == ["layer 0", "layer 1", "final-norm"]
     assert words(Aspect.layer, Aspect.slot)[0] == "layer 0 linear.fprop.x"
     assert words(Aspect.layer, Aspect.slot)[-1] == "output layer output.wgrad.x"
 

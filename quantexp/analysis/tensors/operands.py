@@ -6,6 +6,7 @@ tensors lie as Megatron has them:
 
     linear      x, g: tokens .. width      w: output width, input width
     attention   q, k, v, dO: tokens, batch, heads, head_dim      P, dS: batch, heads, queries, keys
+    norm        y: tokens .. width         w: width
 
 A tensor serves several products along different axes: a linear layer's input is fprop.x along the input width and
 wgrad.x along tokens. Sequences are an axis of their own, so blocks along tokens lie within one.
@@ -42,12 +43,11 @@ from quantexp.quant.step_state import Draw
 #: The working precision and the reused forward copy, which are not quantisations.
 _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
 
+#: The layer types of sites that are not linear layers'.
+_LAYER_TYPES = {Site.QK: "attention", Site.PV: "attention", Site.NORM: "norm"}
 #: Layer type and captured tensor -> operand.
 _OPERANDS = {
-    (
-        "attention" if site in (Site.QK, Site.PV) else "linear",
-        SOURCES[slot.operand],
-    ): slot.operand.value
+    (_LAYER_TYPES.get(site, "linear"), SOURCES[slot.operand]): slot.operand.value
     for site in Site
     for slot in slots_of(site)
 }
@@ -248,10 +248,11 @@ def num_blocks_of_padding(padding: Tensor, dim: int, block: int) -> int:
 
 
 #: Layer type -> the sites of its operands.
-_SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV)}
+_SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV), "norm": (Site.NORM,)}
 #: The captured layouts of operands, as in messages, and their possible numbers of dimensions.
 _LAYOUTS = {
-    Operand.W: ("[output width, input width]", (2,)),
+    Operand.W: ("[output width, input width], or a norm's [width]", (1, 2)),
+    Operand.Y: ("[tokens, sequences, width] or [tokens, sequences, heads, width]", (3, 4)),
     Operand.X: ("[tokens, sequences, width]", (2, 3)),
     Operand.G: ("[tokens, sequences, width]", (2, 3)),
     Operand.P: ("[sequences, heads, queries, keys]", (4,)),

@@ -48,8 +48,10 @@ from quantexp.model.decoder import (
     ATTENTION,
     EMBEDDING,
     LinearShape,
+    is_norm,
     is_routed,
     moe_of,
+    norm_widths,
     value_head_dim,
 )
 from quantexp.model.sizes import element_bytes, shapes_by_layer
@@ -144,6 +146,8 @@ def _givers(experiment: Experiment, declared: PrecisionMap) -> Iterator[_Giver]:
     for module, precision in declared.items():
         if module.name == ATTENTION:
             yield _Giver(precision, _attention)
+        elif is_norm(module.name):
+            yield _Giver(precision, _norm, (module.name,))
         elif module.name != EMBEDDING:
             shape = shapes[module.layer][module.name]
             yield _Giver(precision, _linear, (_tokens(experiment, module), shape))
@@ -227,6 +231,17 @@ def _linear(
     yield Expected(module, "backward", "post", "grad_input", x, size)
     yield Expected(module, "backward", "post", "grad_weight", w, size)
     yield Expected(module, "backward", "post", "main_grad", w, 4, once=True)
+
+
+def _norm(experiment: Experiment, module: ModuleId, name: str) -> Iterator[Expected]:
+    """The gain, and the result before its rounding: of the residual stream or a latent, or of every head."""
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    model, size = experiment.model, element_bytes(experiment.training)
+    width = norm_widths(model).get(name, model.hidden_size)
+    heads = {"q-norm": model.num_attention_heads, "k-norm": model.num_query_groups}
+    of_heads = (heads[name],) if model.mla is None and name in heads else ()
+    yield Expected(module, "forward", "pre", "weight", (width,), size, once=True)
+    yield Expected(module, "forward", "post", "output", (T, B, *of_heads, width), size)
 
 
 def _tokens(experiment: Experiment, module: ModuleId) -> tuple[int, ...]:

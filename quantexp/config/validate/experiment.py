@@ -9,10 +9,16 @@ from quantexp.config.validate.model import validate_model
 from quantexp.config.validate.parallel import validate_launcher, validate_parallel
 from quantexp.config.validate.tracking import validate_statistics, validate_tracking
 from quantexp.errors import ConfigError
-from quantexp.model.decoder import OUTPUT
+from quantexp.model.decoder import FINAL_NORM, OUTPUT, norm_widths
 from quantexp.model.layout import Layout
 from quantexp.quant.outside_products import check_outside_products
-from quantexp.quant.precision import check_rules, decoder_modules, precision_map, quantises_output
+from quantexp.quant.precision import (
+    check_rules,
+    decoder_modules,
+    precision_map,
+    quantises_norms,
+    quantises_output,
+)
 from quantexp.quant.rules import changes
 from quantexp.quant.slots import declared_formats, resolve_site, site_configs
 from quantexp.schema import (
@@ -239,7 +245,9 @@ def _capture_rules(experiment: Experiment) -> None:
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
     routers = [] if model.moe is None else [ROUTER]
     output = [OUTPUT] if quantises_output(experiment.quant) else []
-    check_capture_rules(capture, model.num_layers, [*modules, *output, RESIDUAL, *routers])
+    norms = [*norm_widths(model), FINAL_NORM] if quantises_norms(experiment.quant) else []
+    known = [*modules, *norms, *output, RESIDUAL, *routers]
+    check_capture_rules(capture, model.num_layers, known)
 
 
 def _fits(experiment: Experiment) -> None:

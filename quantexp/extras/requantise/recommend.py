@@ -23,7 +23,7 @@ from quantexp.analysis.tensors.place import in_flow
 from quantexp.extras.requantise.candidates import WORKING_BITS, Candidate, Transform
 from quantexp.extras.requantise.tally import Place, Tally, Worst, best_of
 from quantexp.formats import Hadamard
-from quantexp.quant.sites import LOOKUP_W, PRODUCTS, Product, Site, Slot, operands_of
+from quantexp.quant.sites import LOOKUP_W, NORM_W, PRODUCTS, Product, Site, Slot, operands_of
 
 _NO_TRANSFORM: Transform = (Hadamard.NONE, None)
 
@@ -81,8 +81,9 @@ def _of_product(
     worst = [scored.get((module, slot)) for slot in slots]
     candidates = tally.work.candidates
     pairs = []
-    is_looked_up = slots[1] == LOOKUP_W._replace(product=Product.FPROP)
-    for transform in [_NO_TRANSFORM] if is_looked_up else _transforms(candidates):
+    # Only a product undoes a transform: the rows of an embedding and a norm have none.
+    has_product = slots[1] not in (LOOKUP_W._replace(product=Product.FPROP), NORM_W)
+    for transform in _transforms(candidates) if has_product else [_NO_TRANSFORM]:
         pair = [_cheapest(candidates, one, transform, sqnr_db) for one in worst]
         if transform == _NO_TRANSFORM or None not in pair:
             pairs.append(pair)

@@ -16,16 +16,19 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import Parameter
 
+from quantexp.errors import RunError
 from quantexp.extra import Service, required
 from quantexp.model.decoder import (
     ATTENTION,
     EMBEDDING,
+    FINAL_NORM,
     OUTPUT,
     is_routed,
+    norm_widths,
 )
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import padded_vocab_size
-from quantexp.quant.precision import ModuleId, PrecisionMap, quantises_output
+from quantexp.quant.precision import ModuleId, PrecisionMap, quantises_norms, quantises_output
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.schema import (
     AttentionPath,
@@ -39,6 +42,7 @@ from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts, release_routing
 from quantexp.training.megatron.linear import LinearLayer, SchemeOutputLayer
+from quantexp.training.megatron.norm import MarkedRMSNorm, SchemeRMSNorm
 from quantexp.training.megatron.specs import inject, require_reached, stock_spec
 from quantexp.training.megatron.transformer_config import (
     ONE_PROCESS,
@@ -47,7 +51,7 @@ from quantexp.training.megatron.transformer_config import (
 )
 from quantexp.training.megatron.without_te import require_te
 
-SchemeModule = LinearLayer | SchemeAttention | SchemeEmbedding
+SchemeModule = LinearLayer | SchemeAttention | SchemeEmbedding | SchemeRMSNorm
 
 #: The path in a decoder layer of each module of the precision map, except routed experts.
 PATHS = {
@@ -63,6 +67,11 @@ PATHS = {
     "fc2": "mlp.linear_fc2",
     "shared-fc1": "mlp.shared_experts.linear_fc1",
     "shared-fc2": "mlp.shared_experts.linear_fc2",
+    "attention-norm": "input_layernorm",
+    "q-norm": "self_attention.q_layernorm",
+    "k-norm": "self_attention.k_layernorm",
+    "kv-norm": "self_attention.kv_layernorm",
+    "mlp-norm": "pre_mlp_layernorm",
 }
 
 
@@ -132,6 +141,8 @@ def build_chunks(
             gpt.decoder.__class__ = native_decoder
         if quant is not None and quantises_output(quant):
             use_scheme_beside_decoder(gpt)
+        if quant is not None and quantises_norms(quant):
+            use_scheme_norms(gpt, model)
         chunks.append(gpt)
     if model.mla is not None:
         # Megatron would add the gradients of the query latent's norm, which every rank has whole, over the ranks; with
@@ -150,6 +161,29 @@ def use_scheme_beside_decoder(gpt: GPTModel) -> None:
         gpt.output_layer.__class__ = SchemeOutputLayer
     if gpt.pre_process and gpt.share_embeddings_and_output_weights:
         gpt.embedding.word_embeddings.__class__ = SchemeEmbedding
+
+
+def use_scheme_norms(gpt: GPTModel, model: ModelConfig) -> None:
+    """Let the norms of the layers, and the one after the last, use the scheme's gains and results.
+
+    Raises:
+        RunError: a norm is of another class, such as Transformer Engine's, which computes inside a kernel of its own.
+    """
+    norms = {
+        f"layer {layer.layer_number - 1} {name}": module
+        for layer in gpt.decoder.layers
+        for name, module in _by_name(layer)
+        if name in norm_widths(model)
+    }
+    if getattr(gpt.decoder, "final_layernorm", None) is not None:
+        norms[FINAL_NORM] = gpt.decoder.final_layernorm
+    for name, module in norms.items():
+        if type(module) is not MarkedRMSNorm:
+            raise RunError(
+                f"{name} is a {type(module).__module__}.{type(module).__name__}, into which the formats of quant.norm "
+                "cannot be injected; take the norms of quantexp's own spec, or a scheme without quant.norm"
+            )
+        module.__class__ = SchemeRMSNorm
 
 
 def _spec_of(
@@ -173,14 +207,15 @@ def scheme_modules(model: GPTModel) -> dict[ModuleId, SchemeModule]:
     modules: dict[ModuleId, SchemeModule] = {}
     for layer in model.decoder.layers:
         for name, module in _by_name(layer):
-            if isinstance(module, LinearLayer | SchemeAttention):
+            if isinstance(module, LinearLayer | SchemeAttention | SchemeRMSNorm):
                 modules[ModuleId(layer.layer_number - 1, name)] = module
     beside = {
         OUTPUT: getattr(model, "output_layer", None),
         EMBEDDING: model.embedding.word_embeddings if model.pre_process else None,
+        FINAL_NORM: getattr(model.decoder, "final_layernorm", None),
     }
     for name, module in beside.items():
-        if isinstance(module, SchemeOutputLayer | SchemeEmbedding):
+        if isinstance(module, SchemeOutputLayer | SchemeEmbedding | SchemeRMSNorm):
             modules[ModuleId(model.config.num_layers, name)] = module
     return modules
 
@@ -240,7 +275,7 @@ def set_precision(
 def share_weight_copies(model: GPTModel, copies: WeightCopies) -> None:
     """Share `copies` between the modules with weights; loading a state dict clears it."""
     for module in scheme_modules(model).values():
-        if not isinstance(module, SchemeAttention):
+        if isinstance(module, LinearLayer | SchemeEmbedding):
             module.copies = copies
     model.register_load_state_dict_post_hook(lambda *_: copies.drop())
 

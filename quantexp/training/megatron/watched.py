@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quantexp.extra import Service, required
 from quantexp.formats import Scaling
-from quantexp.model.decoder import OUTPUT, is_routed
+from quantexp.model.decoder import FINAL_NORM, OUTPUT, is_routed
 from quantexp.model.layout import Layout
 from quantexp.proof.attention_border import AttentionBorder
 from quantexp.proof.border import (
@@ -38,6 +38,7 @@ from quantexp.proof.initial_weights import difference
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
 from quantexp.proof.model_border import pass_borders
+from quantexp.proof.norm_border import NormBorder, Note, note_failure
 from quantexp.proof.places import Ranks
 from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
@@ -53,6 +54,7 @@ from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.model import SchemeModule, linear_weights, scheme_modules
+from quantexp.training.megatron.norm import SchemeRMSNorm
 from quantexp.training.megatron.parameters import Part, parts_of
 from quantexp.training.megatron.shares import is_emulated, ranks_of, sequence_shares, shares_of
 
@@ -144,7 +146,7 @@ class Watched:
             for name, module in self.modules.items()
             if isinstance(module, SchemeEmbedding)
         }
-        layers = self._between(self.decoder, observed)
+        layers = self._between(self.decoder, observed, declared, observed.note)
         watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
         native: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.native:
@@ -152,9 +154,29 @@ class Watched:
         with watch.watching(), native:
             yield lambda: merged(declared, gather(verdict(iteration, observed)))
 
-    def _between(self, decoder: Mapping[str, nn.Module], observed: Observed) -> list[Hooked]:
-        report = observed.others.append
-        return pass_borders(decoder, self.chunks, self.moment, report, self.rotary)
+    def _between(
+        self,
+        decoder: Mapping[str, nn.Module],
+        observed: Observed,
+        declared: PrecisionMap,
+        note: Note,
+    ) -> list[Hooked]:
+        """What compares the insides of some layers, and what surrounds them; `note` is for the norms of the map."""
+        norms, report = self._norms(decoder, observed, declared, note), observed.others.append
+        return pass_borders(decoder, self.chunks, self.moment, report, self.rotary, norms)
+
+    def _norms(
+        self, layers: Container[str], observed: Observed, declared: PrecisionMap, note: Note
+    ) -> dict[nn.Module, NormBorder]:
+        """The norms of the map in some layers, and the last one."""
+        return {
+            module: NormBorder(
+                module, declared[name], self.moment, _largest, note, observed.explain
+            )
+            for name, module in self.modules.items()
+            if isinstance(module, SchemeRMSNorm)
+            and (name.name == FINAL_NORM or f"layer {name.layer}" in layers)
+        }
 
     def _other_than_configured(self, declared: PrecisionMap, iteration: int) -> list[str]:
         return [] if self.declaration is None else self.declaration.differences(declared, iteration)
@@ -225,25 +247,37 @@ class Watched:
             checks.failures.setdefault(words, words)
         for border in borders.values():
             border.is_in_forward = turns.are_in_forward(turn)
-        with DrawnWatch(checks, borders).watching(), self._drawn_layer(turn, checks, turns):
+        layer = self._drawn_layer(turn, checks, turns, declared)
+        with DrawnWatch(checks, borders).watching(), layer:
             yield
 
     @contextlib.contextmanager
-    def _drawn_layer(self, turn: int, checks: DrawnChecks, turns: Turns) -> Iterator[None]:
+    def _drawn_layer(
+        self, turn: int, checks: DrawnChecks, turns: Turns, declared: PrecisionMap
+    ) -> Iterator[None]:
         """See the products of one layer that the map does not list; in short iterations only in some.
 
+        In each iteration the norms of one layer are compared, if the map has them.
         Not beside Transformer Engine, whose own products have no context where nothing stands in its way.
         """
         every = LAYER_EVERY if turns.are_short and not turns.is_thorough(turn) else 1
-        if not self.layers or turn % every or self.native:
+        if not self.layers or self.native:
             yield
             return
-        name = self.layers[turn // every % len(self.layers)]
-        routers = {n: m for n, m in self.routers.items() if n.startswith(f"{name} ")}
+        is_due = turn % every == 0
+        name = self.layers[(turn // every if is_due else turn) % len(self.layers)]
+        routers = {n: m for n, m in self.routers.items() if is_due and n.startswith(f"{name} ")}
         observed = Observed({}, {each: SlotCalls() for each in routers})
         decoder = {name: self.decoder[name]}
-        layers = self._between(decoder, observed)
-        with LayerWatch(observed, name, decoder[name], routers, layers).watching():
+        note = partial(note_failure, observed, self.moment)
+        with contextlib.ExitStack() as stack:
+            if is_due:
+                layers = self._between(decoder, observed, declared, note)
+                watch = LayerWatch(observed, name, decoder[name], routers, layers)
+                stack.enter_context(watch.watching())
+            else:
+                for norm in self._norms(decoder, observed, declared, note).values():
+                    stack.enter_context(norm.watching())
             yield
         for words in beside_the_map(observed) + observed.others:
             checks.failures.setdefault(words, words)

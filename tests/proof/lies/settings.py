@@ -85,6 +85,10 @@ SCHEMES: dict[str, Setting] = {
     "smooth k tiled": _of(
         "quant=more/FA_mxint8_smooth_k", "training.attention=tiled", tags="parts"
     ),
+    "norms": _of(
+        *("quant=more/linear_mxfp8_floor_norms", "quant.norm.fprop.y.format=mxfp8", *_FAST),
+        tags="norm",
+    ),
     "fp8 block": _of("quant=more/linear_fp8_block"),
     "mxint8": _of("quant=more/linear_mxint8"),
     "hadamard": _of("quant=more/linear_mxfp4_hadamard"),
@@ -201,6 +205,12 @@ LAYOUTS: dict[str, Setting] = {
         *("quant=more/linear_nvfp4_averis", "parallel.tensor=2", *_LAYOUT),
         processes=2,
         tags="ranks tensor sequence parts",
+    ),
+    "tp2 sp norms": _of(
+        *("quant=more/linear_mxfp8_floor_norms", "quant.norm.fprop.y.format=hifp8", *_FAST),
+        *("model.qk_norm=true", "parallel.tensor=2", *_LAYOUT),
+        processes=2,
+        tags="ranks tensor sequence norm",
     ),
     "pp2 interleaved mxfp8": _of(
         *("quant=FA_linear_mxfp8", "parallel.pipeline=2", "parallel.virtual_pipeline=2"),

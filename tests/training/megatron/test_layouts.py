@@ -54,6 +54,8 @@ SOME = [
     ("llama", "more/linear_mxfp4_quest", "tp2 sp"),
     ("deepseek", "more/linear_mxfp4_quest", "ep2 alltoall"),
     ("llama", "more/linear_nvfp4_tetrajet_v2", "tp2 sp"),
+    *(("qwen3", "more/linear_mxfp8_floor_norms", name) for name in ("tp2 sp", "cp2", "pp2")),
+    ("latent", "more/linear_mxfp8_floor_norms", "tp2 sp"),
 ]
 #: Random numbers in every slot; random signs, and so a weight of its own for each micro-batch.
 DRAWN = [

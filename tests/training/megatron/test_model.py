@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -98,7 +99,7 @@ def test_the_linear_layer_rejects_unsupported_features(tiny: Tiny) -> None:
     with session(experiment.training):
         model, _ = build_model(experiment.model, experiment.training, inject(stock_layer_spec()))
         set_precision(model, precision_map(experiment.model, experiment.quant))
-        layer = scheme_modules(model)[ModuleId(0, "qkv")]
+        layer: Any = scheme_modules(model)[ModuleId(0, "qkv")]
         x = torch.zeros(4, 1, 128, dtype=torch.bfloat16)
         with pytest.raises(ConfigError, match="do not support gradient-accumulation fusion"):
             layer._forward_impl(x, layer.weight, gradient_accumulation_fusion=True)

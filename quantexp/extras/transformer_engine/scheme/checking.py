@@ -13,7 +13,7 @@ from quantexp.extras.transformer_engine.scheme.recipes import Kind, Recipe
 from quantexp.formats.types import Scaling
 from quantexp.model.decoder import is_routed, layer_modules
 from quantexp.model.layout import Layout
-from quantexp.quant.precision import PrecisionMap, declared_maps
+from quantexp.quant.precision import PrecisionMap, declared_maps, quantises_norms
 from quantexp.schema import Backend, Experiment, Precision, Recompute
 
 
@@ -36,6 +36,11 @@ def check_backend(experiment: Experiment) -> None:
     if experiment.gradient.only:
         raise ConfigError(
             f"{backend} has no comparison of gradients, which turns single slots off; take quant.backend=emulated"
+        )
+    if quantises_norms(quant):
+        raise ConfigError(
+            f"{backend} has no quantised norms (quant.norm), whose formats have not been proved beside Transformer "
+            "Engine's layers; take quant.backend=emulated, or leave the norms out"
         )
     recipes: set[Recipe] = set()
     for declared in declared_maps(experiment.model, quant):

@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     images,
     layouts,
     moments,
+    norms,
     parts,
     passes,
     results,
