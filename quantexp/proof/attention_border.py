@@ -20,7 +20,6 @@ from quantexp.formats.torch_internals import unseen
 from quantexp.proof.border import (
     COMPLETE,
     Border,
-    Expected,
     SequenceShares,
     Unit,
     added,
@@ -30,8 +29,8 @@ from quantexp.proof.border import (
 from quantexp.proof.call import Call
 from quantexp.proof.fused_check import fused_contrasts, fused_reference
 from quantexp.proof.heads import OVER_QUERIES, TILES, Heads, in_tile
-from quantexp.proof.lines import Lines
-from quantexp.proof.products import Reference, reference
+from quantexp.proof.lines import Lines, no_elements
+from quantexp.proof.products import Expected, Reference
 from quantexp.proof.softmax import (
     Tile,
     num_wrong_gradients,
@@ -39,14 +38,6 @@ from quantexp.proof.softmax import (
 )
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import (
-    DGRAD_K_DS,
-    DGRAD_K_Q,
-    DGRAD_P_DO,
-    DGRAD_P_V,
-    DGRAD_Q_DS,
-    DGRAD_Q_K,
-    DGRAD_V_DO,
-    DGRAD_V_P,
     FPROP_K,
     FPROP_P,
     FPROP_Q,
@@ -170,10 +161,9 @@ class AttentionBorder(Border):
         keys = heads.keys[heads.keys < S_BHRK.shape[3]]
         if len(rows) and len(keys):
             seen = heads.rows_of(S_BHRK, heads.start)[:, keys]
-            scale = self.softmax_scale * self._scale(Site.QK, Product.FPROP)
-            left, right = heads.lines(FPROP_Q, rows), heads.lines(FPROP_K, keys)
-            expected = _product(left, right, scale)
-            self._report(heads, Site.QK, Product.FPROP, seen, expected)
+            unit = Site.QK, Product.FPROP
+            expected = heads.product(unit, rows, keys, self.softmax_scale * self._scale(*unit))
+            self._report(heads, unit, seen, expected)
 
     def _softmax(self, module: nn.Module, args: object, P: Tensor) -> None:
         """P of a tile; what follows it is dropout, in the plain path."""
@@ -243,14 +233,13 @@ class AttentionBorder(Border):
                 self._output(heads, heads.by_head(o.detach()))
 
     def _output(self, heads: Heads, o_TBHE: Tensor) -> None:
+        unit = Site.PV, Product.FPROP
         if Operand.P not in heads.kept:
-            self._report_fused(heads, (Site.PV, Product.FPROP), o_TBHE)
+            self._report_fused(heads, unit, o_TBHE)
             return
         o = o_TBHE[:, heads.sequence, heads.heads[0]]
-        left, right = heads.lines(FPROP_P, heads.queries), heads.lines(FPROP_V, heads.value_dims)
-        expected = _product(left, right, self._scale(Site.PV, Product.FPROP))
-        seen = o[heads.queries][:, heads.value_dims]
-        self._report(heads, Site.PV, Product.FPROP, seen, expected)
+        expected = heads.product(unit, heads.queries, heads.value_dims, self._scale(*unit))
+        self._report(heads, unit, o[heads.queries][:, heads.value_dims], expected)
 
     def _output_gradient(self, call: Call | None, heads: Heads | None, dO: Tensor) -> None:
         self.call, self.heads = call, heads
@@ -262,59 +251,53 @@ class AttentionBorder(Border):
         heads.call.is_recomputed, heads.start = False, 0
 
     def _check_gradient(self, heads: Heads, dP_BHRK: Tensor, start: int) -> None:
-        is_clipped = self.declared.spec(FPROP_P).clip_gradient
-        if is_clipped or not self.looks_at((Site.PV, Product.DGRAD_P), heads.call):
+        unit = Site.PV, Product.DGRAD_P
+        if self.declared.spec(FPROP_P).clip_gradient or not self.looks_at(unit, heads.call):
             return
         rows, _ = in_tile(heads.queries, start, dP_BHRK.shape[2])
         keys = heads.keys[heads.keys < dP_BHRK.shape[3]]
         if Operand.DO not in heads.call.sources or not (len(rows) and len(keys)):
             return
-        left, right = heads.lines(DGRAD_P_DO, rows), heads.lines(DGRAD_P_V, keys)
-        expected = _product(left, right, self._scale(Site.PV, Product.DGRAD_P))
-        seen = heads.rows_of(dP_BHRK, start)[:, keys]
-        self._report(heads, Site.PV, Product.DGRAD_P, seen, expected)
+        expected = heads.product(unit, rows, keys, self._scale(*unit))
+        self._report(heads, unit, heads.rows_of(dP_BHRK, start)[:, keys], expected)
 
     def _query_gradient(self, heads: Heads, dq: Tensor) -> None:
+        unit, scale = (Site.QK, Product.DGRAD_Q), self.softmax_scale
         if Operand.DS in heads.kept:
-            own = dq[:, heads.sequence, heads.heads[0]]
-            left, right = heads.lines(DGRAD_Q_DS, heads.queries), heads.lines(DGRAD_Q_K, heads.dims)
-            scale = self.softmax_scale * self._scale(Site.QK, Product.DGRAD_Q)
+            whole = scale * self._scale(*unit)
+            product = heads.product(unit, heads.queries, heads.dims, whole)
             clipped = heads.clipped(FPROP_Q, heads.queries, heads.dims)
-            product = _product(left, right, scale)
-            seen = own[heads.queries][:, heads.dims]
+            seen = dq[:, heads.sequence, heads.heads[0]][heads.queries][:, heads.dims]
             self._report(
-                *(heads, Site.QK, Product.DGRAD_Q, seen),
-                lambda: product().scaled_last(self.softmax_scale).zero_where(clipped),
+                heads, unit, seen, lambda: product().scaled_last(scale).zero_where(clipped)
             )
         elif Operand.DO in heads.call.sources:
-            self._report_fused(heads, (Site.QK, Product.DGRAD_Q), dq)
+            self._report_fused(heads, unit, dq)
 
     def _key_gradient(self, heads: Heads, dk: Tensor) -> None:
+        unit = Site.QK, Product.DGRAD_K
         if Operand.DS in heads.kept:
-            self._summed(heads, dk, (DGRAD_K_DS, DGRAD_K_Q), heads.dims, self.softmax_scale)
+            self._summed(heads, dk, unit, heads.dims, self.softmax_scale)
         elif Operand.DO in heads.call.sources:
-            self._report_fused(heads, (Site.QK, Product.DGRAD_K), dk)
+            self._report_fused(heads, unit, dk)
 
     def _value_gradient(self, heads: Heads, dv: Tensor) -> None:
+        unit = Site.PV, Product.DGRAD_V
         if Operand.DO not in heads.call.sources:
             return
         if Operand.P in heads.kept:
-            self._summed(heads, dv, (DGRAD_V_P, DGRAD_V_DO), heads.value_dims, 1.0)
+            self._summed(heads, dv, unit, heads.value_dims, 1.0)
         else:
-            self._report_fused(heads, (Site.PV, Product.DGRAD_V), dv)
+            self._report_fused(heads, unit, dv)
 
     def _summed(
-        self, heads: Heads, gradient: Tensor, slots: tuple[Slot, Slot], dims: Tensor, scale: float
+        self, heads: Heads, gradient: Tensor, unit: Unit, dims: Tensor, scale: float
     ) -> None:
         """Compare the gradient of k or v, a sum over the heads of a group and over the ranks of a sequence."""
-        left, right = slots
-        scale *= self._scale(left.site, left.product)
-        parts = [
-            _product(heads.lines(left, heads.keys, n), heads.lines(right, dims, n), scale)
-            for n in heads.heads
-        ]
         keys, is_own = heads.keys, None
-        clipped = heads.clipped(FPROP_K if left is DGRAD_K_DS else FPROP_V, keys, dims)
+        scale *= self._scale(*unit)
+        parts = [heads.product(unit, keys, dims, scale, head) for head in heads.heads]
+        clipped = heads.clipped(FPROP_K if unit[0] is Site.QK else FPROP_V, keys, dims)
 
         def expected() -> Reference:
             result = reduce(Reference.plus, (part() for part in parts))
@@ -330,16 +313,14 @@ class AttentionBorder(Border):
             order = own.argsort()
             keys = order[torch.searchsorted(own[order], keys[is_own])]
         seen = gradient[:, heads.sequence, heads.group][keys][:, dims]
-        self._report(heads, left.site, left.product, seen, expected)
+        self._report(heads, unit, seen, expected)
 
-    def _report(
-        self, heads: Heads, site: Site, product: Product, seen: Tensor, expected: Expected
-    ) -> None:
-        self._require_unchanged(heads.call, site, product)
-        if heads.by_kernels and (site, product) not in _OF_TILES:
+    def _report(self, heads: Heads, unit: Unit, seen: Tensor, expected: Expected) -> None:
+        self._require_unchanged(heads.call, *unit)
+        if heads.by_kernels and unit not in _OF_TILES:
             seen = seen[:0]
-            expected = _nothing(seen)
-        self.findings.product(heads.call, site, product, seen, expected)
+            expected = no_elements(seen)
+        self.findings.product(heads.call, *unit, seen, expected)
 
     def _report_fused(self, heads: Heads, unit: Unit, x: Tensor) -> None:
         """Report o or a gradient, [T, B, heads, ..], of kernels, which show no softmax."""
@@ -348,7 +329,7 @@ class AttentionBorder(Border):
         expected: Expected | None = None
         if heads.by_kernels:
             seen = seen[:0]
-            expected = _nothing(seen)
+            expected = no_elements(seen)
         elif not self.needs_softmax:  # neither P nor dS has a format
             rows, of_rows = fused_reference(heads, unit[1], self.softmax_scale)
             seen, expected = seen[rows], lambda: of_rows
@@ -365,14 +346,3 @@ class AttentionBorder(Border):
         """See `Border`."""
         if self.heads is not None and self.looks_at((context.site, context.product), self.call):
             yield from self.heads.drawn_operands(context, left, right)
-
-
-def _product(left: Lines, right: Lines, scale: float) -> Expected:
-    """A product of expected operands."""
-    return lambda: reference(left(), right().t(), scale)
-
-
-def _nothing(seen: Tensor) -> Expected:
-    """What no elements must be."""
-    none = seen.double()
-    return lambda: Reference(none, none, none)

@@ -31,9 +31,7 @@ from quantexp.proof.draws import Moment, lines, run_of
 from quantexp.proof.expected import is_along_rows
 from quantexp.proof.histories import Histories
 from quantexp.proof.lines import Lines
-from quantexp.proof.products import (
-    Reference,
-)
+from quantexp.proof.products import Expected, Reference
 from quantexp.quant.precision import Entry, ModulePrecision
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import FPROP_W, FPROP_X, Operand, Product, Site, Slot, operands_of
@@ -78,10 +76,6 @@ Enter = Callable[
 Leave = Callable[[nn.Module, tuple[Any, ...], Any], None]
 #: A product of a module.
 Unit = tuple[Site, Product]
-
-
-#: What elements of a product must be, made when it is asked for.
-Expected = Callable[[], Reference]
 
 
 class Findings(Protocol):

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Place, Scaling
+from quantexp.proof.bits import num_unequal
 from quantexp.proof.call import Call
 from quantexp.proof.draws import is_stochastic
-from quantexp.proof.expected import Images, num_unequal, places_of, positions_of, reduces_rows
+from quantexp.proof.expected import Images, places_of, positions_of, reduces_rows
 from quantexp.proof.findings import Finding, Status
 from quantexp.proof.image import image
 from quantexp.proof.verdict import Explain, compared, other_shape

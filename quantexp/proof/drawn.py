@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
 from quantexp.model.decoder import is_routed
-from quantexp.proof.border import Border, Expected, Hooked
+from quantexp.proof.bits import are_equal, num_unequal
+from quantexp.proof.border import Border, Hooked
 from quantexp.proof.call import Call
 from quantexp.proof.contrast import Contrast, Contrasts
-from quantexp.proof.expected import are_equal, num_unequal
 from quantexp.proof.lines import Lines, make
-from quantexp.proof.products import are_right, num_wrong
+from quantexp.proof.products import Expected, are_right, num_wrong
 from quantexp.proof.verdict import Observed, product_label
 from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import Entry, ModuleId

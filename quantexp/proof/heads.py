@@ -20,6 +20,7 @@ from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, own_amax_of
 from quantexp.proof.lines import Lines
 from quantexp.proof.places import Piece
+from quantexp.proof.products import Expected, reference
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import (
     DGRAD_K_DS,
@@ -36,6 +37,7 @@ from quantexp.quant.sites import (
     FPROP_V,
     Operand,
     Product,
+    Site,
     Slot,
     operands_of,
 )
@@ -220,6 +222,19 @@ class Heads:
         if (slot, head) not in self._lines:
             self._lines[slot, head] = images.lines(slot, self._plane(slot, head), picked)
         return self._lines[slot, head]
+
+    def product(
+        self,
+        unit: tuple[Site, Product],
+        rows: Tensor,
+        columns: Tensor,
+        scale: float,
+        head: int | None = None,
+    ) -> Expected:
+        """What lines of its two expected operands give, of the first head if none is given."""
+        left, right = operands_of(*unit)
+        left_RK, right_CK = self.lines(left, rows, head), self.lines(right, columns, head)
+        return lambda: reference(left_RK(), right_CK().t(), scale)
 
     def _plane(self, slot: Slot, head: int) -> Plane:
         """An operand of one head, but P and dS, as a plane."""

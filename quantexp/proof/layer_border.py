@@ -24,7 +24,7 @@ from quantexp.formats.torch_internals import unseen
 from quantexp.proof.between import Activation, Norm, total
 from quantexp.proof.border import plain
 from quantexp.proof.draws import Moment
-from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Pass, PassBorder
+from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Claims, Pass, PassBorder
 from quantexp.proof.norm_border import NormBorder
 from quantexp.proof.projected_heads import ProjectedHeads
 from quantexp.proof.rotary import Rotary
@@ -47,11 +47,11 @@ class LayerBorder(PassBorder):
         name: str,
         layer: Any,
         moment: Callable[[], Moment],
-        report: Callable[[str], None],
+        claims: Claims,
         rotary: Rotary | None = None,
         norms: Mapping[nn.Module, NormBorder] | None = None,
     ) -> None:
-        super().__init__(name, moment, report)
+        super().__init__(name, moment, claims)
         self._norms = norms or {}
         self._layer, self._config, self._rotary = layer, layer.config, rotary
         #: What must be seen in every forward pass.
@@ -117,7 +117,7 @@ class LayerBorder(PassBorder):
         self._on_gradient(output[0], "y")
         for name in sorted(self._due - self._seen.keys()):
             words = f"{NORMS.get(name, name)} was not called"
-            self._tell_words(words, self._pass.moment.micro_batch)
+            self._claims.tell(self._name, words, self._pass.moment.micro_batch)
         self._pass_on(self.following, output[0])
         self._now = None
 

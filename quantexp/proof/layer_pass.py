@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen
+from quantexp.proof.bits import are_equal, num_unequal
 from quantexp.proof.border import Hooked, unseen_hook
 from quantexp.proof.draws import Moment, lines
-from quantexp.proof.expected import are_equal, num_unequal
 from quantexp.proof.products import Reference, are_right, num_wrong
 
 #: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
@@ -77,27 +77,72 @@ class Pass:
         return self.drawn(whole[: self.num_tokens].expand(-1, self.num_sequences, -1, -1))
 
 
+class Claim(NamedTuple):
+    """What was seen, and what it must be."""
+
+    own: Tensor
+    expected: Reference | Tensor
+    #: Of the border, and what is wrong otherwise.
+    name: str
+    words: str
+    micro_batch: int
+
+
+class Claims:
+    """What several borders see, compared together and reported in the order of the passes."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        """`report` receives the messages."""
+        self._report = report
+        self._claims: list[Claim] = []
+        self._reported: set[tuple[str, str]] = set()
+
+    def add(self, claim: Claim) -> None:
+        """Compare it with others, not yet."""
+        self._claims.append(claim)
+        if len(self._claims) == _TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compare what was seen together, and report what is wrong."""
+        claims, self._claims = self._claims, []
+        copies = [(e.own, e.expected) for e in claims if isinstance(e.expected, Tensor)]
+        results = [(e.own, e.expected) for e in claims if isinstance(e.expected, Reference)]
+        if are_equal(copies) and are_right(results):
+            return
+        for own, expected, name, words, micro_batch in claims:
+            if isinstance(expected, Reference):
+                wrong = num_wrong(own, expected)
+            else:
+                is_alike = own.shape == expected.shape
+                wrong = num_unequal(own, expected) if is_alike else own.numel()
+            if wrong:
+                number = f"{wrong} of {own.numel()} drawn elements "
+                self.tell(name, words, micro_batch, number)
+
+    def tell(self, name: str, words: str, micro_batch: int, number: str = "") -> None:
+        """Report what is wrong, each kind once."""
+        if (name, words) not in self._reported:
+            self._reported.add((name, words))
+            self._report(f"{name}: {number}{words}, in micro-batch {micro_batch}")
+
+
 class PassBorder(Hooked):
     """What lies between modules, while it is watched: hooks that keep the drawn tokens of a pass and compare them."""
 
-    def __init__(
-        self, name: str, moment: Callable[[], Moment], report: Callable[[str], None]
-    ) -> None:
-        """`name` begins each message; `moment` is that of the running pass; `report` receives the messages."""
+    def __init__(self, name: str, moment: Callable[[], Moment], claims: Claims) -> None:
+        """`name` begins each message; `moment` is that of the running pass; `claims` is for what is seen."""
         super().__init__()
-        self._name, self._moment, self._report = name, moment, report
+        self._name, self._moment, self._claims = name, moment, claims
         #: The pass whose forward, or a gradient of which, is seen; None outside of one.
         self._now: Pass | None = None
-        self._reported: set[str] = set()
-        #: What was seen, what it must be, and what is wrong otherwise, in which micro-batch; not yet compared.
-        self._claims: list[tuple[Tensor, Reference | Tensor, str, int]] = []
         #: What left the module before it, at its moment.
         self._arriving: tuple[Moment, Tensor] | None = None
 
     def _forget(self) -> None:
         self._now = self._arriving = None
         with unseen():
-            self._settle()
+            self._claims.settle()
 
     def _pass_on(self, following: PassBorder | None, x: Tensor) -> None:
         """Let what follows know what must enter it."""
@@ -167,29 +212,5 @@ class PassBorder(Hooked):
         """Report elements that are not those of a product or sum, or whose bits are not those of a tensor."""
         if isinstance(expected, Tensor) and own.numel() == expected.numel():
             expected = expected.reshape(own.shape)
-        self._claims.append((own, expected, words, self._pass.moment.micro_batch))
-        if len(self._claims) == _TOGETHER:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Compare what was seen together, and report what is wrong."""
-        claims, self._claims = self._claims, []
-        copies = [(own, expected) for own, expected, *_ in claims if isinstance(expected, Tensor)]
-        results = [(own, e) for own, e, *_ in claims if isinstance(e, Reference)]
-        if are_equal(copies) and are_right(results):
-            return
-        for own, expected, words, micro_batch in claims:
-            if isinstance(expected, Reference):
-                wrong = num_wrong(own, expected)
-            else:
-                is_alike = own.shape == expected.shape
-                wrong = num_unequal(own, expected) if is_alike else own.numel()
-            if wrong:
-                number = f"{wrong} of {own.numel()} drawn elements "
-                self._tell_words(words, micro_batch, number)
-
-    def _tell_words(self, words: str, micro_batch: int, number: str = "") -> None:
-        """Report what is wrong, each kind once."""
-        if words not in self._reported:
-            self._reported.add(words)
-            self._report(f"{self._name}: {number}{words}, in micro-batch {micro_batch}")
+        micro_batch = self._pass.moment.micro_batch
+        self._claims.add(Claim(own, expected, self._name, words, micro_batch))

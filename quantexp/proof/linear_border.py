@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
+from quantexp.proof.bits import num_unequal
 from quantexp.proof.border import Border, Shares, added, some_rows, unseen_hook
 from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
-from quantexp.proof.expected import Images, Plane, is_along_rows, num_unequal, reduces_rows
+from quantexp.proof.expected import Images, Plane, is_along_rows, reduces_rows
 from quantexp.proof.lines import Lines
 from quantexp.proof.products import Projection, Reference, num_wrong_rows, reference
 from quantexp.proof.turning import turned_back

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quantexp.formats import QuantSpec
 from quantexp.proof.image import image
+from quantexp.proof.products import Expected, Reference
 
 
 @dataclass(eq=False)
@@ -67,3 +68,9 @@ def make(lines: Iterable[Lines]) -> None:
             parts = torch.split(own, [len(each.source) for each in alike])
             for each, part in zip(alike, parts, strict=True):
                 each._made = part
+
+
+def no_elements(seen: Tensor) -> Expected:
+    """What no elements must be; `seen` has none."""
+    none = seen.double()
+    return lambda: Reference(none, none, none)

@@ -25,7 +25,7 @@ from quantexp.proof.border import Hooked, plain, unseen_hook
 from quantexp.proof.draws import Moment, lines
 from quantexp.proof.expert_border import ExpertBorder
 from quantexp.proof.layer_border import LayerBorder
-from quantexp.proof.layer_pass import Pass, PassBorder
+from quantexp.proof.layer_pass import Claims, Pass, PassBorder
 from quantexp.proof.norm_border import NormBorder
 from quantexp.proof.products import Reference, largest_finite, reference
 from quantexp.proof.rotary import Rotary
@@ -45,12 +45,12 @@ class ModelBorder(PassBorder):
         self,
         chunk: Any,
         moment: Callable[[], Moment],
-        report: Callable[[str], None],
+        claims: Claims,
         first: LayerBorder | None,
         norms: Mapping[nn.Module, NormBorder],
     ) -> None:
         """`chunk` is a Megatron-Core `GPTModel`; `first` its first layer, if that is watched; `norms` as in a layer."""
-        super().__init__("model", moment, report)
+        super().__init__("model", moment, claims)
         self._norms = norms
         self._chunk, self._config, self._first = chunk, chunk.config, first
         self._tokens: Tensor | None = None
@@ -214,9 +214,9 @@ def pass_borders(
 
     The latter is watched with any layer of its chunk. `norms` are those of the map.
     """
-    norms = norms or {}
+    norms, claims = norms or {}, Claims(report)
     layers = {
-        name: LayerBorder(name, module, moment, report, rotary, norms)
+        name: LayerBorder(name, module, moment, claims, rotary, norms)
         for name, module in decoder.items()
         if hasattr(module, "self_attention")
     }
@@ -230,7 +230,7 @@ def pass_borders(
     for chunk in chunks:
         names = [f"layer {layer.layer_number - 1}" for layer in chunk.decoder.layers]
         if not layers.keys().isdisjoint(names):
-            around = ModelBorder(chunk, moment, report, layers.get(names[0]), norms)
+            around = ModelBorder(chunk, moment, claims, layers.get(names[0]), norms)
             if getattr(chunk, "post_process", False) and names[-1] in layers:
                 layers[names[-1]].following = around
             borders.append(around)

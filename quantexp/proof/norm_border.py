@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen
 from quantexp.proof.between import Norm
+from quantexp.proof.bits import num_unequal
 from quantexp.proof.border import Hooked, plain
 from quantexp.proof.call import Largest
 from quantexp.proof.draws import Moment, lines
-from quantexp.proof.expected import num_unequal
 from quantexp.proof.findings import Finding, Status
 from quantexp.proof.image import image, own_amax
 from quantexp.proof.products import num_wrong

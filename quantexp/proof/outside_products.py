@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.formats import Place
 from quantexp.model.finite import tensors_in
+from quantexp.proof.bits import num_unequal
 from quantexp.proof.diagnosis import instead
 from quantexp.proof.draws import Randomness
-from quantexp.proof.expected import num_unequal, places_of
+from quantexp.proof.expected import places_of
 from quantexp.proof.findings import Status
 from quantexp.proof.image import image
 from quantexp.proof.merging import merged_entry, named_failures

@@ -18,7 +18,7 @@ mean square with the same probability (Khintchine's inequality, Hoeffding). It f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,6 +85,10 @@ class Reference:
     def scaled_last(self, scale: float) -> Reference:
         """The same, of a product that was rounded before it was scaled."""
         return replace(self.again(), largest=self.rounded / abs(scale))
+
+
+#: What elements of a product must be, made when it is asked for.
+Expected = Callable[[], Reference]
 
 
 def reference(left_MK: Tensor, right_KN: Tensor, scale: float = 1.0) -> Reference:

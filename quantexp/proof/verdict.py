@@ -25,8 +25,8 @@ from quantexp.quant.records import entry_record
 from quantexp.quant.sites import Product, Site, Slot, operands_of
 
 if TYPE_CHECKING:
-    from quantexp.proof.border import Expected
     from quantexp.proof.call import Call
+    from quantexp.proof.products import Expected
 
 #: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
 NOT_FINITE = "not finite"

@@ -90,6 +90,7 @@ HIGH = {
         "dgrad_v.P": "queries",
         "dgrad_v.dO": "queries",
     },
+    "norm": {"fprop.w": "width", "fprop.y": "width"},
 }
 #: Scheme -> (linear, qk), written out independently of the code.
 TEN = {
@@ -145,7 +146,8 @@ def expected(linear: str, qk: str) -> dict[str, dict[str, dict[str, object]]]:
             slot: record(qk if quantised else BF16, axis, 15.0, reuse)
             for slot, (axis, quantised, reuse) in QK.items()
         }
-    return {"linear": lines, "qk": scores, "pv": high("pv"), "output": high("output")}
+    others = {site: high(site) for site in ("pv", "output", "norm")}
+    return {"linear": lines, "qk": scores, **others}
 
 
 @pytest.mark.parametrize("scheme", TEN)

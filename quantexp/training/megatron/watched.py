@@ -234,8 +234,7 @@ class Watched:
             }
             known = declared, Turns(own, self._moment.seed, looks, num_micro_batches)
             self._turns[bool(num_micro_batches)] = known
-        turns = known[1]
-        units = turns.of(turn)
+        units = (turns := known[1]).of(turn)
         extent = DRAWN if turns.has_contrasts(turn) else WITHOUT_CONTRASTS
         borders = self.borders({name: declared[name] for name in units}, checks, extent, units)
         wrong = self._other_than_configured(declared, iteration)
@@ -247,8 +246,8 @@ class Watched:
             checks.failures.setdefault(words, words)
         for border in borders.values():
             border.is_in_forward = turns.are_in_forward(turn)
-        layer = self._drawn_layer(turn, checks, turns, declared)
-        with DrawnWatch(checks, borders).watching(), layer:
+        watch = DrawnWatch(checks, borders)
+        with watch.watching(), self._drawn_layer(turn, checks, turns, declared):
             yield
 
     @contextlib.contextmanager

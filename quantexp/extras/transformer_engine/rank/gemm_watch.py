@@ -34,8 +34,8 @@ from quantexp.extras.transformer_engine.proof.conformity import finding_of, othe
 from quantexp.extras.transformer_engine.proof.stored import read
 from quantexp.formats import QuantSpec
 from quantexp.formats.torch_internals import in_backward
+from quantexp.proof.bits import num_unequal
 from quantexp.proof.diagnosis import instead
-from quantexp.proof.expected import num_unequal
 from quantexp.proof.findings import Finding, Status
 from quantexp.proof.verdict import compared
 from quantexp.proof.watch import ProductWatch
