@@ -36,7 +36,7 @@ PAYLOADS = (
     "</title></style></pre></td></table>",
     "&lt;script&gt;",
     "&#60;script&#62;",
-    "{{ 7 * 7 }}",
+    "{{ 7919 * 7907 }}",
     "{% for x in y %}",
     "\\u003cscript\\u003e",
     "<base href=//evil.example>",
@@ -161,7 +161,7 @@ def test_a_page_has_no_element_or_attribute_of_a_run(
         data = json.loads(hostile.scripts[0])
         assert data.keys() == {"series", "numerics"}
         require_shown("".join(hostile.words))
-        assert not re.search(r"\b49\b", "".join(w for w in hostile.words if "{{" in w))
+        assert str(7919 * 7907) not in "".join(hostile.words)
 
 
 def test_a_picture_is_drawn_of_any_text(cases: Iterator[random.Random], tmp_path: Path) -> None:

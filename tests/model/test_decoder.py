@@ -29,7 +29,8 @@ def deepseek() -> ModelConfig:
 def test_routed_experts_are_named_by_the_first_and_the_last(deepseek: ModelConfig) -> None:
     wanted = (
         "modules must match one of q-proj, kv-down, kv-up, attention, proj, fc1, fc2, shared-fc1, shared-fc2, "
-        "(output, )?(residual, router, )?expert0-fc1 to expert63-fc2, got 'fc3'"
+        "(attention-norm, kv-norm, mlp-norm, final-norm, )?(output, )?(residual, router, )?"
+        "expert0-fc1 to expert63-fc2, got 'fc3'"
     )
     for words in (
         "quant.rules=[{modules: [fc3], format: bf16}]",

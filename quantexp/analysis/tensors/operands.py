@@ -71,7 +71,7 @@ class DeclaredOperand:
     #: Under stochastic rounding, seed and offset of the random numbers.
     draw: Draw = field(default_factory=Draw)
     #: Of a routed expert, the sequence of each row, by which blocks along tokens lie
-    #: (`quantexp.analysis.tensors.operands`).
+    #: (`LaidOut`).
     rows: Sequence[int] | None = None
 
     @property
@@ -184,10 +184,12 @@ def _spec(settings: Mapping[str, Any]) -> QuantSpec:
 def _dimension(metadata: Mapping[str, Any], slot: str, operand: str, axis: object) -> int:
     if isinstance(axis, int):
         return axis
-    if axis not in list(Axis):
+    is_norm = metadata.get("layer_type") == "norm"
+    known = [each for each in Axis if (each is Axis.WIDTH) == is_norm]
+    if axis not in known:
         raise CaptureError(
             f"{_named(metadata, slot)}: axis must be one of "
-            f"{', '.join(Axis)} or a dimension, got {axis!r}"
+            f"{', '.join(known)} or a dimension, got {axis!r}"
         )
     return captured_dim(Operand(operand), Axis(str(axis)))
 
@@ -251,7 +253,7 @@ def num_blocks_of_padding(padding: Tensor, dim: int, block: int) -> int:
 _SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV), "norm": (Site.NORM,)}
 #: The captured layouts of operands, as in messages, and their possible numbers of dimensions.
 _LAYOUTS = {
-    Operand.W: ("[output width, input width], or a norm's [width]", (1, 2)),
+    Operand.W: ("[output width, input width]", (2,)),
     Operand.Y: ("[tokens, sequences, width] or [tokens, sequences, heads, width]", (3, 4)),
     Operand.X: ("[tokens, sequences, width]", (2, 3)),
     Operand.G: ("[tokens, sequences, width]", (2, 3)),
@@ -282,5 +284,7 @@ def check_layout(shape: tuple[int, ...], slot: Slot) -> None:
         CaptureError: another number of dimensions.
     """
     layout, allowed = _LAYOUTS.get(slot.operand, _HEADS_LAYOUT)
+    if slot.site is Site.NORM and slot.operand is Operand.W:
+        layout, allowed = "[width]", (1,)
     if len(shape) not in allowed:
         raise CaptureError(f"must be {layout} as captured, got the shape {list(shape)}")
