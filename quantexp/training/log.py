@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeGuard
 
 from quantexp.runs.redaction import RedactingFormatter
 
@@ -51,14 +51,18 @@ def log_to_stderr(process: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def redirect_library_messages(log: Path) -> Iterator[None]:
-    """Append the libraries' messages to `log`, which is created with the first one."""
+    """Append the libraries' messages to `log`, which is created with the first one.
+
+    The handlers with which a library writes to standard error itself, as torch does from many of its loggers, are off.
+    """
     handler = logging.FileHandler(log, delay=True, encoding="utf-8")
     handler.setFormatter(RedactingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     errors = logging.StreamHandler()
     errors.setLevel(logging.ERROR)
     errors.setFormatter(RedactingFormatter("%(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LIBRARIES]
-    propagated = [logger.propagate for logger in loggers]
+    known = [each for each in logging.root.manager.loggerDict.values() if _is_of_library(each)]
+    before = [(each, each.handlers, each.propagate) for each in known]
     logged_warnings = logging.Logger("warnings")
     logged_warnings.addHandler(handler)
     original_show = warnings.showwarning
@@ -77,20 +81,30 @@ def redirect_library_messages(log: Path) -> Iterator[None]:
         else:
             original_show(message, category, filename, lineno, file, line)
 
+    for logger in known:
+        others = [each for each in logger.handlers if not _writes_to_terminal(each)]
+        logger.propagate |= len(others) < len(logger.handlers)
+        logger.handlers = others
     for logger in loggers:
-        logger.addHandler(handler)
-        logger.addHandler(errors)
+        logger.handlers = [*logger.handlers, handler, errors]
         logger.propagate = False
     warnings.showwarning = show
     try:
         yield
     finally:
         warnings.showwarning = original_show
-        for logger, propagates in zip(loggers, propagated, strict=True):
-            logger.removeHandler(handler)
-            logger.removeHandler(errors)
-            logger.propagate = propagates
+        for logger, handlers, propagates in before:
+            logger.handlers, logger.propagate = handlers, propagates
         handler.close()
+
+
+def _is_of_library(logger: object) -> TypeGuard[logging.Logger]:
+    return isinstance(logger, logging.Logger) and logger.name.partition(".")[0] in LIBRARIES
+
+
+def _writes_to_terminal(handler: logging.Handler) -> bool:
+    is_file = isinstance(handler, logging.FileHandler)
+    return isinstance(handler, logging.StreamHandler) and not is_file and bool(handler.stream)
 
 
 def is_library_file(filename: str) -> bool:

@@ -91,6 +91,9 @@ def test_own_lines_have_the_time_in_utc(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("time.time", lambda: 1767323103.5)  # date -d 2026-01-02T03:05:03.5Z +%s.%N
+    monkeypatch.setattr(
+        "time.time_ns", lambda: 1767323103_500000000
+    )  # of records since Python 3.13
     with log_to_stderr("wandb"):
         LOG.warning("network away")
     assert capsys.readouterr().err == "2026-01-02 03:05:03 WARNING wandb: network away\n"
@@ -99,11 +102,16 @@ def test_own_lines_have_the_time_in_utc(
 def test_no_line_contains_a_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for messages and tracebacks, our own and those of libraries."""
+    """This holds for messages and tracebacks, our own and those of libraries, which may write to standard error."""
     monkeypatch.setenv("DB_PWD", "aSecretOfTheServer")
+    of_torch = logging.getLogger("torch.of_this_test")
+    monkeypatch.setattr(of_torch, "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(of_torch, "propagate", False)
+    before = of_torch.handlers
     file = tmp_path / "libraries0.log"
     with log_to_stderr("rank 0"), redirect_library_messages(file):
         logging.getLogger("torch").error("cannot read aSecretOfTheServer")
+        of_torch.warning("tries aSecretOfTheServer again")
         try:
             raise RuntimeError("https://me:word@host refuses aSecretOfTheServer")
         except RuntimeError:
@@ -111,3 +119,5 @@ def test_no_line_contains_a_secret(
     text = capsys.readouterr().err + file.read_text()
     assert "RuntimeError: https://host refuses <DB_PWD>" in text
     assert "aSecretOfTheServer" not in text
+    assert "torch.of_this_test WARNING tries <DB_PWD> again" in file.read_text()
+    assert (of_torch.handlers, of_torch.propagate) == (before, False)
