@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO, TypeGuard
+from typing import Any, TextIO
 
 from quantexp.runs.redaction import RedactingFormatter
 
@@ -53,7 +53,8 @@ def log_to_stderr(process: str) -> Iterator[None]:
 def redirect_library_messages(log: Path) -> Iterator[None]:
     """Append the libraries' messages to `log`, which is created with the first one.
 
-    The handlers with which a library writes to standard error itself, as torch does from many of its loggers, are off.
+    The handlers with which a library writes to standard error itself, as torch does from many of its loggers, are off,
+    whenever it adds them.
     """
     handler = logging.FileHandler(log, delay=True, encoding="utf-8")
     handler.setFormatter(RedactingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
@@ -61,8 +62,8 @@ def redirect_library_messages(log: Path) -> Iterator[None]:
     errors.setLevel(logging.ERROR)
     errors.setFormatter(RedactingFormatter("%(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LIBRARIES]
-    known = [each for each in logging.root.manager.loggerDict.values() if _is_of_library(each)]
-    before = [(each, each.handlers, each.propagate) for each in known]
+    before = {each: (list(each.handlers), each.propagate) for each in loggers}
+    original_record = logging.getLogRecordFactory()
     logged_warnings = logging.Logger("warnings")
     logged_warnings.addHandler(handler)
     original_show = warnings.showwarning
@@ -81,28 +82,33 @@ def redirect_library_messages(log: Path) -> Iterator[None]:
         else:
             original_show(message, category, filename, lineno, file, line)
 
-    for logger in known:
-        others = [each for each in logger.handlers if not _writes_to_terminal(each)]
-        logger.propagate |= len(others) < len(logger.handlers)
-        logger.handlers = others
+    def record(name: str, *args: Any, **keywords: Any) -> logging.LogRecord:
+        logger = logging.getLogger(name)
+        while logger.name.partition(".")[0] in LIBRARIES and logger.parent is not None:
+            own = [each for each in logger.handlers if each is errors or not _is_terminal(each)]
+            if len(own) < len(logger.handlers):
+                before.setdefault(logger, (list(logger.handlers), logger.propagate))
+                logger.handlers = own
+                logger.propagate = logger not in loggers
+            logger = logger.parent
+        return original_record(name, *args, **keywords)
+
     for logger in loggers:
         logger.handlers = [*logger.handlers, handler, errors]
         logger.propagate = False
     warnings.showwarning = show
+    logging.setLogRecordFactory(record)
     try:
         yield
     finally:
+        logging.setLogRecordFactory(original_record)
         warnings.showwarning = original_show
-        for logger, handlers, propagates in before:
+        for logger, (handlers, propagates) in before.items():
             logger.handlers, logger.propagate = handlers, propagates
         handler.close()
 
 
-def _is_of_library(logger: object) -> TypeGuard[logging.Logger]:
-    return isinstance(logger, logging.Logger) and logger.name.partition(".")[0] in LIBRARIES
-
-
-def _writes_to_terminal(handler: logging.Handler) -> bool:
+def _is_terminal(handler: logging.Handler) -> bool:
     is_file = isinstance(handler, logging.FileHandler)
     return isinstance(handler, logging.StreamHandler) and not is_file and bool(handler.stream)
 

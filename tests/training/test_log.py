@@ -116,8 +116,15 @@ def test_no_line_contains_a_secret(
             raise RuntimeError("https://me:word@host refuses aSecretOfTheServer")
         except RuntimeError:
             LOG.exception("failed")
+        late = logging.getLogger("torch.of_this_test.late")
+        late.addHandler(own := logging.StreamHandler())
+        late.warning("tries aSecretOfTheServer once more")
+        assert late.handlers == []
+    assert (late.handlers, late.propagate) == ([own], True)
+    late.removeHandler(own)
     text = capsys.readouterr().err + file.read_text()
     assert "RuntimeError: https://host refuses <DB_PWD>" in text
     assert "aSecretOfTheServer" not in text
     assert "torch.of_this_test WARNING tries <DB_PWD> again" in file.read_text()
+    assert "torch.of_this_test.late WARNING tries <DB_PWD> once more" in file.read_text()
     assert (of_torch.handlers, of_torch.propagate) == (before, False)
