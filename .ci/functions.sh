@@ -53,8 +53,8 @@ leg() (
   set -euo pipefail
   export PATH=$1/bin:$PATH
   [ $# -eq 1 ] || export QUANTEXP_SLOW_TESTS_UNTIL=$(($(date +%s) + 60 * $2))
-  python -m pytest -n 2 -m slow tests/megatron_lm
+  python -m pytest -n 2 -m slow tests/extras/megatron_lm
   main=$(readme_command main | grep '^quantexp ')
   (cd "$1" && bash -euo pipefail -c "$main")  # not beside the same run of another leg, which it would take as completed
-  python -m pytest -n 2 tests/training tests/proof tests/extras/{bisect,evaluate,forensics} tests/megatron_lm
+  python -m pytest -n 2 tests/training tests/proof tests/extras/{bisect,evaluate,forensics,megatron_lm}
 )

@@ -77,6 +77,14 @@ class Service(Enum):
     BACKEND_SUPPORT = "transformer_engine", "backend support"
     #: `(ModelConfig, Backend) -> TransformerBlockSubmodules`: the decoder with Transformer Engine's linear layers.
     NATIVE_SPEC = "transformer_engine", "native spec"
+    #: `() -> ModuleSpec | None`: Megatron-LM's layers, in its own loop.
+    LAYER_SPEC = "megatron_lm", "layer spec"
+    #: `(Sequence[str]) -> None`: runs Megatron-LM's script with these words.
+    SCRIPT = "megatron_lm", "script"
+    #: `(Path) -> (str | None) -> LmWeights`: reads an iteration of its checkpoint; None in place of it if it is none.
+    READER = "megatron_lm", "reader"
+    #: `(ModelConfig, weights, padding, Path, iteration) -> None`: writes its checkpoint.
+    WRITER = "megatron_lm", "writer"
     #: `() -> type[TransformerBlock]`: the decoder of a new model, called before it is built.
     NATIVE_DECODER = "transformer_engine", "native decoder"
     #: `(ProductWatch, {ModuleId: Module}) -> AbstractContextManager[None]`: watches the products of these modules.

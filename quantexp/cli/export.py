@@ -1,7 +1,7 @@
 """`quantexp export RUN format=hf`: a run's checkpoint as a published model, with config.json and tokenizer.
 
 Instead of RUN the folder of a Megatron-LM checkpoint; its tokenizer is not in it, and not written. And
-`format=megatron_lm` writes a run's checkpoint as one from which Megatron-LM starts (`quantexp.megatron_lm`).
+`format=megatron_lm` writes a run's checkpoint as one from which Megatron-LM starts.
 
 What comes out is what transformers and other tools load by its folder. Weights are copied as they were saved, bit for
 bit, or made from the training state to the same bits (checkpoint.publish=false). The tokenizer is the run's: a Hugging
@@ -25,13 +25,8 @@ from quantexp.config.load import read
 from quantexp.data.prepared import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
+from quantexp.extra import Service, require_extra, required, service
 from quantexp.folders import user_path
-from quantexp.megatron_lm.checkpoint_reader import (
-    folder_of_iteration,
-    is_checkpoint,
-    read_weights,
-)
-from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
 from quantexp.model.checkpoint_hashes import HASHES, require_intact, saved_files
 from quantexp.model.checkpoints import (
     PADDING,
@@ -88,8 +83,15 @@ def export(words: Sequence[str], root: Path) -> Path:
     wanted = options.get("format")
     if wanted not in _FORMATS:
         raise ConfigError(f"export needs format={' or format='.join(_FORMATS)}, got {wanted!r}")
-    if len(named) == 1 and is_checkpoint(folder := user_path(named[0])):
-        return _of_megatron_lm(folder, wanted, options.get("iteration"), out)
+    if wanted == "megatron_lm":
+        require_extra("megatron_lm", "format=megatron_lm")
+    reader_of = service(Service.READER)
+    if len(named) == 1 and reader_of is not None:
+        folder = user_path(named[0])
+        if (read_weights := reader_of(folder)) is not None:
+            target = _target_of_megatron_lm(folder, wanted, out)
+            weights = read_weights(options.get("iteration"))
+            return _written(target, lambda part: write_published(weights, weights.model, part))
     run = _run(named, root)
     iteration = _iteration(run, options.get("iteration"))
     folder, experiment = folder_of(run, iteration), read(run.config)
@@ -109,7 +111,8 @@ def export(words: Sequence[str], root: Path) -> Path:
         published.mkdir()
         _write_weights(experiment, folder, published)
         padding = open_weights(folder / PADDING) if (folder / PADDING).is_file() else None
-        write_checkpoint(experiment.model, open_weights(published), padding, part, iteration)
+        write = required(Service.WRITER, "format=megatron_lm")
+        write(experiment.model, open_weights(published), padding, part, iteration)
         shutil.rmtree(published)
 
     if wanted == "hf":
@@ -118,8 +121,8 @@ def export(words: Sequence[str], root: Path) -> Path:
     return _written(target, write_megatron_lm)
 
 
-def _of_megatron_lm(folder: Path, wanted: str, iteration: str | None, out: Path | None) -> Path:
-    """Export a Megatron-LM checkpoint to `out`."""
+def _target_of_megatron_lm(folder: Path, wanted: str, out: Path | None) -> Path:
+    """Where a Megatron-LM checkpoint is exported to: `out`, which must be there."""
     if wanted != "hf":
         raise ConfigError(
             f"{folder} is a checkpoint of Megatron-LM already; export it with format=hf"
@@ -128,8 +131,7 @@ def _of_megatron_lm(folder: Path, wanted: str, iteration: str | None, out: Path 
         raise ConfigError(
             f"{folder} is no run folder, in which an export has its place; give out=FOLDER"
         )
-    weights = read_weights(folder_of_iteration(folder, iteration))
-    return _written(out, lambda part: write_published(weights, weights.model, part))
+    return out
 
 
 def _written(target: Path, write: Callable[[Path], object]) -> Path:

@@ -1,7 +1,7 @@
-"""Quantised training in an unmodified Megatron-LM: `pretrain_gpt.py --spec quantexp.megatron_lm SPEC ...`.
+"""What `pretrain_gpt.py --spec quantexp.megatron_lm SPEC ...` imports; the extra of this name builds it.
 
-`SPEC` is built when Megatron-LM's model builder asks for it, after its arguments are parsed and its process groups
-exist. Importing this package imports neither torch nor Megatron. docs/megatron_lm.md is its manual.
+`SPEC` is built when Megatron-LM's model builder asks for it, after its arguments are parsed. Importing this package
+imports neither torch nor Megatron.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def __getattr__(name: str) -> Any:
     """`SPEC`, stored where Megatron-LM looks for it: `__import__` asks the package for each name of its from-list."""
     if name != "SPEC":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from quantexp.megatron_lm.spec import build_spec
+    from quantexp.extra import Service, required
 
-    globals()["SPEC"] = spec = build_spec()
+    globals()["SPEC"] = spec = required(Service.LAYER_SPEC, f"--spec {__name__}")()
     return spec

@@ -36,7 +36,7 @@ DECIDING = (
     "training/megatron",
 )
 #: The further ones of a run in Megatron-LM's loop.
-OF_MEGATRON_LM = ("megatron_lm",)
+OF_MEGATRON_LM = ("extras/megatron_lm",)
 _NOT_DECIDING = ("data/prepare/", "formats/certificate.py")
 _SUFFIXES = (".py", ".c", ".h")
 #: Hex digits of a digest.

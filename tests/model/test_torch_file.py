@@ -14,7 +14,7 @@ import torch
 
 from quantexp.capture.store.values import load_values
 from quantexp.errors import CaptureError, DataError
-from quantexp.megatron_lm.checkpoint_reader import read_weights
+from quantexp.extras.megatron_lm.checkpoint_reader import read_weights
 from quantexp.model.torch_file import load_torch_file
 
 

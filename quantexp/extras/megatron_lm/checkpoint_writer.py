@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantexp.megatron_lm.checkpoint_reader import (
+from quantexp.extras.megatron_lm.checkpoint_reader import (
     COMMON,
     EXPERT,
     FUSED,

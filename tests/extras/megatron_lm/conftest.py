@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron_lm.checkout import INSTALLED, RELEASES, source_of
+from tests.extras.megatron_lm.checkout import INSTALLED, RELEASES, source_of
 
 
 @pytest.fixture(scope="session", params=[*RELEASES, INSTALLED])

@@ -11,10 +11,7 @@ from typing import Any
 from megatron.core.utils import unwrap_model
 
 from quantexp.errors import QuantexpError, RunError
-from quantexp.folders import cache_dir
-from quantexp.formats.certificate import standing
-from quantexp.launch.progress import proof_line
-from quantexp.megatron_lm.folder import (
+from quantexp.extras.megatron_lm.folder import (
     amax_histories,
     beside,
     folder_of,
@@ -22,7 +19,10 @@ from quantexp.megatron_lm.folder import (
     open_folder,
     record_what_ran,
 )
-from quantexp.megatron_lm.schemes import schemes_of_file
+from quantexp.extras.megatron_lm.schemes import schemes_of_file
+from quantexp.folders import cache_dir
+from quantexp.formats.certificate import standing
+from quantexp.launch.progress import proof_line
 from quantexp.quant.precision import PrecisionMap, quantises_output
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.disk import first_line

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.runs.paths import RunDir
-from tests.megatron_lm.checkout import SPEC, Ended, run_script
+from tests.extras.megatron_lm.checkout import SPEC, Ended, run_script
 
 
 def quantised(

@@ -13,14 +13,14 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.capture.reader import open_capture
 from quantexp.cli.export import export
 from quantexp.config.compose import compose
-from quantexp.megatron_lm.checkpoint_reader import read_weights
-from quantexp.megatron_lm.checkpoint_writer import write_checkpoint
+from quantexp.extras.megatron_lm.checkpoint_reader import read_weights
+from quantexp.extras.megatron_lm.checkpoint_writer import write_checkpoint
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import read_status
 from tests.conftest import run_here
-from tests.megatron_lm.checkout import run_script
-from tests.megatron_lm.runs import lines, proof, quantised
+from tests.extras.megatron_lm.checkout import run_script
+from tests.extras.megatron_lm.runs import lines, proof, quantised
 from tests.model.huggingface.runs import data_words, model_words
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

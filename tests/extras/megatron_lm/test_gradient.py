@@ -14,7 +14,7 @@ from torch import Tensor
 from quantexp.runs.gradients import is_gradient, read_gradients
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
-from tests.megatron_lm.runs import proof, quantised
+from tests.extras.megatron_lm.runs import proof, quantised
 
 _PLANT = str(Path(__file__).with_name("plants_record.py"))
 
@@ -78,7 +78,7 @@ def _require_equal(of_pass: Any, own: Mapping[str, Tensor], bf16: Mapping[str, T
 
 
 def test_micro_batches_are_taken_once_and_given_in_megatrons_form() -> None:
-    from quantexp.megatron_lm.gradient import repeatable
+    from quantexp.extras.megatron_lm.gradient import repeatable
 
     data, chunks = iter(range(9)), [iter("abcd"), iter("efgh")]
     again = repeatable(data, 3)

@@ -20,7 +20,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from quantexp.capture.store.queue import wait_for_copies
-from quantexp.megatron_lm.run import LmRun
+from quantexp.extras.megatron_lm.run import LmRun
 from quantexp.model.sizes import flops_per_iteration
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import Precision

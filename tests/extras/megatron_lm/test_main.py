@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.errors import ConfigError
-from quantexp.megatron_lm.__main__ import main, parsed
+from quantexp.extras.megatron_lm.script import main, parsed
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 from quantexp.errors import QuantexpError
-from quantexp.megatron_lm.gradient import LmGradient
-from quantexp.megatron_lm.run import LmRun
-from quantexp.megatron_lm.step import LmStep
+from quantexp.extras.megatron_lm.gradient import LmGradient
+from quantexp.extras.megatron_lm.run import LmRun
+from quantexp.extras.megatron_lm.step import LmStep
 from quantexp.schema import Experiment
 
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from quantexp.capture.reader import open_capture
-from quantexp.megatron_lm.described import experiment_of
+from quantexp.extras.megatron_lm.described import experiment_of
 from quantexp.quant.scheme import SCHEMES
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
 from quantexp.runs.status import State, read_status
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.trainer import train
-from tests.megatron_lm.arguments import llama
-from tests.megatron_lm.checkout import SPEC, run_script
-from tests.megatron_lm.runs import lines, proof, quantised
+from tests.extras.megatron_lm.arguments import llama
+from tests.extras.megatron_lm.checkout import SPEC, run_script
+from tests.extras.megatron_lm.runs import lines, proof, quantised
 from tests.training.megatron.test_trainer import RecordingObserver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quantexp.errors import ConfigError
-from quantexp.megatron_lm.described import experiment_of
-from quantexp.megatron_lm.schemes import schemes_of_file
+from quantexp.extras.megatron_lm.described import experiment_of
+from quantexp.extras.megatron_lm.schemes import schemes_of_file
 from quantexp.quant.precision import ModuleId, precision_map
-from tests.megatron_lm.arguments import llama
+from tests.extras.megatron_lm.arguments import llama
 
 
 def test_a_module_has_the_slots_of_its_own_scheme() -> None:

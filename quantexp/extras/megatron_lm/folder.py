@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.errors import RunError, UnreadableError
+from quantexp.extras.megatron_lm.described import NAME
+from quantexp.extras.megatron_lm.schemes import Schemes
 from quantexp.launch.attempt import set_aside, write_new
 from quantexp.launch.going_on import Continuation, go_on
-from quantexp.megatron_lm.described import NAME
-from quantexp.megatron_lm.schemes import Schemes
 from quantexp.model.layout import Layout
 from quantexp.quant.slots import python_sources
 from quantexp.runs.gradients import SUFFIX

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quantexp.errors import ConfigError, QuantexpError
-from quantexp.megatron_lm.described import QUANT, experiment_of
-from quantexp.megatron_lm.folder import plain
-from quantexp.megatron_lm.refused import require_possible
+from quantexp.extras.megatron_lm.described import QUANT, experiment_of
+from quantexp.extras.megatron_lm.folder import plain
+from quantexp.extras.megatron_lm.refused import require_possible
 from quantexp.schema import Experiment
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def build_spec() -> ModuleSpec | None:
     _when_connected(lambda: _agree(experiment, refused))
     if experiment is None:
         return None
-    from quantexp.megatron_lm.layers import layer_spec
-    from quantexp.megatron_lm.loop import attach
+    from quantexp.extras.megatron_lm.layers import layer_spec
+    from quantexp.extras.megatron_lm.loop import attach
 
     attach(experiment, args, version)
     return layer_spec(experiment.model, sequence_parallel=args.sequence_parallel)

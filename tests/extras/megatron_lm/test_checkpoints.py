@@ -18,15 +18,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from quantexp.cli.export import export
 from quantexp.errors import ConfigError, DataError
-from quantexp.megatron_lm.checkpoint_reader import (
+from quantexp.extras.megatron_lm.checkpoint_reader import (
     folder_of_iteration,
     is_checkpoint,
     no_word_of_one_process,
     place_of,
     read_weights,
 )
-from quantexp.megatron_lm.checkpoint_writer import _content, arguments_of, write_checkpoint
-from quantexp.megatron_lm.described import model_of
+from quantexp.extras.megatron_lm.checkpoint_writer import _content, arguments_of, write_checkpoint
+from quantexp.extras.megatron_lm.described import model_of
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.sizes import padded_vocab_size
 from tests.model.huggingface.published import FAMILIES, of_folder, published_model, write

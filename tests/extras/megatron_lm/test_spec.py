@@ -12,9 +12,9 @@ import pytest
 
 import quantexp.megatron_lm
 from quantexp.errors import ConfigError
-from quantexp.megatron_lm import spec
+from quantexp.extras.megatron_lm import spec
 from quantexp.training.megatron import collectives
-from tests.megatron_lm.arguments import llama
+from tests.extras.megatron_lm.arguments import llama
 
 
 def test_the_import_loads_neither_torch_nor_megatron() -> None:

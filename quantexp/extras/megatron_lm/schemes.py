@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantexp.errors import ConfigError
-from quantexp.megatron_lm.described import QUANT, experiment_of
+from quantexp.extras.megatron_lm.described import QUANT, experiment_of
 from quantexp.quant.precision import ModuleId, PrecisionMap, precision_map
 from quantexp.quant.records import entry_record
 from quantexp.quant.rules import changes

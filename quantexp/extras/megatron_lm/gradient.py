@@ -14,8 +14,8 @@ import torch
 from megatron.core import parallel_state
 
 from quantexp.extra import Service, required
-from quantexp.megatron_lm.run import LmRun
-from quantexp.megatron_lm.step import begin_draws, mean_loss, told_micro_batches
+from quantexp.extras.megatron_lm.run import LmRun
+from quantexp.extras.megatron_lm.step import begin_draws, mean_loss, told_micro_batches
 from quantexp.model.layout import Layout
 from quantexp.proof.verdict import Verdict, require
 from quantexp.quant.precision import PrecisionMap

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quantexp.errors import ConfigError
-from quantexp.megatron_lm.refused import refusals, require_possible
-from tests.megatron_lm.arguments import llama
+from quantexp.extras.megatron_lm.refused import refusals, require_possible
+from tests.extras.megatron_lm.arguments import llama
 
 #: What Megatron-LM parses -> words of the message.
 _CASES: list[tuple[dict[str, Any], str]] = [

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from quantexp.errors import RunError, RunInUseError
-from quantexp.megatron_lm.described import experiment_of
-from quantexp.megatron_lm.folder import amax_histories, folder_of, identity_of, open_folder
-from quantexp.megatron_lm.run import LmRun
-from quantexp.megatron_lm.schemes import Schemes
+from quantexp.extras.megatron_lm.described import experiment_of
+from quantexp.extras.megatron_lm.folder import amax_histories, folder_of, identity_of, open_folder
+from quantexp.extras.megatron_lm.run import LmRun
+from quantexp.extras.megatron_lm.schemes import Schemes
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import codes_of, read_provenance
 from quantexp.runs.ranks import Rank
 from quantexp.runs.status import read_json, read_status, write_json, write_status
-from tests.megatron_lm.arguments import llama
+from tests.extras.megatron_lm.arguments import llama
 
 _ARGS = llama(save="checkpoints", rank=3, tensorboard_dir="tb", log_interval=1, adam_eps=1e-8)
 _EXPERIMENT = experiment_of(_ARGS, {"QUANTEXP_QUANT": "FA_mxfp8"})

@@ -20,7 +20,7 @@ import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -28,9 +28,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from quantexp.errors import ConfigError, DataError
-from quantexp.megatron_lm.described import model_of
-from quantexp.megatron_lm.rank_files import first_file, joined
-from quantexp.megatron_lm.refused import require_known_model
+from quantexp.extras.megatron_lm.described import model_of
+from quantexp.extras.megatron_lm.rank_files import first_file, joined
+from quantexp.extras.megatron_lm.refused import require_known_model
 from quantexp.model.huggingface.blocks import Source, sources
 from quantexp.model.huggingface.mapping import mapping
 from quantexp.model.torch_file import load_torch_file
@@ -95,6 +95,13 @@ def folder_of_iteration(folder: Path, iteration: str | None = None) -> Path:
     if not named.is_dir():
         raise DataError(f"{folder} has no {named.name}")
     return named
+
+
+def reader_of(folder: Path) -> Callable[[str | None], LmWeights] | None:
+    """Reads the weights of an iteration (None: the last) of a checkpoint's folder; None if it is no such folder."""
+    if not is_checkpoint(folder):
+        return None
+    return lambda iteration: read_weights(folder_of_iteration(folder, iteration))
 
 
 def read_weights(folder: Path) -> LmWeights:

@@ -9,10 +9,10 @@ import pytest
 
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError
-from quantexp.megatron_lm.described import experiment_of
+from quantexp.extras.megatron_lm.described import experiment_of
 from quantexp.quant.scheme import SCHEMES, content_hash
 from quantexp.schema import CaptureLevel, Dispatcher, Precision
-from tests.megatron_lm.arguments import llama
+from tests.extras.megatron_lm.arguments import llama
 
 
 def _scheme(value: str) -> Any:
