@@ -25,7 +25,8 @@ KINDS: dict[str, str | None] = {
 }
 
 
-def _overrides(parser: argparse.ArgumentParser) -> None:
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add the words of a verb that composes an experiment."""
     about = "choices (group=choice) and values (key=value)"
     parser.add_argument("words", nargs="*", metavar="key=value", help=about)
     add_config_dir(parser)
@@ -49,12 +50,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Add what composes experiments: overrides, and the flags for a folder and a sweep."""
-    _overrides(parser)
+    add_overrides(parser)
     _multirun(parser)
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
-    _overrides(parser)
+    add_overrides(parser)
     _multirun(parser)
     parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
     add_json(parser)
@@ -63,11 +64,6 @@ def _plan(parser: argparse.ArgumentParser) -> None:
 def _list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="KIND", help=f"one of {', '.join(KINDS)}")
     add_config_dir(parser)
-    add_json(parser)
-
-
-def _prepare(parser: argparse.ArgumentParser) -> None:
-    _overrides(parser)
     add_json(parser)
 
 
@@ -120,7 +116,6 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "train": add_train,
     "plan": _plan,
-    "prepare": _prepare,
     "list": _list,
     "status": _status,
     "logs": _logs,

@@ -57,15 +57,6 @@ VERBS = {
         ),
         "Needs neither data nor a GPU. device=NAME: what\nTransformer Engine would run there.",
     ),
-    "prepare": Verb(
-        "turn raw text into the tokens that runs read",
-        "dataset=NAME dataset.source=FILES [dataset.key=value ...]",
-        (
-            "prepare dataset.source=dumps/ dataset.tokenizer_path=llama/",
-            "prepare dataset=dolma dataset.source=raw/ dataset.tokenizer=byte",
-            "prepare dataset.source=dumps/ launcher=slurm launcher.max_parallel=8",
-        ),
-    ),
     "list": Verb(
         "list models, datasets, schemes, formats, presets, ..., or runs",
         "[--json] [KIND ...]",

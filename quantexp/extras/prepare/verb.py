@@ -11,12 +11,12 @@ from quantexp.cli import jobs
 from quantexp.cli.arguments import require_overrides
 from quantexp.cli.output import print_json
 from quantexp.config.compose import compose
-from quantexp.data.prepare.divided import content_of, groups_of
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.partial import partial_folder
-from quantexp.data.prepare.report import print_rejected, print_report, report_json
 from quantexp.data.prepare.run import Prepared, existing_result, prepare
 from quantexp.errors import ConfigError
+from quantexp.extras.prepare.divided import content_of, groups_of
+from quantexp.extras.prepare.report import print_rejected, print_report, report_json
 from quantexp.launch.backend import DividedJobs, DividedWork, launcher_of
 from quantexp.launch.divided_work import refuse_while_jobs_work
 from quantexp.schema import Experiment
@@ -83,7 +83,7 @@ def work_of(experiment: Experiment, job: Job) -> DividedWork:
         verb="prepare",
         result=job.prefix,
         folder=partial_folder(job),
-        command=["-m", "quantexp.data.prepare.divided"],
+        command=["-m", "quantexp.extras.prepare.divided"],
         again=jobs.RESUMES,
         content=content_of(job, experiment.dataset, force=experiment.force),
         groups=groups_of(job),

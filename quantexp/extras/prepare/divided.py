@@ -1,7 +1,7 @@
 """A preparation divided among jobs: its parts are the input files, and each job runs this module.
 
-    python -m quantexp.data.prepare.divided CONTENT 0 2     makes the outputs of two inputs, counted from 0
-    python -m quantexp.data.prepare.divided CONTENT         makes what is missing, joins all and prints the report
+    python -m quantexp.extras.prepare.divided CONTENT 0 2     makes the outputs of two inputs, counted from 0
+    python -m quantexp.extras.prepare.divided CONTENT         makes what is missing, joins all and prints the report
 
 The jobs neither compose a configuration nor search for inputs, so files that appear meanwhile change nothing. Both
 continue from the outputs that exist, so a killed, preempted or requeued task loses only those in progress.
@@ -20,9 +20,9 @@ from quantexp.data.prepare.inputs import Input
 from quantexp.data.prepare.job import Job, make_job
 from quantexp.data.prepare.outputs import unfinished
 from quantexp.data.prepare.partial import partial_folder
-from quantexp.data.prepare.report import print_rejected, print_report
 from quantexp.data.prepare.run import make_part, prepare
 from quantexp.errors import DataError, QuantexpError
+from quantexp.extras.prepare.report import print_rejected, print_report
 from quantexp.reading.json_files import require_json
 from quantexp.schema.dataset import DatasetConfig
 from quantexp.terminal.console import complain, error_console, output_console

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from quantexp.data.prepare.divided import MAX_TASKS, balanced
+from quantexp.extras.prepare.divided import MAX_TASKS, balanced
 
 
 def test_few_pieces_have_a_group_each() -> None:
