@@ -43,7 +43,7 @@ from quantexp.model.sizes import (
 from quantexp.quant.outside_products import moment_slots, state_records
 from quantexp.quant.precision import Entry, quantises_output
 from quantexp.quant.records import entry_record
-from quantexp.quant.rules import changes
+from quantexp.quant.rules import changes, condition_words
 from quantexp.quant.sites import FPROP_W
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
@@ -133,6 +133,8 @@ class Plan:
     backend: BackendPlan | None
     #: Iterations at which rules change the map; the map above is the first one's.
     map_changes_at: list[int]
+    #: The conditions of rules that are not in force before the run's metrics meet them, in words.
+    conditions: list[str]
     #: The rules that are in force in none of the run's iterations, in words.
     idle_rules: str | None
     #: Why the run is skipped, or why a completed one runs again; None for any other.
@@ -236,6 +238,11 @@ def make_plan(
         map_changes_at=[1]
         if evaluates
         else [i for i in changes(experiment.quant) if i <= training.last_iteration],
+        conditions=[
+            f"quant.rules[{index}] follows an iteration in which {condition_words(rule.when)}"
+            for index, rule in enumerate(experiment.quant.rules)
+            if rule.when is not None
+        ],
         idle_rules=idle_rules(experiment),
         earlier=skipped or again,
         slots=launched.slots,

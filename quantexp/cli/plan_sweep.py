@@ -131,7 +131,9 @@ def _print_maps(names: Sequence[str], plans: Sequence[Plan], console: Console) -
     """Print the precision maps, equal ones once."""
     by_map: dict[str, list[int]] = {}
     for index, plan in enumerate(plans):
-        by_map.setdefault(repr((plan.precision_map, plan.map_changes_at)), []).append(index)
+        by_map.setdefault(
+            repr((plan.precision_map, plan.map_changes_at, plan.conditions)), []
+        ).append(index)
     for indices in by_map.values():
         console.print(f"[bold]{escape('; '.join(names[i] for i in indices))}[/]", soft_wrap=True)
         console.print(precision_table(plans[indices[0]], console.width))

@@ -210,8 +210,10 @@ def precision_table(plan: Plan, width: int) -> Table:
             shown = escape(" ".join(_experts_together(names)))
             rows.append([layer_words(ranges, names[0]), shown, slot, held_as])
     table = fitted_table(_MAP, rows, width, "precision map").table
+    captions = list(plan.conditions)
     if len(plan.map_changes_at) > 1:
-        table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"
+        captions.insert(0, f"rules change this map at iterations {plan.map_changes_at[1:]}")
+    table.caption = escape("\n".join(captions)) or None
     return table
 
 

@@ -13,7 +13,7 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Format
 from quantexp.quant.outside_products import state_slots
 from quantexp.quant.precision import PrecisionMap, configured, forward_only, precision_map
-from quantexp.quant.rules import changes
+from quantexp.quant.rules import changes, variants
 from quantexp.quant.scheme import InForce, derived_name
 from quantexp.quant.sites import Site
 from quantexp.schema import Experiment
@@ -35,9 +35,12 @@ def iterations_of(experiment: Experiment) -> tuple[int, int]:
 
 
 def maps_between(experiment: Experiment, first: int, last: int) -> list[PrecisionMap]:
-    """The precision maps from an iteration to a later one, in order."""
-    starts = [first, *(i for i in changes(experiment.quant) if first < i <= last)]
-    return [precision_map(experiment.model, experiment.quant, iteration) for iteration in starts]
+    """The precision maps from an iteration to a later one, in order, then those under conditions of rules."""
+    return [
+        precision_map(experiment.model, quant, iteration)
+        for quant in (experiment.quant, *variants(experiment.quant))
+        for iteration in (first, *(i for i in changes(quant) if first < i <= last))
+    ]
 
 
 def sites_in_force(experiment: Experiment) -> InForce:

@@ -29,6 +29,7 @@ from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
 from quantexp.config.values import check_values, memory_of
 from quantexp.errors import ConfigError, UnreadableError
+from quantexp.quant.rules import fill_shares
 from quantexp.reading.yaml_files import read_yaml, read_yaml_text
 from quantexp.schema import (
     CaptureConfig,
@@ -38,6 +39,7 @@ from quantexp.schema import (
     Part,
     Rule,
     SweepConfig,
+    When,
 )
 from quantexp.schema.keys import OLD_KEYS, is_mapping, keys, section_of
 from quantexp.schema.limits import FACTOR
@@ -60,6 +62,7 @@ _RULES: dict[Any, str] = {
     Rule: "quant.rules[]",
     CaptureRule: "capture.rules[]",
     Part: "quant.<slot>.parts[]",
+    When: "quant.rules[].when",
 }
 
 
@@ -74,6 +77,7 @@ def load(config: DictConfig) -> Experiment:
     composition = _structured(content, Composition)
     validate_data(composition.dataset)
     fill_formats(composition.quant, [composition.capture.format], user_folders(config))
+    fill_shares(composition.quant, composition.training.iterations)
     complete_dataset(composition)
     complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
@@ -150,6 +154,7 @@ def from_plain(content: dict[str, Any]) -> Experiment:
         ConfigError: the content is not a complete configuration of this version.
     """
     experiment = _structured(content, Experiment)
+    fill_shares(experiment.quant, experiment.training.iterations)
     validate(experiment)
     return experiment
 
@@ -254,6 +259,8 @@ def _hint(name: str, names: Iterable[str]) -> str:
 
 def located(key: str, owner: Any) -> str:
     """The full key; for a key inside a list, OmegaConf reports only the last part and the dataclass."""
+    if owner is When:
+        key = key.removeprefix("when.")
     return f"{_RULES[owner]}.{key}" if owner in _RULES and "." not in key else key
 
 

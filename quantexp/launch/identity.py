@@ -34,12 +34,12 @@ from quantexp.model.layout import Layout
 from quantexp.quant.outside_products import state_records
 from quantexp.quant.precision import precision_map
 from quantexp.quant.records import entry_record
-from quantexp.quant.rules import changes
+from quantexp.quant.rules import changes, variants, with_rule
 from quantexp.runs import gradients
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
 from quantexp.runs.provenance import versions
-from quantexp.schema import Backend, Experiment, ModelConfig, Nonfinite
+from quantexp.schema import Backend, Experiment, ModelConfig, Nonfinite, QuantConfig
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
 NUMERICS_VERSION = 2
@@ -83,6 +83,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "model": model,
         "data": data,
         "scheme": _scheme(experiment),
+        **_conditions(experiment),
         "training": {
             **{k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
             **_start(experiment, data),
@@ -289,9 +290,10 @@ def _shares_draws(experiment: Experiment) -> bool:
         and training.global_batch_size > training.micro_batch_size
         and any(
             entry.spec.once_per_step and entry.spec.rounding is Rounding.STOCHASTIC
-            for iteration in changes(experiment.quant)
+            for quant in (experiment.quant, *variants(experiment.quant))
+            for iteration in changes(quant)
             if iteration <= training.last_iteration
-            for declared in precision_map(experiment.model, experiment.quant, iteration).values()
+            for declared in precision_map(experiment.model, quant, iteration).values()
             for entry in declared.entries()
         )
     )
@@ -299,13 +301,31 @@ def _shares_draws(experiment: Experiment) -> bool:
 
 def _scheme(experiment: Experiment) -> list[Any]:
     """The precision map at each iteration where it changes; what is rounded outside of products is in each."""
-    outside = state_records(experiment.quant)
+    return _maps(experiment, experiment.quant)
+
+
+def _conditions(experiment: Experiment) -> dict[str, Any]:
+    """The conditions of rules, each with the maps where it alone is met from the first iteration on."""
+    quant = experiment.quant
+    conditions = [
+        [
+            {**dataclasses.asdict(rule.when), "measure": rule.when.measure.value},
+            _maps(experiment, with_rule(quant, index)),
+        ]
+        for index, rule in enumerate(quant.rules)
+        if rule.when is not None
+    ]
+    return {"conditions": conditions} if conditions else {}
+
+
+def _maps(experiment: Experiment, quant: QuantConfig) -> list[Any]:
+    outside = state_records(quant)
     return [
         [
             iteration,
             [entry_record(e) for module in declared.values() for e in module.entries()] + outside,
         ]
-        for iteration in changes(experiment.quant)
+        for iteration in changes(quant)
         if iteration <= experiment.training.last_iteration
-        for declared in (precision_map(experiment.model, experiment.quant, iteration),)
+        for declared in (precision_map(experiment.model, quant, iteration),)
     ]

@@ -12,6 +12,7 @@ Wrong settings are not looked for: no such run begins.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -34,7 +35,7 @@ from quantexp.model.decoder import ATTENTION, EMBEDDING, FINAL_NORM, OUTPUT, is_
 from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import FPROP_W, LOOKUP_W, Operand, Product, Site, Slot, slots_of
-from quantexp.schema import QuantConfig, Rule
+from quantexp.schema import QuantConfig, Rule, When
 
 #: Words that stand for no format: the working precision, and the forward copy.
 _HIGH, _COPY = "bf16", "reuse"
@@ -54,11 +55,26 @@ class Declaration:
 
     #: The map that was right last, and the rules that were in force then.
     _right: tuple[PrecisionMap, list[Rule]] | None = field(default=None, repr=False)
+    #: Of rules with conditions: the latest values, and the iteration that met the condition.
+    _values: dict[int, list[float]] = field(default_factory=dict, repr=False)
+    _met: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def see(self, line: Mapping[str, Any]) -> None:
+        """Take the metrics of an iteration, on which conditions of rules depend."""
+        for number, rule in enumerate(self.quant.rules):
+            if rule.when is None or number in self._met:
+                continue
+            value = line.get(rule.when.measure.value)
+            if value is None or not math.isfinite(value):
+                continue
+            self._values[number] = [*self._values.get(number, []), value][-rule.when.over :]
+            if line["iteration"] >= rule.when.after and _meets(rule.when, self._values[number]):
+                self._met[number] = line["iteration"]
 
     def differences(self, declared: PrecisionMap, iteration: int) -> list[str]:
         """What the map of an iteration has instead of what is configured: of each module the first slot, in words."""
         schemes = (self.quant, *self.of_module.values())
-        in_force = [r for quant in schemes for r in quant.rules if _is_in_force(r, iteration)]
+        in_force = [r for quant in schemes for r in quant.rules if self._applies(r, iteration)]
         if self._right is not None and self._right[0] is declared and self._right[1] == in_force:
             return []
         words = self._differences(declared, iteration)
@@ -73,7 +89,7 @@ class Declaration:
             rules = [
                 rule
                 for rule in quant.rules
-                if _is_in_force(rule, iteration) and self._names(rule, name)
+                if self._applies(rule, iteration) and self._names(rule, name)
             ]
             key = id(quant), _sites(name), tuple(map(id, rules))
             if key not in known:
@@ -92,6 +108,13 @@ class Declaration:
                 words.append(f"{name}: it is configured to be quantised, and the map lacks it")
         return words
 
+    def _applies(self, rule: Rule, iteration: int) -> bool:
+        """Whether a rule is in force; where one has a condition, after the iteration that met it."""
+        if rule.when is None:
+            return _is_in_force(rule, iteration)
+        number = next(n for n, own in enumerate(self.quant.rules) if own is rule)
+        return number in self._met and iteration > self._met[number]
+
     def _names(self, rule: Rule, name: ModuleId) -> bool:
         """Whether a rule names a module; those of the embedding are the output layer's."""
         layers = {layer % self.num_layers for layer in rule.layers}
@@ -104,6 +127,14 @@ class Declaration:
         """Whether the own keys of a site, the output layer's or the norms', name a format."""
         resolved = _resolved(self.quant, (site,), [])
         return any(spec.quantised for spec in resolved.values())
+
+
+def _meets(when: When, values: Sequence[float]) -> bool:
+    """Whether the latest values meet a condition."""
+    mean = math.fsum(values) / len(values)
+    bounds = when.below, when.above
+    is_beyond = [b is not None and (mean < b, mean > b)[n] for n, b in enumerate(bounds)]
+    return len(values) == when.over and any(is_beyond)
 
 
 def _is_in_force(rule: Rule, iteration: int) -> bool:

@@ -28,11 +28,14 @@ from quantexp.model.decoder import (
 from quantexp.quant.choosing import Setting
 from quantexp.quant.rules import (
     changes,
+    check_condition,
     check_iterations,
+    check_number_of_conditions,
     covers,
     is_in_force,
     names_norms,
     names_output,
+    variants,
 )
 from quantexp.quant.sites import LOOKUP_W, Operand, Product, Site, Slot, slots_of
 from quantexp.quant.slots import (
@@ -262,12 +265,16 @@ def unquantised(declared: PrecisionMap) -> PrecisionMap:
 
 
 def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
-    """Every precision map of a run, one for each of `changes`."""
-    return [precision_map(model, quant, iteration) for iteration in changes(quant)]
+    """Every precision map that a run may have: one for each of `changes`, then those under conditions of rules."""
+    return [
+        precision_map(model, each, iteration)
+        for each in (quant, *variants(quant))
+        for iteration in changes(each)
+    ]
 
 
 def map_in_force(maps: Sequence[PrecisionMap], quant: QuantConfig, iteration: int) -> PrecisionMap:
-    """The entry of a run's `declared_maps` for an iteration (from 1)."""
+    """The entry of a run's `declared_maps` for an iteration (from 1), while no rule's condition is met."""
     return maps[bisect_right(changes(quant), iteration) - 1]
 
 
@@ -308,6 +315,8 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
                 "remove layers"
             )
         check_iterations(where, rule)
+        check_condition(where, rule)
+    check_number_of_conditions(quant)
 
 
 def _known(key: str, values: list[str], allowed: list[str]) -> None:

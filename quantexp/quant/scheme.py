@@ -168,11 +168,16 @@ _LATER_OPTIONS = (
     "hadamard_block",
     "of",
     "parts",
+    "when",
 )
 
 
 def _rule(rule: Rule) -> dict[str, object]:
     fields = dataclasses.asdict(rule)
+    # Iterations that follow from a share differ with the number of iterations.
+    del fields["iterations" if rule.share else "share"]
+    if rule.when is not None:
+        fields["when"]["measure"] = rule.when.measure.value
     return {k: v for k, v in fields.items() if v is not None or k not in _LATER_OPTIONS}
 
 

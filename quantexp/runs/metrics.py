@@ -55,6 +55,7 @@ class MetricsLine(TypedDict, total=False):
     mfu: float | None
     validation_loss: float | None
     perplexity: float | None
+    switched: list[Count] | None
     time: str
 
 
@@ -67,6 +68,16 @@ def read_metrics(run: RunDir) -> list[dict[str, Any]]:
         UnreadableError: names the first wrong line.
     """
     return [dict(line) for line in json_lines(run.metrics, MetricsLine, _refuse)]
+
+
+def lines_before(run: RunDir, iteration: int) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl of iterations before this one, the last of each that was repeated, in order.
+
+    Raises:
+        UnreadableError: names the first wrong line.
+    """
+    lines = {line["iteration"]: line for line in read_metrics(run)}
+    return [lines[each] for each in sorted(lines) if each < iteration]
 
 
 def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
@@ -180,6 +191,8 @@ class Metrics:
     #: Of held-out samples after the step, the mean over all tokens that count, and e to its power; None without.
     validation_loss: float | None = None
     perplexity: float | None = None
+    #: The indices of the scheme's rules whose conditions this iteration met; they are in force from the next one on.
+    switched: list[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ class RecordedIdentity(TypedDict, total=False):
 
     #: Pairs of an iteration and the precision map from there on.
     scheme: list[tuple[int, list[PrecisionEntry]]]
+    conditions: list[tuple[dict[str, Any], list[tuple[int, list[PrecisionEntry]]]]]
     model: dict[str, Any]
     data: dict[str, Any]
     training: dict[str, Any]

@@ -55,6 +55,7 @@ from quantexp.schema.quant import (
     LinearFprop,
     LinearSite,
     LinearWgrad,
+    Measure,
     Moments,
     NamedRecipe,
     NormFprop,
@@ -73,6 +74,7 @@ from quantexp.schema.quant import (
     RoundedAt,
     Rule,
     Slot,
+    When,
 )
 from quantexp.schema.tracking import (
     MlflowConfig,
@@ -125,6 +127,7 @@ __all__ = [
     "LinearSite",
     "LinearWgrad",
     "LrSchedule",
+    "Measure",
     "MemoryCheck",
     "MlaConfig",
     "MlflowConfig",
@@ -165,5 +168,6 @@ __all__ = [
     "Unaligned",
     "WandbConfig",
     "WandbMode",
+    "When",
     "YarnConfig",
 ]

@@ -5,7 +5,7 @@ products.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from quantexp.schema.limits import FACTOR, FOLDER_NAME, Limit, at_most, between, limited
@@ -180,6 +180,28 @@ class NormSite(Slot):
     fprop: NormFprop = field(default_factory=NormFprop)
 
 
+class Measure(StrEnum):
+    """What a rule's condition looks at, a key of metrics.jsonl."""
+
+    loss = "loss"
+    grad_norm = "grad_norm"
+    validation_loss = "validation_loss"
+
+
+@dataclass
+class When:
+    """A condition on a run's own metrics; the rule is in force from the iteration after the first that meets it."""
+
+    measure: Measure = Measure.loss
+    #: One of the two: the mean lies below, or above.
+    below: float | None = None
+    above: float | None = None
+    #: The mean of so many latest values; one that is not finite does not count.
+    over: int = limited(1, *between(1, 100_000))
+    #: The first iteration that may meet it.
+    after: int = limited(1, *between(1, 1 << 40))
+
+
 @dataclass
 class Rule(Slot):
     """Changes the slots that it covers; later rules take precedence. An empty list means all."""
@@ -196,6 +218,10 @@ class Rule(Slot):
     operands: list[str] = field(default_factory=list)
     #: [first, last]: iterations from 1, both included; a null last means no end.
     iterations: list[int | None] = field(default_factory=list)
+    #: [first, last]: the same as shares of training.iterations, from 0 to 1.
+    share: list[float] = field(default_factory=list)
+    #: In place of both: a condition on the run's metrics.
+    when: When | None = None
 
 
 @dataclass

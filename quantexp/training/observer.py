@@ -18,11 +18,12 @@ from quantexp.capture.store.manifest import finish_capture
 from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.model.training_state import read_index
+from quantexp.quant.rules import condition_words
 from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
 from quantexp.runs.dossiers import read_dossiers
 from quantexp.runs.fencing import require_ours
-from quantexp.runs.metrics import Metrics, is_fault, read_metrics
+from quantexp.runs.metrics import Metrics, is_fault, lines_before, read_metrics
 from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLayout, CaptureLevel, Precision
 from quantexp.training.capture_hooks import CaptureHooks, TokenRecorder
@@ -137,6 +138,10 @@ class RunObserver:
         experiment = self.experiment
         self.watched = Watched(chunks, experiment.training.seed, experiment.model, experiment.quant)
         start, init_from = self.context.start, experiment.model.init_from
+        declaration = self.watched.declaration
+        if start is not None and declaration is not None:
+            for line in lines_before(self.run, start.iteration + 1):
+                declaration.see(line)
         if start is None and experiment.training.start_from is None and init_from is None:
             self.watched.expect_drawn(experiment, self.context.rank.rank)
         if start is not None and start.state.is_file():
@@ -234,6 +239,11 @@ class RunObserver:
             text = json.dumps(_finite(line), allow_nan=False) + "\n"
             with writing(self.run.metrics, len(text)), self.run.metrics.open("a") as stream:
                 stream.write(text)
+            for index in metrics.switched or ():
+                when = self.experiment.quant.rules[index].when
+                assert when is not None
+                first, words = metrics.iteration + 1, condition_words(when)
+                LOG.info(f"quant.rules[{index}] is in force from iteration {first} on: {words}")
             if metrics.skipped:
                 LOG.warning(f"iteration {metrics.iteration} is left out: {metrics.nonfinite}")
             if metrics.validation_loss is not None and not math.isfinite(metrics.validation_loss):
@@ -244,6 +254,8 @@ class RunObserver:
         if self.context.tracking is not None:
             self.context.tracking.log(line, curves)
         self._end_with_dossiers(metrics)
+        if self.watched.declaration is not None:
+            self.watched.declaration.see(line)
         if self.context.interrupted:
             raise KeyboardInterrupt
         self._advance(metrics.iteration)

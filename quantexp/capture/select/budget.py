@@ -135,10 +135,10 @@ def _micro_batches(experiment: Experiment) -> int:
 def _captured_maps(
     experiment: Experiment, maps: Sequence[PrecisionMap]
 ) -> Iterator[tuple[PrecisionMap, int]]:
-    """The precision maps with captured iterations, and the number of those."""
+    """The precision maps with captured iterations, and the number of those, while no rule's condition is met."""
     taken = captured_iterations(experiment.capture, experiment.training.last_iteration)
     bounds = [bisect_left(taken, start) for start in changes(experiment.quant)] + [len(taken)]
-    for declared, (first, last) in zip(maps, pairwise(bounds), strict=True):
+    for declared, (first, last) in zip(maps, pairwise(bounds), strict=False):
         if last > first:
             yield declared, last - first
 

@@ -14,12 +14,11 @@ from quantexp.model.layout import Layout
 from quantexp.quant.outside_products import check_outside_products
 from quantexp.quant.precision import (
     check_rules,
+    declared_maps,
     decoder_modules,
-    precision_map,
     quantises_norms,
     quantises_output,
 )
-from quantexp.quant.rules import changes
 from quantexp.quant.slots import declared_formats, resolve_site, site_configs
 from quantexp.schema import (
     AttentionPath,
@@ -29,6 +28,7 @@ from quantexp.schema import (
     Experiment,
     GradientConfig,
     LrSchedule,
+    Measure,
     TrainingConfig,
     TriggerConfig,
 )
@@ -273,9 +273,24 @@ def _scheme(experiment: Experiment) -> None:
         )  # checks the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
     check_outside_products(experiment)
-    for iteration in changes(quant):
-        precision_map(experiment.model, quant, iteration)
+    _conditions(experiment)
+    declared_maps(experiment.model, quant)
     if experiment.training.attention is AttentionPath.fused:
         from quantexp.quant.attention.fusable import require_fused_attention
 
         require_fused_attention(experiment.model, quant)
+
+
+def _conditions(experiment: Experiment) -> None:
+    """Refuse conditions on what the run does not measure."""
+    for index, rule in enumerate(experiment.quant.rules):
+        where = f"quant.rules[{index}].when"
+        if rule.when is None:
+            continue
+        if experiment.evaluate.only:
+            raise ConfigError(
+                f"{where} looks at the metrics of a training, and an evaluation has none: give the rule iterations, or "
+                "drop it"
+            )
+        if rule.when.measure is Measure.validation_loss and experiment.evaluation.every is None:
+            raise ConfigError(f"{where}.measure=validation_loss needs evaluation.every=N")

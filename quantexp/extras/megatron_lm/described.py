@@ -60,6 +60,11 @@ def experiment_of(args: Any, environment: Mapping[str, str]) -> Experiment:
             f"{QUANT}={environment.get(QUANT)} rounds the optimizer's moments or the reduced gradients, which "
             "Megatron-LM's loop keeps to itself; choose a scheme of products alone, or train with quantexp"
         )
+    if any(rule.when for rule in experiment.quant.rules):
+        raise ConfigError(
+            f"{QUANT}={environment.get(QUANT)} has rules with conditions (when), which look at the metrics of "
+            "quantexp's own loop; give them iterations, or train with quantexp"
+        )
     if quantises_norms(experiment.quant):
         raise ConfigError(
             f"{QUANT}={environment.get(QUANT)} quantises norms (quant.norm), and Megatron-LM has norms of its own, or "

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import ATTENTION
 from quantexp.quant.label import factor_words
-from quantexp.quant.precision import Entry, ModulePrecision, precision_map
-from quantexp.quant.rules import changes
+from quantexp.quant.precision import Entry, ModulePrecision, declared_maps
 from quantexp.quant.sites import Operand, Product
 from quantexp.schema import ModelConfig, QuantConfig
 
@@ -47,8 +46,8 @@ def require_fused_attention(model: ModelConfig, quant: QuantConfig) -> None:
 
 def attentions(model: ModelConfig, quant: QuantConfig) -> Iterator[ModulePrecision]:
     """Every layer's attention, as declared at every iteration that changes the precision map."""
-    for iteration in changes(quant):
-        for module, declared in precision_map(model, quant, iteration).items():
+    for each in declared_maps(model, quant):
+        for module, declared in each.items():
             if module.name == ATTENTION:
                 yield declared
 

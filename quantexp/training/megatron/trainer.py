@@ -8,7 +8,7 @@ reports its events to an `Observer`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -20,9 +20,9 @@ from quantexp.model.checkpoints import is_saved
 from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
 from quantexp.quant.precision import precision_map
-from quantexp.quant.rules import changes
+from quantexp.quant.rules import Conditions, changes
 from quantexp.quant.step_state import StepState
-from quantexp.runs.metrics import Metrics, is_fault
+from quantexp.runs.metrics import Metrics, is_fault, lines_before
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
 from quantexp.training.megatron.collectives import gather
@@ -83,8 +83,12 @@ def _train(
     starts = changes(experiment.quant)
     nonfinite = stepper.nonfinite
     first, last = first_iteration(experiment, start), experiment.training.last_iteration
+    conditions = Conditions(
+        experiment.quant, [] if start is None else lines_before(start.run, first)
+    )
+    switched = False
     for iteration in range(first, last + 1):
-        changed = iteration in starts or iteration == first
+        changed = iteration in starts or iteration == first or switched
         if changed:
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
@@ -95,6 +99,9 @@ def _train(
         if held_out is not None and is_evaluated(experiment, iteration):
             with observer.proof_of_evaluation(iteration, declared):
                 metrics = stepper.evaluate(metrics, held_out())
+        met = conditions.see(asdict(metrics))
+        if switched := bool(met):
+            metrics = replace(metrics, switched=met)
         nonfinite = nonfinite + 1 if is_fault(asdict(metrics)) else 0
         continues = observer.iteration(metrics)
         if nonfinite:
