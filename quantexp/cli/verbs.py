@@ -109,8 +109,9 @@ VERBS = {
             "compare runs against=linear_mxfp8",
         ),
         "Gaps are of the mean over the last window=N iterations, by default a tenth;\n"
-        "measure: loss, validation_loss, perplexity or grad_norm. against: another\n"
-        "scheme than bf16. Writes compare/compare.png and .pdf, or below out=FOLDER.",
+        "measure: loss, validation_loss, unquantised_loss, perplexity, grad_norm.\n"
+        "against: another scheme than bf16. Writes compare/compare.png and .pdf, or\n"
+        "below out=FOLDER.",
     ),
     "report": Verb(
         "write one page about runs that works offline, report.html",

@@ -20,6 +20,10 @@ def check_evaluation(experiment: Experiment) -> None:
     """
     evaluation, training = experiment.evaluation, experiment.training
     _check_evaluate(experiment)
+    if evaluation.unquantised and evaluation.every is None:
+        raise ConfigError(
+            "evaluation.unquantised needs evaluation.every=N; quantexp evaluate always evaluates in bf16, too"
+        )
     if evaluation.every is None and not experiment.evaluate.only:
         return
     check_limits("evaluation", evaluation)

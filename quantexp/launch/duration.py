@@ -95,6 +95,7 @@ def _share_of_threads(experiment: Experiment, rates: Rates) -> float:
 def _evaluated_flop(experiment: Experiment) -> float:
     """FLOPs of the evaluations' forward passes, a third of a training iteration's."""
     times = num_evaluations(experiment, experiment.first_iteration)
+    times *= 1 + experiment.evaluation.unquantised
     samples, length = num_samples(experiment), experiment.training.seq_length
     return times * flops_per_iteration(experiment.model, length, samples) / 3
 

@@ -39,7 +39,7 @@ from quantexp.runs import gradients
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
 from quantexp.runs.provenance import versions
-from quantexp.schema import Backend, Experiment, ModelConfig, Nonfinite, QuantConfig
+from quantexp.schema import Backend, Experiment, Measure, ModelConfig, Nonfinite, QuantConfig, When
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
 NUMERICS_VERSION = 2
@@ -309,13 +309,25 @@ def _conditions(experiment: Experiment) -> dict[str, Any]:
     quant = experiment.quant
     conditions = [
         [
-            {**dataclasses.asdict(rule.when), "measure": rule.when.measure.value},
+            {
+                **dataclasses.asdict(rule.when),
+                "measure": rule.when.measure.value,
+                **_evaluations(experiment, rule.when),
+            },
             _maps(experiment, with_rule(quant, index)),
         ]
         for index, rule in enumerate(quant.rules)
         if rule.when is not None
     ]
     return {"conditions": conditions} if conditions else {}
+
+
+def _evaluations(experiment: Experiment, when: When) -> dict[str, Any]:
+    """What decides a validation loss."""
+    evaluation = experiment.evaluation
+    if when.measure is not Measure.validation_loss:
+        return {}
+    return {"every": evaluation.every, "samples": evaluation.samples}
 
 
 def _maps(experiment: Experiment, quant: QuantConfig) -> list[Any]:

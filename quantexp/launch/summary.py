@@ -67,7 +67,10 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         if (validation_loss := metrics.get("validation_loss")) is not None:
             perplexity = metrics["perplexity"]
             words = "beyond all bounds" if perplexity is None else f"{perplexity:,.2f}"
-            table.add_row("held out", f"loss {validation_loss:.4f}, perplexity {words}")
+            words = f"loss {validation_loss:.4f}, perplexity {words}"
+            if (high := metrics.get("unquantised_loss")) is not None:
+                words += f"; unquantised {high:.4f} ({validation_loss - high:+.4f})"
+            table.add_row("held out", words)
     if not experiment.evaluate.only:
         table.add_row("captured", _captured(outcome))
     for name, words in (("left out", outcome.left_out), ("dossiers", outcome.dossiers)):

@@ -55,6 +55,7 @@ class MetricsLine(TypedDict, total=False):
     mfu: float | None
     validation_loss: float | None
     perplexity: float | None
+    unquantised_loss: float | None
     switched: list[Count] | None
     time: str
 
@@ -191,6 +192,8 @@ class Metrics:
     #: Of held-out samples after the step, the mean over all tokens that count, and e to its power; None without.
     validation_loss: float | None = None
     perplexity: float | None = None
+    #: The validation loss with no slot quantised.
+    unquantised_loss: float | None = None
     #: The indices of the scheme's rules whose conditions this iteration met; they are in force from the next one on.
     switched: list[int] | None = None
 

@@ -143,6 +143,8 @@ class EvaluationConfig:
     every: int | None = limited(None, *_ITERATIONS)
     #: Number of samples of the validation split, the same ones every time.
     samples: int = limited(128, *between(1, 1_000_000_000))
+    #: Evaluate in the working precision, too: the same weights and samples, and no slot quantised.
+    unquantised: bool = False
 
 
 @dataclass

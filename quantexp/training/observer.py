@@ -174,10 +174,12 @@ class RunObserver:
         return prove(self.watched, iteration, declared)
 
     def proof_of_evaluation(
-        self, iteration: int, declared: PrecisionMap
+        self, iteration: int, declared: PrecisionMap, *, quantised: bool = True
     ) -> contextlib.AbstractContextManager[None]:
         """The same for the evaluation after an iteration, in drawn parts."""
-        return self.proofs.of_drawn(self.watched, iteration, declared, evaluates=True)
+        return self.proofs.of_drawn(
+            self.watched, iteration, declared, evaluates=True, quantised=quantised
+        )
 
     def outside_products(self, watch: StateWatch, stepped: bool) -> None:
         """Add what was rounded outside of products to the proof."""

@@ -108,16 +108,25 @@ class Proofs:
 
     @contextlib.contextmanager
     def of_drawn(
-        self, watched: Watched, iteration: int, declared: PrecisionMap, *, evaluates: bool = False
+        self,
+        watched: Watched,
+        iteration: int,
+        declared: PrecisionMap,
+        *,
+        evaluates: bool = False,
+        quantised: bool = True,
     ) -> Iterator[None]:
-        """Check drawn parts of an iteration's products, or of an evaluation after it; a mismatch ends the run."""
+        """Check drawn parts of an iteration's products, or of an evaluation after it; a mismatch ends the run.
+
+        `quantised`: under the scheme; otherwise the map must quantise nothing.
+        """
         from quantexp.proof.drawn import DrawnChecks
 
         checks = DrawnChecks()
         looks, number = self._looks, self._num_micro_batches
         if evaluates:  # rare, and without backward products, whose turn it might be
             looks, number = max(1, looks), 0
-        with watched.drawing(iteration, declared, checks, looks, number):
+        with watched.drawing(iteration, declared, checks, looks, number, quantised=quantised):
             yield
         self._conclude(checks, iteration, evaluates=evaluates)
 

@@ -15,6 +15,7 @@ from quantexp.errors import ConfigError
 from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
+from tests.conftest import run_here
 
 Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
@@ -89,6 +90,55 @@ def test_loss_is_that_of_training_on_the_same_samples(
     assert second["validation_loss"] == pytest.approx(first["loss"], rel=1e-6)
 
 
+UNQUANTISED = [
+    *("quant=linear_mxfp4", "training.iterations=3", "capture=off", "training.precision=fp32"),
+    *("evaluation.every=1", "evaluation.samples=4", "evaluation.unquantised=true"),
+]
+
+
+@pytest.mark.slow
+def test_the_unquantised_loss_is_that_of_a_bf16_run_with_the_same_weights(
+    run_tiny: RunTiny,
+) -> None:
+    still = ["training.lr=1e-30", "training.min_lr=0"]
+    run, bf16 = run_tiny(*UNQUANTISED, *still), run_tiny(*UNQUANTISED, *still, "quant=bf16")
+    for own, reference in zip(lines(run), lines(bf16), strict=True):
+        assert own["unquantised_loss"] == reference["validation_loss"]
+        assert reference["unquantised_loss"] == reference["validation_loss"]
+        assert abs(own["validation_loss"] - own["unquantised_loss"]) > 1e-5
+
+
+@pytest.mark.slow
+def test_an_unquantised_evaluation_changes_no_training(run_tiny: RunTiny) -> None:
+    stochastic = "quant.linear.wgrad.g.rounding=stochastic"
+    both = lines(run_tiny(*UNQUANTISED, stochastic))
+    alone = lines(run_tiny(*UNQUANTISED, stochastic, "evaluation.unquantised=false", "force=true"))
+    for name in ("loss", "grad_norm", "validation_loss"):
+        assert [line[name] for line in both] == [line[name] for line in alone]
+    assert alone[-1]["unquantised_loss"] is None
+
+
+@pytest.mark.parametrize("fault", ["map", pytest.param("modules", marks=pytest.mark.slow)])
+def test_an_unquantised_evaluation_that_quantises_ends_the_run(
+    fault: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quantexp.training.megatron import trainer
+    from quantexp.training.megatron.step import Stepper
+
+    def set_only_quantised(self: Stepper, declared: Any) -> None:
+        if any(module.is_quantised for module in declared.values()):
+            original(self, declared)
+
+    original = Stepper.set_precision
+    if fault == "map":
+        monkeypatch.setattr(trainer, "unquantised", lambda declared: declared)
+    else:
+        monkeypatch.setattr(Stepper, "set_precision", set_only_quantised)
+    run = run_here(tiny(*UNQUANTISED), expect=1)
+    reason = json.loads(run.status.read_text())["reason"]
+    assert "what ran is not what was declared, in the evaluation after iteration 1: " in reason
+
+
 @pytest.mark.slow
 def test_completed_run_without_the_requested_evaluation_runs_again(
     run_tiny: RunTiny, tiny: Tiny
@@ -118,6 +168,7 @@ def test_iterations_and_samples(tiny: Tiny) -> None:
     [
         (["evaluation.every=0"], "evaluation.every must be at least 1, got 0"),
         (["evaluation.every=1", "evaluation.samples=0"], "evaluation.samples must be at least 1"),
+        (["evaluation.unquantised=true"], "evaluation.unquantised needs evaluation.every=N"),
         (
             ["evaluation.every=1", "evaluation.samples=3"],
             r"evaluation.samples must be a multiple of 2 \(training.micro_batch_size x launcher.num_",
@@ -170,11 +221,13 @@ def test_evaluation_of_a_run_is_shown_at_its_end(tmp_path: Path) -> None:
         "memory_gb": 1.0,
         "validation_loss": 3.5,
         "perplexity": 33.115,
+        "unquantised_loss": 3.4,
     }
     console = Console(record=True, width=120)
     outcome = Outcome(experiment, RunDir(tmp_path), State.COMPLETED, metrics=metrics)
     print_outcome(outcome, console)
-    assert "held out  loss 3.5000, perplexity 33.12" in console.export_text()
+    shown = "held out  loss 3.5000, perplexity 33.12; unquantised 3.4000 (+0.1000)"
+    assert shown in console.export_text()
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7, 8, 9, None])

@@ -88,7 +88,7 @@ class Poisoner:
         return contextlib.nullcontext()
 
     def proof_of_evaluation(
-        self, iteration: int, declared: Any
+        self, iteration: int, declared: Any, *, quantised: bool = True
     ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 

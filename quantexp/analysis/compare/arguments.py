@@ -64,11 +64,12 @@ def out_and_rest(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 #: Measures of metrics.jsonl that runs can be compared by.
-MEASURES = ("loss", "validation_loss", "perplexity", "grad_norm")
+MEASURES = ("loss", "validation_loss", "unquantised_loss", "perplexity", "grad_norm")
 _EVALUATION = "evaluation.every=N records it after every N iterations"
 #: How a training records the measures besides the loss.
 HOW_TO_RECORD = {
     "validation_loss": _EVALUATION,
+    "unquantised_loss": f"{_EVALUATION}, with evaluation.unquantised=true",
     "perplexity": _EVALUATION,
     "grad_norm": "a training records it in every iteration",
 }

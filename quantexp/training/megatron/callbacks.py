@@ -62,9 +62,12 @@ class Observer(Protocol):
         """A context for the forward and backward passes of an iteration, proved completely or in drawn parts."""
 
     def proof_of_evaluation(
-        self, iteration: int, declared: PrecisionMap
+        self, iteration: int, declared: PrecisionMap, *, quantised: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """A context for the forward passes of the evaluation after an iteration, proved in drawn parts."""
+        """A context for the forward passes of an evaluation after an iteration, proved in drawn parts.
+
+        `quantised`: under the scheme; otherwise no slot is quantised.
+        """
 
     def outside_products(self, watch: StateWatch, stepped: bool) -> None:
         """The rest of an iteration to be proved: what this rank rounded outside of products, if the optimizer stepped.

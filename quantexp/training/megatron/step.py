@@ -7,7 +7,6 @@ The loss is the mean over all of them. It is known on the last stage of a pipeli
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,8 +69,6 @@ from quantexp.training.megatron.state_shards import (
 )
 from quantexp.training.megatron.transformer_config import optimizer_config, scheduler
 
-#: The largest whole loss whose exponential a float64 can represent.
-_MAX_EXP_LOSS = 709.0
 #: One spec for all layers, or one per layer.
 Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
 
@@ -316,17 +313,15 @@ class Stepper:
         return float(mean_over_data_parallel(sum_over_stages(own)))
 
     @torch.no_grad()
-    def evaluate(self, metrics: Metrics, held_out: Iterable[Batch]) -> Metrics:
-        """Add the mean loss of all unmasked tokens of held-out samples, and their perplexity, to a step's metrics."""
+    def validation_loss(self, held_out: Iterable[Batch]) -> float:
+        """The mean loss of all unmasked tokens of held-out samples."""
         self.observer.evaluation()
         self._set_training(False)
         with self._keep_weight_copies(several=True):
             sums = self.passes.evaluate(held_out)
         self._set_training(True)
         total, count = mean_over_data_parallel(sum_over_stages(sums)).tolist()
-        loss = total / count if count else math.nan
-        perplexity = math.exp(loss) if loss < _MAX_EXP_LOSS else math.inf
-        return dataclasses.replace(metrics, validation_loss=loss, perplexity=perplexity)
+        return total / count if count else math.nan
 
     def _set_training(self, is_training: bool) -> None:
         for model in self.models:

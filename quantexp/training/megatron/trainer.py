@@ -7,6 +7,7 @@ reports its events to an `Observer`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 
@@ -19,7 +20,7 @@ from quantexp.errors import RunError
 from quantexp.model.checkpoints import is_saved
 from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
-from quantexp.quant.precision import precision_map
+from quantexp.quant.precision import PrecisionMap, precision_map, unquantised
 from quantexp.quant.rules import Conditions, changes
 from quantexp.quant.step_state import StepState
 from quantexp.runs.metrics import Metrics, is_fault, lines_before
@@ -32,6 +33,9 @@ from quantexp.training.megatron.numerics_state import use_numerics
 from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.step import Spec, Stepper
 from quantexp.training.requests import Request
+
+#: The largest whole loss whose exponential a float64 can represent.
+_MAX_EXP_LOSS = 709.0
 
 
 def train(
@@ -97,8 +101,7 @@ def _train(
         proof = observer.proof(iteration, declared, is_complete=is_complete)
         metrics = stepper.step(iteration, batches, proof, watches_state=is_complete)
         if held_out is not None and is_evaluated(experiment, iteration):
-            with observer.proof_of_evaluation(iteration, declared):
-                metrics = stepper.evaluate(metrics, held_out())
+            metrics = _evaluated(experiment, stepper, observer, declared, metrics, held_out)
         met = conditions.see(asdict(metrics))
         if switched := bool(met):
             metrics = replace(metrics, switched=met)
@@ -123,6 +126,30 @@ def _train(
             raise KeyboardInterrupt
         if not continues:
             return
+
+
+def _evaluated(
+    experiment: Experiment,
+    stepper: Stepper,
+    observer: Observer,
+    declared: PrecisionMap,
+    metrics: Metrics,
+    held_out: Callable[[], Iterable[Batch]],
+) -> Metrics:
+    """The metrics with the loss of held-out samples, and with that of the same weights unquantised if configured."""
+    iteration = metrics.iteration
+    with observer.proof_of_evaluation(iteration, declared):
+        loss = stepper.validation_loss(held_out())
+    perplexity = math.exp(loss) if loss < _MAX_EXP_LOSS else math.inf
+    metrics = replace(metrics, validation_loss=loss, perplexity=perplexity)
+    if not experiment.evaluation.unquantised:
+        return metrics
+    high = unquantised(declared)
+    stepper.set_precision(high)
+    with observer.proof_of_evaluation(iteration, high, quantised=False):
+        metrics = replace(metrics, unquantised_loss=stepper.validation_loss(held_out()))
+    stepper.set_precision(declared)
+    return metrics
 
 
 def _stop_if_configured(training: TrainingConfig, metrics: Metrics, in_a_row: int) -> None:

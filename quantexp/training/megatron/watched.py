@@ -106,6 +106,8 @@ class Watched:
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
         self.rotary = None if model is None else Rotary(model, *ranks.context)
         self.declaration = Declaration(quant, model.num_layers) if quant and model else None
+        #: Of an evaluation that quantises nothing.
+        self.of_high = Declaration(QuantConfig(), model.num_layers) if quant and model else None
         #: The parts that the seed fills, and what for, until they are compared; None if they come from elsewhere.
         self.initial: tuple[Mapping[str, Part], ModelConfig, TrainingConfig] | None = None
 
@@ -178,8 +180,11 @@ class Watched:
             and (name.name == FINAL_NORM or f"layer {name.layer}" in layers)
         }
 
-    def _other_than_configured(self, declared: PrecisionMap, iteration: int) -> list[str]:
-        return [] if self.declaration is None else self.declaration.differences(declared, iteration)
+    def _other_than_configured(
+        self, declared: PrecisionMap, iteration: int, *, quantised: bool = True
+    ) -> list[str]:
+        declaration = self.declaration if quantised else self.of_high
+        return [] if declaration is None else declaration.differences(declared, iteration)
 
     def _other_than_drawn(self) -> list[str]:
         """What is wrong with the weights that the run begins with, once."""
@@ -217,11 +222,13 @@ class Watched:
         looks: int,
         num_micro_batches: int,
         turn: int | None = None,
+        *,
+        quantised: bool = True,
     ) -> Iterator[None]:
         """Check some lines of the products whose turn it is in an iteration, or in the evaluation after it.
 
         `looks` is that of `number_of_looks`; with 0 micro-batches, each pass is looked at. The turn is that of the
-        iteration unless `turn` says otherwise.
+        iteration unless `turn` says otherwise. The map must be the scheme's, or quantise nothing.
         """
         self._moment = replace(self._moment, iteration=iteration)
         turn = iteration if turn is None else turn
@@ -237,7 +244,7 @@ class Watched:
         units = (turns := known[1]).of(turn)
         extent = DRAWN if turns.has_contrasts(turn) else WITHOUT_CONTRASTS
         borders = self.borders({name: declared[name] for name in units}, checks, extent, units)
-        wrong = self._other_than_configured(declared, iteration)
+        wrong = self._other_than_configured(declared, iteration, quantised=quantised)
         if not num_micro_batches:
             self.histories.begin_evaluation()
         else:

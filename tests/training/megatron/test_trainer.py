@@ -45,7 +45,7 @@ class RecordingObserver:
         return contextlib.nullcontext()
 
     def proof_of_evaluation(
-        self, iteration: int, declared: Any
+        self, iteration: int, declared: Any, *, quantised: bool = True
     ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
