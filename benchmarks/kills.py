@@ -63,6 +63,12 @@ CASES = {
         "training.initial_loss_scale=268435456",
     ],
     "recompute": ["quant=FA_linear_mxfp8", "training.recompute=full"],
+    "muon": [
+        "quant=linear_mxfp8",
+        "training.optimizer=muon",
+        "quant.optimizer.momentum.format=mxfp8",
+        "quant.optimizer.momentum.rounding=stochastic",
+    ],
     "dp2": ["quant=FA_linear_mxfp8", "launcher.num_processes=2"],
     "tp2": ["quant=FA_linear_mxfp8", "launcher.num_processes=2", "parallel.tensor=2"],
     "pp2": ["quant=linear_mxfp4", "launcher.num_processes=2", "parallel.pipeline=2"],

@@ -34,12 +34,14 @@ from quantexp.model.label import describe_model
 from quantexp.model.sizes import (
     element_bytes,
     num_linear_parameters,
+    num_matrix_parameters,
     num_micro_batches_each,
     num_padding_parameters,
     num_parameters,
     output_shape,
     shapes_by_layer,
 )
+from quantexp.model.training_state import MOMENTS, MOMENTUM
 from quantexp.quant.outside_products import moment_slots, state_records
 from quantexp.quant.precision import Entry, quantises_output
 from quantexp.quant.records import entry_record
@@ -212,7 +214,7 @@ def make_plan(
         memory=_memory_word(experiment),
         linear_weight_bytes=_linear_parameters(model, experiment.quant) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
-        moment_bytes=8 * num_parameters(model),
+        moment_bytes=8 * num_parameters(model) - 4 * num_matrix_parameters(experiment),
         packed_moment_bytes=_packed_moments(experiment),
         capture_bytes=captured.num_bytes,
         capture_tensors=captured.tensors,
@@ -313,10 +315,15 @@ def _bits_each(entry: Entry, training: TrainingConfig) -> float:
 
 
 def _packed_moments(experiment: Experiment) -> int:
-    """Adam's two moments of all parameters, those that the scheme rounds in their formats, the others in float32."""
-    slots = moment_slots(experiment.quant)
-    bits = sum(slot.spec.fmt.bits_each(slot.spec.block) for slot in slots) + 32 * (2 - len(slots))
-    return round(num_parameters(experiment.model) * bits / 8)
+    """The optimizer's moments, those that the scheme rounds in their formats, the others in float32."""
+    rounded = {
+        slot.operand: slot.spec.fmt.bits_each(slot.spec.block)
+        for slot in moment_slots(experiment.quant)
+    }
+    matrices = num_matrix_parameters(experiment)
+    others = num_parameters(experiment.model) - matrices
+    bits = others * sum(rounded.get(moment, 32) for moment in MOMENTS)
+    return round((bits + matrices * rounded.get(MOMENTUM, 32)) / 8)
 
 
 def _outside_products(experiment: Experiment) -> list[dict[str, object]]:

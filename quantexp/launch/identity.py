@@ -39,7 +39,16 @@ from quantexp.runs import gradients
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.evaluation import SUFFIX
 from quantexp.runs.provenance import versions
-from quantexp.schema import Backend, Experiment, Measure, ModelConfig, Nonfinite, QuantConfig, When
+from quantexp.schema import (
+    Backend,
+    Experiment,
+    Measure,
+    ModelConfig,
+    Nonfinite,
+    Optimizer,
+    QuantConfig,
+    When,
+)
 
 #: Incremented whenever the values of a format, a product or the initial weights change.
 NUMERICS_VERSION = 2
@@ -63,6 +72,9 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         training.pop("decay_iterations")
     if experiment.training.nonfinite is Nonfinite.skip:
         training.pop("nonfinite")
+    if experiment.training.optimizer is Optimizer.adam:
+        training.pop("optimizer")
+        training.pop("muon_momentum")
     if not experiment.training.chaos:
         training.pop("chaos")
     if experiment.training.stop_after is None:

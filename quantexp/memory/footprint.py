@@ -46,6 +46,7 @@ from quantexp.schema import (
     CaptureLevel,
     Experiment,
     ModelConfig,
+    Optimizer,
     Precision,
     Recompute,
     TrainingConfig,
@@ -106,6 +107,10 @@ def _rank_parts_gb(
     if experiment.evaluate.only:
         return _forward_parts_gb(experiment, maps, part, is_cpu=is_cpu)
     updated = _updated(experiment, parameters, part.layout)
+    # Adam has two moments of each element, Muon has one.
+    moments = updated * 8
+    if training.optimizer is Optimizer.muon:
+        moments -= 4 * part.matrices(model)
     size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
     activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
@@ -118,7 +123,7 @@ def _rank_parts_gb(
     parts = {
         "weights": parameters.total * size / 1e9,
         "main_gradients": parameters.total * 4 * (1 + experiment.gradient.only) / 1e9,
-        "optimizer": updated * (8 + master) / 1e9,
+        "optimizer": (moments + updated * master) / 1e9,
         "activations": activations / 1e9,
         "weight_copies": copies * size / 1e9,
         "temporaries": temporaries / 1e9,
@@ -129,8 +134,11 @@ def _rank_parts_gb(
         )
         / 1e9
         + summed_bytes(experiment, maps, part) / 1e9,
-        "capture": _capture_bytes(experiment, maps, updated * 8) / 1e9,
-        "checkpoint": (_copied_bytes(experiment, parameters.total, updated) if is_cpu else 0) / 1e9,
+        "capture": _capture_bytes(experiment, maps, moments) / 1e9,
+        "checkpoint": (
+            _copied_bytes(experiment, parameters.total, updated * 4 + moments) if is_cpu else 0
+        )
+        / 1e9,
     }
     return parts | _outside_tensors(activations + temporaries, is_cpu=is_cpu)
 
@@ -163,7 +171,7 @@ def _outside_tensors(freed: int, *, is_cpu: bool) -> dict[str, float]:
     return {"heap": min(HEAP_GB, freed / 1e9)} if is_cpu else {"workspace": WORKSPACE_GB}
 
 
-def _copied_bytes(experiment: Experiment, total: int, updated: int) -> int:
+def _copied_bytes(experiment: Experiment, total: int, state: int) -> int:
     """Bytes of the copy of what a rank writes to a checkpoint, on a CPU; from a GPU it goes to the host's memory.
 
     Counted for a rank whose parts no lower rank has.
@@ -171,7 +179,7 @@ def _copied_bytes(experiment: Experiment, total: int, updated: int) -> int:
     checkpoint = experiment.checkpoint
     if not (checkpoint.asynchronous and (checkpoint.at_end or checkpoint.every is not None)):
         return 0
-    return updated * 12 if checkpoint.optimizer else total * element_bytes(experiment.training)
+    return state if checkpoint.optimizer else total * element_bytes(experiment.training)
 
 
 def _updated(experiment: Experiment, parameters: Parameters, layout: Layout) -> int:

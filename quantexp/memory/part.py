@@ -98,6 +98,15 @@ class Part:
         )
         return [(first, count) for first, count in counts if count]
 
+    def matrices(self, model: ModelConfig) -> int:
+        """Elements of the rank's linear weights inside the layers."""
+        return sum(
+            count
+            * (shape.count // self.ranks_of(name) // (self.layout.expert if is_routed(name) else 1))
+            for layer, count in self.alike_layers(model)
+            for name, shape in linear_shapes(model, layer).items()
+        )
+
     def parameters(self, model: ModelConfig) -> Parameters:
         """The parameters of the rank; a tied embedding is on the first and on the last stage."""
         tensor, dense, routed = self.layout.tensor, 0, 0

@@ -24,7 +24,7 @@ from quantexp.errors import DataError, RunError
 from quantexp.folders import existing, sync
 from quantexp.model.huggingface import INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
-from quantexp.model.sizes import element_bytes
+from quantexp.model.sizes import element_bytes, num_matrix_parameters
 from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment
 
@@ -122,10 +122,11 @@ def require_published(path: Path, option: str) -> None:
 def checkpoint_bytes(experiment: Experiment) -> int:
     """Bytes of one checkpoint, without its small files and the padding of the vocabulary."""
     shapes, checkpoint = published(mapping(experiment.model)).values(), experiment.checkpoint
-    per_element = element_bytes(experiment.training) if checkpoint.publish else 0
-    if checkpoint.optimizer:  # main weights and two moments in fp32
+    per_element, matrices = element_bytes(experiment.training) if checkpoint.publish else 0, 0
+    if checkpoint.optimizer:  # main weights and two moments in fp32, of Muon's matrices one
         per_element += 12
-    return sum(math.prod(shape) for shape in shapes) * per_element
+        matrices = num_matrix_parameters(experiment)
+    return sum(math.prod(shape) for shape in shapes) * per_element - 4 * matrices
 
 
 def checkpoints_at_once(experiment: Experiment) -> int:

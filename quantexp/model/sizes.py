@@ -14,7 +14,7 @@ from quantexp.model.decoder import (
     value_head_dim,
 )
 from quantexp.model.layout import Layout
-from quantexp.schema import Experiment, ModelConfig, Precision, TrainingConfig
+from quantexp.schema import Experiment, ModelConfig, Optimizer, Precision, TrainingConfig
 
 #: Megatron pads the vocabulary to a multiple of this, so that it divides over tensor-parallel ranks.
 VOCAB_MULTIPLE = 128
@@ -47,9 +47,11 @@ def num_micro_batches_each(experiment: Experiment) -> int:
 def distributes_optimizer(experiment: Experiment) -> bool:
     """Whether the ranks that hold the same parameters divide the optimizer's state among them.
 
-    By default where there are several data-parallel ranks.
+    By default where there are several data-parallel ranks, and never under Muon, which takes whole matrices.
     """
     configured = experiment.training.distributed_optimizer
+    if experiment.training.optimizer is Optimizer.muon:
+        return False
     return Layout.of(experiment).data > 1 if configured is None else configured
 
 
@@ -68,6 +70,12 @@ def num_linear_parameters(model: ModelConfig) -> int:
         count * sum(shape.count for shape in linear_shapes(model, layer).values())
         for layer, count in alike_layers(model)
     )
+
+
+def num_matrix_parameters(experiment: Experiment) -> int:
+    """Elements of the weights that Muon moves: those of the decoder's linear layers; 0 under another optimizer."""
+    is_muon = experiment.training.optimizer is Optimizer.muon
+    return num_linear_parameters(experiment.model) if is_muon else 0
 
 
 def num_padding_parameters(model: ModelConfig) -> int:

@@ -2,7 +2,8 @@
 
     state/state.json                what every rank has alike (`StateIndex`), and the names of the other files
     state/rank00003.safetensors     the pieces of rank 3 in fp32: `main/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` by
-                                    the global name of a parameter; the metadata says which elements they are
+                                    the global name of a parameter, of one that Muon moves `momentum/NAME` in place of
+                                    both; the metadata says which elements they are
 
 While a checkpoint without training state is written, such files hold `main/NAME` alone, in the working dtype.
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 #: The form that this version writes and reads.
 VERSION = 2
-#: The tensors of a piece: main weights, and Adam's moments once the optimizer has stepped.
-MAIN, MOMENTS = "main", ("exp_avg", "exp_avg_sq")
+#: The tensors of a piece: main weights, and once the optimizer has stepped Adam's moments, or Muon's momentum.
+MAIN, MOMENTS, MOMENTUM = "main", ("exp_avg", "exp_avg_sq"), "momentum"
 _PIECES = "pieces"
 
 
@@ -194,7 +195,9 @@ def _piece(
     shard = Shard(record["axis"], tuple(record["ranges"]))
     piece = Piece(tuple(record["shape"]), shard, *record["flat"])
     tensors = {
-        kind: stored[key] for kind in (MAIN, *MOMENTS) if (key := f"{kind}/{name}") in stored
+        kind: stored[key]
+        for kind in (MAIN, *MOMENTS, MOMENTUM)
+        if (key := f"{kind}/{name}") in stored
     }
     counts = {(each.stop - each.start) / DTYPES[each.dtype][1] for each in tensors.values()}
     if not piece.fits or MAIN not in tensors or counts != {piece.numel}:

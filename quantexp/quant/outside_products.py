@@ -1,13 +1,14 @@
-"""What a scheme rounds outside of matrix products: Adam's moments, and gradients on their way through the ranks.
+"""What a scheme rounds outside of matrix products: the optimizer's moments, and gradients that ranks send.
 
     optimizer.adam.exp_avg, .exp_avg_sq   after each step, as the next one reads them
+    optimizer.muon.momentum               the same
     grad_reduce.once.dw                   each rank's own gradient, before the ranks add theirs in float32
     grad_reduce.each_hop.dw               the sum so far, before a rank sends it to the next one
 
-Both cover all parameters, norms and the embedding included; rules do not change them. Blocks run along the last axis of
-the whole parameter, which is a linear layer's input width. Moments and gradients stay in float32 tensors: this is
-emulation. Moments in 8 bits: COAT (arXiv 2410.19313, section 4) and FP8-LM (arXiv 2310.18313, section 2.2); gradients
-in 8 bits: FP8-LM, section 2.1. Needs no torch.
+They cover all parameters that have them, norms and the embedding included; rules do not change them. Blocks run along
+the last axis of the whole parameter, which is a linear layer's input width. Moments and gradients stay in float32
+tensors: this is emulation. Moments in 8 bits: COAT (arXiv 2410.19313, section 4) and FP8-LM (arXiv 2310.18313, section
+2.2); gradients in 8 bits: FP8-LM, section 2.1. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from quantexp.formats.definitions.files import known_names
 from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.types import Axis, Family, Format, Scaling
 from quantexp.model.layout import Layout
+from quantexp.model.training_state import MOMENTUM
 from quantexp.quant.choosing import QUANTISE_OPTIONS, Setting, scheme_spec
 from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Operand
 from quantexp.quant.slots import declared_formats
-from quantexp.schema import Experiment, QuantConfig, Rounded
+from quantexp.schema import Experiment, Optimizer, QuantConfig, Rounded
 
 OPTIMIZER, GRAD_REDUCE = "optimizer", "grad_reduce"
 #: The module of these entries in the precision map.
@@ -38,7 +40,7 @@ class StateSlot:
     """Values of all parameters that are rounded; `optimizer.adam.exp_avg` as text."""
 
     site: str
-    #: `adam`; of the reduction, where it rounds: `once` or `each_hop`.
+    #: `adam` or `muon`; of the reduction, where it rounds: `once` or `each_hop`.
     product: str
     operand: str
     spec: QuantSpec
@@ -64,19 +66,21 @@ class StateSlot:
 
 
 def moment_slots(quant: QuantConfig) -> list[StateSlot]:
-    """The moments that a scheme rounds; `operand` is the key of Adam's state.
+    """The moments that a scheme rounds; `operand` is the key of the optimizer's state.
 
     Raises:
         ConfigError: an unknown format or option, or one that moments cannot have.
     """
     declared = declared_formats(quant)
-    moments = {"exp_avg": quant.optimizer.exp_avg, "exp_avg_sq": quant.optimizer.exp_avg_sq}
+    moments = vars(quant.optimizer)
     specs = {
         name: _spec(f"quant.{OPTIMIZER}.{name}", config, declared)
         for name, config in moments.items()
     }
     return [
-        StateSlot(OPTIMIZER, "adam", name, spec) for name, spec in specs.items() if spec is not None
+        StateSlot(OPTIMIZER, "muon" if name == MOMENTUM else "adam", name, spec)
+        for name, spec in specs.items()
+        if spec is not None
     ]
 
 
@@ -108,7 +112,11 @@ def check_outside_products(experiment: Experiment) -> None:
     Raises:
         ConfigError: names the key.
     """
-    moment_slots(experiment.quant)
+    has_momentum = any(slot.operand == MOMENTUM for slot in moment_slots(experiment.quant))
+    if has_momentum and experiment.training.optimizer is not Optimizer.muon:
+        raise ConfigError(
+            f"quant.{OPTIMIZER}.{MOMENTUM}.format rounds Muon's momentum; add training.optimizer=muon, or leave it out"
+        )
     layout = Layout.of(experiment)
     if reduced_slot(experiment.quant) is None or experiment.evaluate.only:
         return

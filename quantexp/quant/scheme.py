@@ -193,8 +193,9 @@ def _outside_parts(quant: QuantConfig) -> list[str]:
     """What a scheme rounds outside of products: `adam_mxfp8`, `exp_avg_mxfp8`, `grad_reduce_mxfp8`."""
     moments = moment_slots(quant)
     named = [(slot.operand, slot) for slot in moments]
-    if len(moments) == 2 and moments[0].spec == moments[1].spec:
-        named = [("adam", moments[0])]
+    of_adam = [slot for slot in moments if slot.product == "adam"]
+    if len(of_adam) == 2 and of_adam[0].spec == of_adam[1].spec:
+        named = [("adam", of_adam[0]), *named[2:]]
     if (reduced := reduced_slot(quant)) is not None:
         named.append((GRAD_REDUCE, reduced))
     return [f"{name}_{_short(slot.spec.fmt)}" for name, slot in named]
@@ -208,9 +209,7 @@ def _is_plain(quant: QuantConfig) -> bool:
     """Whether format names alone say what is rounded outside of products: none is declared, and no option is set."""
     of_formats = QuantConfig(
         formats=quant.formats,
-        optimizer=Moments(
-            Rounded(quant.optimizer.exp_avg.format), Rounded(quant.optimizer.exp_avg_sq.format)
-        ),
+        optimizer=Moments(*(Rounded(each.format) for each in vars(quant.optimizer).values())),
         grad_reduce=GradReduce(quant.grad_reduce.format),
     )
     slots = state_slots(quant)

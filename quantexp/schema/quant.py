@@ -226,10 +226,12 @@ class Rule(Slot):
 
 @dataclass
 class Moments:
-    """Adam's two moments, rounded after every step; a null format keeps one in float32."""
+    """Adam's two moments, and Muon's momentum, rounded after every step; a null format keeps one in float32."""
 
     exp_avg: Rounded = field(default_factory=Rounded)
     exp_avg_sq: Rounded = field(default_factory=Rounded)
+    #: Of training.optimizer=muon.
+    momentum: Rounded = field(default_factory=Rounded)
 
 
 class RoundedAt(Enum):

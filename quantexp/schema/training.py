@@ -29,6 +29,15 @@ class Precision(Enum):
     fp32 = "fp32"
 
 
+class Optimizer(Enum):
+    """What moves the weights."""
+
+    #: AdamW.
+    adam = "adam"
+    #: Muon for the decoder's weight matrices, AdamW for all other parameters.
+    muon = "muon"
+
+
 class LrSchedule(Enum):
     """How the learning rate decreases after the warm-up."""
 
@@ -94,6 +103,9 @@ class TrainingConfig:
     #: wsd only: iterations of the decay at the end.
     decay_iterations: int | None = limited(None, at_most(1_000_000_000))
     weight_decay: float = limited(0.1, NOT_NEGATIVE, at_most(1_000))
+    optimizer: Optimizer = Optimizer.adam
+    #: Of optimizer=muon, in Nesterov's form.
+    muon_momentum: float = limited(0.95, _BELOW_ONE)
     adam_beta1: float = limited(0.9, _BELOW_ONE)
     adam_beta2: float = limited(0.95, _BELOW_ONE)
     adam_eps: float = limited(1.0e-8, POSITIVE, at_most(1_000))

@@ -71,7 +71,7 @@ def restarts(run: RunDir) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["stochastic", "delayed", "fp16"])
+@pytest.mark.parametrize("case", ["stochastic", "delayed", "fp16", "muon"])
 def test_run_goes_on_bit_for_bit(
     case: str, cache: Path, tmp_path: Path, interrupt: Interrupt
 ) -> None:

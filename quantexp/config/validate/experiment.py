@@ -29,6 +29,7 @@ from quantexp.schema import (
     GradientConfig,
     LrSchedule,
     Measure,
+    Optimizer,
     TrainingConfig,
     TriggerConfig,
 )
@@ -136,10 +137,26 @@ def _training(training: TrainingConfig) -> None:
             f"{training.micro_batch_size}, got {training.global_batch_size}; take training.global_batch_size={multiple}"
         )
     _decay(training)
+    _optimizer(training)
     if training.min_lr > training.lr:
         raise ConfigError(
             f"training.min_lr must be at most training.lr={training.lr}, got {training.min_lr}; take "
             f"training.min_lr={training.lr / 10:.3g}"
+        )
+
+
+def _optimizer(training: TrainingConfig) -> None:
+    """Refuse what Muon cannot do, and its key without it."""
+    if training.optimizer is Optimizer.muon:
+        if training.distributed_optimizer:
+            raise ConfigError(
+                "training.distributed_optimizer=true divides the optimizer's state by elements, and "
+                "training.optimizer=muon orthogonalises whole matrices; drop it"
+            )
+    elif training.muon_momentum != TrainingConfig.muon_momentum:
+        raise ConfigError(
+            f"training.muon_momentum is for training.optimizer=muon, got {training.muon_momentum} with "
+            f"{training.optimizer.value}"
         )
 
 

@@ -62,7 +62,7 @@ class Moments:
             pieces = [
                 RoundedPiece(name, held.piece, held.moment(slot.operand).view(-1), slot.spec)
                 for name, held in self._held.items()
-                if held.steps
+                if held.steps and slot.operand in held.kinds
             ]
             self._round(slot, pieces, iteration, watch)
 

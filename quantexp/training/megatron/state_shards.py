@@ -35,6 +35,7 @@ from quantexp.model.shards import expert_of, owners
 from quantexp.model.training_state import (
     MAIN,
     MOMENTS,
+    MOMENTUM,
     VERSION,
     LossScale,
     SavedPieces,
@@ -57,6 +58,11 @@ class Held:
     adam: Any = None
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The tensors of the optimizer's state."""
+        return (MOMENTUM,) if hasattr(self.main, "muon") else MOMENTS
+
+    @property
     def steps(self) -> int:
         """Adam's steps; 0 before the first, and without an Adam."""
         state = None if self.adam is None else self.adam.state.get(self.main)
@@ -66,7 +72,7 @@ class Held:
 
     def tensors(self) -> dict[str, Tensor]:
         """Main weights and moments by kind; no moments before the first step."""
-        moments = MOMENTS if self.steps else ()
+        moments = self.kinds if self.steps else ()
         return {MAIN: self.main.detach()} | {m: self.moment(m) for m in moments}
 
     def moment(self, kind: str) -> Tensor:
@@ -255,8 +261,8 @@ def _load_own(folder: Path, held: Mapping[str, Held]) -> StateIndex:
     index = read_index(folder / STATE / STATE_INDEX)
     targets = {name: each.piece for name, each in held.items()}
     saved = _open(folder, index, targets)
-    kinds = (MAIN, *MOMENTS) if index.optimizer_steps else (MAIN,)
     for name, each in held.items():
+        kinds = (MAIN, *each.kinds) if index.optimizer_steps else (MAIN,)
         values = saved.read(name, each.piece, kinds)
         each.main.copy_(values.pop(MAIN).view(each.main.shape))
         if values:

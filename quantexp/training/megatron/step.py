@@ -30,7 +30,7 @@ from quantexp.quant.precision import PrecisionMap
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.metrics import Metrics, lowers_scale
-from quantexp.schema import AuxLoss, Experiment, Precision, Recompute
+from quantexp.schema import AuxLoss, Experiment, Optimizer, Precision, Recompute
 from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import (
     complete_gradients,
@@ -57,6 +57,7 @@ from quantexp.training.megatron.model import (
     share_weight_copies,
 )
 from quantexp.training.megatron.moments import Moments
+from quantexp.training.megatron.muon import use_muon
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Begin, Passes
@@ -118,6 +119,8 @@ class Stepper:
         self.optimizer = get_megatron_optimizer(
             optimizer_config(training, self.is_distributed), self.models
         )
+        if training.optimizer is Optimizer.muon:
+            use_muon(self.optimizer, self.parts, self.layout, place, training)
         agree_on_overflow(self.optimizer)
         self.scheduler = scheduler(training, self.optimizer)
         #: What the scheme rounds outside of products.
