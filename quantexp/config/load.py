@@ -30,9 +30,8 @@ from quantexp.config.validate.experiment import validate
 from quantexp.config.values import check_values, memory_of
 from quantexp.errors import ConfigError, UnreadableError
 from quantexp.quant.rules import fill_shares
-from quantexp.reading.yaml_files import read_yaml, read_yaml_text
+from quantexp.reading.yaml_files import read_yaml_text
 from quantexp.schema import (
-    CaptureConfig,
     CaptureRule,
     Composition,
     Experiment,
@@ -193,29 +192,6 @@ def read(file: Path) -> Experiment:
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{file} is not a configuration; run the experiment again")
     return from_plain(_plain(config))
-
-
-def read_capture(file: Path) -> CaptureConfig:
-    """The capture section of a run folder's config.yaml; many times faster than `read`.
-
-    Raises:
-        ConfigError: the file is not a configuration, or its capture section is not of this version.
-    """
-    try:
-        section = read_yaml(file)["capture"]
-        capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), section))
-    except UnreadableError as error:
-        raise ConfigError(str(error)) from error
-    except (
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        OmegaConfBaseException,
-    ) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    assert isinstance(capture, CaptureConfig)
-    return capture
 
 
 def unknown_key(full_key: str, owner: Any = None) -> str:

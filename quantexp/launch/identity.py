@@ -73,8 +73,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     if experiment.training.nonfinite is Nonfinite.skip:
         training.pop("nonfinite")
     if experiment.training.optimizer is Optimizer.adam:
-        training.pop("optimizer")
-        training.pop("muon_momentum")
+        del training["optimizer"], training["muon_momentum"]
     if not experiment.training.chaos:
         training.pop("chaos")
     if experiment.training.stop_after is None:
@@ -94,7 +93,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     return {
         "model": model,
         "data": data,
-        "scheme": _scheme(experiment),
+        "scheme": _maps(experiment, experiment.quant),
         **_conditions(experiment),
         "training": {
             **{k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
@@ -311,11 +310,6 @@ def _shares_draws(experiment: Experiment) -> bool:
     )
 
 
-def _scheme(experiment: Experiment) -> list[Any]:
-    """The precision map at each iteration where it changes; what is rounded outside of products is in each."""
-    return _maps(experiment, experiment.quant)
-
-
 def _conditions(experiment: Experiment) -> dict[str, Any]:
     """The conditions of rules, each with the maps where it alone is met from the first iteration on."""
     quant = experiment.quant
@@ -343,6 +337,7 @@ def _evaluations(experiment: Experiment, when: When) -> dict[str, Any]:
 
 
 def _maps(experiment: Experiment, quant: QuantConfig) -> list[Any]:
+    """The precision map at each iteration where it changes; what is rounded outside of products is in each."""
     outside = state_records(quant)
     return [
         [

@@ -8,15 +8,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from quantexp import __version__
 from quantexp.capture.select.rules import holds_values
 from quantexp.capture.select.schedule import captured_iterations
 from quantexp.capture.store.manifest import MANIFEST, ManifestLine
-from quantexp.config.load import read_capture
 from quantexp.errors import ConfigError, RunError, UnreadableError
 from quantexp.folders import user_path
 from quantexp.model.checkpoints import iterations_saved, kept, saved_iterations
 from quantexp.reading.json_files import json_lines
+from quantexp.reading.yaml_files import read_yaml
 from quantexp.runs.code_digest import code_digest
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import UNKNOWN_CODE, codes_of, read_provenance, versions
@@ -167,3 +170,26 @@ def _was_evaluated(experiment: Experiment, run: RunDir) -> bool:
     if requested["every"] is None:
         return True
     return read_config(run).get("evaluation") == requested
+
+
+def read_capture(file: Path) -> CaptureConfig:
+    """The capture section of a run folder's config.yaml; many times faster than `read`.
+
+    Raises:
+        ConfigError: the file is not a configuration, or its capture section is not of this version.
+    """
+    try:
+        section = read_yaml(file)["capture"]
+        capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), section))
+    except UnreadableError as error:
+        raise ConfigError(str(error)) from error
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OmegaConfBaseException,
+    ) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    assert isinstance(capture, CaptureConfig)
+    return capture

@@ -9,6 +9,7 @@ library keeps, and `checkpoint`, the copy of what a rank saves; on a GPU `worksp
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,8 @@ from quantexp.model.sizes import (
 from quantexp.quant.precision import (
     PrecisionMap,
     declared_maps,
-    map_in_force,
 )
+from quantexp.quant.rules import changes
 from quantexp.quant.sites import DGRAD_W, FPROP_W, LOOKUP_W, Operand
 from quantexp.quant.slots import working_spec
 from quantexp.quant.weight_cache.policy import num_kept
@@ -48,6 +49,7 @@ from quantexp.schema import (
     ModelConfig,
     Optimizer,
     Precision,
+    QuantConfig,
     Recompute,
     TrainingConfig,
 )
@@ -294,3 +296,8 @@ def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments
     values = rank_bytes_of_iteration(experiment, declared)
     waiting = min(round(capture.queue_gb * 1e9), values)
     return max(0, waiting - moments) if iterations[-1] == 1 else waiting
+
+
+def map_in_force(maps: Sequence[PrecisionMap], quant: QuantConfig, iteration: int) -> PrecisionMap:
+    """The entry of a run's `declared_maps` for an iteration (from 1), while no rule's condition is met."""
+    return maps[bisect_right(changes(quant), iteration) - 1]

@@ -71,8 +71,15 @@ class Declaration:
             if line["iteration"] >= rule.when.after and _meets(rule.when, self._values[number]):
                 self._met[number] = line["iteration"]
 
-    def differences(self, declared: PrecisionMap, iteration: int) -> list[str]:
-        """What the map of an iteration has instead of what is configured: of each module the first slot, in words."""
+    def differences(
+        self, declared: PrecisionMap, iteration: int, *, quantised: bool = True
+    ) -> list[str]:
+        """What the map of an iteration has instead of what is configured: of each module the first slot, in words.
+
+        `quantised`: under the scheme; otherwise the map must quantise nothing.
+        """
+        if not quantised:
+            return Declaration(QuantConfig(), self.num_layers)._differences(declared, iteration)
         schemes = (self.quant, *self.of_module.values())
         in_force = [r for quant in schemes for r in quant.rules if self._applies(r, iteration)]
         if self._right is not None and self._right[0] is declared and self._right[1] == in_force:

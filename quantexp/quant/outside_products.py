@@ -21,7 +21,6 @@ from quantexp.formats.definitions.files import known_names
 from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.types import Axis, Family, Format, Scaling
 from quantexp.model.layout import Layout
-from quantexp.model.training_state import MOMENTUM
 from quantexp.quant.choosing import QUANTISE_OPTIONS, Setting, scheme_spec
 from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Operand
@@ -29,6 +28,8 @@ from quantexp.quant.slots import declared_formats
 from quantexp.schema import Experiment, Optimizer, QuantConfig, Rounded
 
 OPTIMIZER, GRAD_REDUCE = "optimizer", "grad_reduce"
+#: Muon's moment; see `quantexp.model.training_state`.
+MOMENTUM = "momentum"
 #: The module of these entries in the precision map.
 ALL = "all parameters"
 #: Options of `Rounded` besides the format; slots have pre-scaling, too.

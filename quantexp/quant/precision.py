@@ -7,7 +7,6 @@ iteration; `changes` lists the iterations at which it changes.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -28,9 +27,8 @@ from quantexp.model.decoder import (
 from quantexp.quant.choosing import Setting
 from quantexp.quant.rules import (
     changes,
-    check_condition,
+    check_conditions,
     check_iterations,
-    check_number_of_conditions,
     covers,
     is_in_force,
     names_norms,
@@ -273,11 +271,6 @@ def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
     ]
 
 
-def map_in_force(maps: Sequence[PrecisionMap], quant: QuantConfig, iteration: int) -> PrecisionMap:
-    """The entry of a run's `declared_maps` for an iteration (from 1), while no rule's condition is met."""
-    return maps[bisect_right(changes(quant), iteration) - 1]
-
-
 def distinct_slots(declared: PrecisionMap) -> list[Slots]:
     """Every distinct set of slots in a map, once, without streams."""
     return list({id(module.alike): module.alike for module in declared.values()}.values())
@@ -315,8 +308,7 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
                 "remove layers"
             )
         check_iterations(where, rule)
-        check_condition(where, rule)
-    check_number_of_conditions(quant)
+    check_conditions(quant)
 
 
 def _known(key: str, values: list[str], allowed: list[str]) -> None:

@@ -93,36 +93,27 @@ def check_iterations(where: str, rule: Rule) -> None:
         )
 
 
-def check_condition(where: str, rule: Rule) -> None:
-    """Refuse a condition that no metric can meet, or beside iterations; `where` is the rule's key.
+def check_conditions(quant: QuantConfig) -> None:
+    """Refuse conditions that no metric can meet, beside iterations, or more than can be planned for.
 
     Raises:
         ConfigError: names the key.
     """
-    when = rule.when
-    if when is None:
-        return
-    if rule.iterations or rule.share:
+    conditional = [(n, rule, rule.when) for n, rule in enumerate(quant.rules) if rule.when]
+    for number, rule, when in conditional:
+        where = f"quant.rules[{number}].when"
+        if rule.iterations or rule.share:
+            raise ConfigError(
+                f"{where} is in place of iterations and share: the condition says when; drop one of them"
+            )
+        bounds = [bound for bound in (when.below, when.above) if bound is not None]
+        if len(bounds) != 1 or not math.isfinite(bounds[0]):
+            raise ConfigError(
+                f"{where} needs one finite bound, below or above, got below={when.below} and above={when.above}"
+            )
+    if len(conditional) > _MOST_CONDITIONS:
         raise ConfigError(
-            f"{where}.when is in place of iterations and share: the condition says when; drop one of them"
-        )
-    bounds = [bound for bound in (when.below, when.above) if bound is not None]
-    if len(bounds) != 1 or not math.isfinite(bounds[0]):
-        raise ConfigError(
-            f"{where}.when needs one finite bound, below or above, got below={when.below} and above={when.above}"
-        )
-
-
-def check_number_of_conditions(quant: QuantConfig) -> None:
-    """Refuse more rules with conditions than can be planned for.
-
-    Raises:
-        ConfigError: gives the number.
-    """
-    number = sum(rule.when is not None for rule in quant.rules)
-    if number > _MOST_CONDITIONS:
-        raise ConfigError(
-            f"quant.rules must have at most {_MOST_CONDITIONS} rules with a condition (when), got {number}"
+            f"quant.rules must have at most {_MOST_CONDITIONS} rules with a condition (when), got {len(conditional)}"
         )
 
 
@@ -134,6 +125,15 @@ def condition_words(when: When) -> str:
         unit = "evaluations" if when.measure.value == "validation_loss" else "iterations"
         words += f" in the mean of {when.over} {unit}"
     return words + (f", from iteration {when.after} on" if when.after > 1 else "")
+
+
+def switches(quant: QuantConfig, iteration: int, met: Iterable[int] | None) -> Iterator[str]:
+    """What follows an iteration that met the conditions of these rules, in words."""
+    for index in met or ():
+        when = quant.rules[index].when
+        assert when is not None
+        words = condition_words(when)
+        yield f"quant.rules[{index}] is in force from iteration {iteration + 1} on: {words}"
 
 
 def variants(quant: QuantConfig) -> Iterator[QuantConfig]:

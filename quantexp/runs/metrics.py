@@ -71,6 +71,14 @@ def read_metrics(run: RunDir) -> list[dict[str, Any]]:
     return [dict(line) for line in json_lines(run.metrics, MetricsLine, _refuse)]
 
 
+def finite(line: dict[str, Any]) -> dict[str, Any]:
+    """The line with null for non-finite values: JSON has neither NaN nor Infinity."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in line.items()
+    }
+
+
 def lines_before(run: RunDir, iteration: int) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl of iterations before this one, the last of each that was repeated, in order.
 

@@ -11,19 +11,19 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantexp.capture.select.curves import scores_scheme
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.model.training_state import read_index
-from quantexp.quant.rules import condition_words
+from quantexp.quant.rules import switches
 from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
 from quantexp.runs.dossiers import read_dossiers
 from quantexp.runs.fencing import require_ours
-from quantexp.runs.metrics import Metrics, is_fault, lines_before, read_metrics
+from quantexp.runs.metrics import Metrics, finite, is_fault, lines_before, read_metrics
 from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLayout, CaptureLevel, Precision
 from quantexp.training.capture_hooks import CaptureHooks, TokenRecorder
@@ -238,14 +238,11 @@ class RunObserver:
             require_ours(self.run)
         curves = None if self.curves is None else self.curves.after(metrics.iteration)
         if self.context.rank.leads:
-            text = json.dumps(_finite(line), allow_nan=False) + "\n"
+            text = json.dumps(finite(line), allow_nan=False) + "\n"
             with writing(self.run.metrics, len(text)), self.run.metrics.open("a") as stream:
                 stream.write(text)
-            for index in metrics.switched or ():
-                when = self.experiment.quant.rules[index].when
-                assert when is not None
-                first, words = metrics.iteration + 1, condition_words(when)
-                LOG.info(f"quant.rules[{index}] is in force from iteration {first} on: {words}")
+            for words in switches(self.experiment.quant, metrics.iteration, metrics.switched):
+                LOG.info(words)
             if metrics.skipped:
                 LOG.warning(f"iteration {metrics.iteration} is left out: {metrics.nonfinite}")
             if metrics.validation_loss is not None and not math.isfinite(metrics.validation_loss):
@@ -350,11 +347,3 @@ class RunObserver:
         if self.recorder is not None:
             self.recorder.store.close()
         self.dossiers.close()
-
-
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """The line with null for non-finite values: JSON has neither NaN nor Infinity."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in line.items()
-    }

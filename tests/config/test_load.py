@@ -11,8 +11,9 @@ from hydra import compose as hydra_compose
 from omegaconf import OmegaConf
 
 from quantexp.config.compose import compose, configuration
-from quantexp.config.load import from_plain, load, plain, read, read_capture, save, unknown_key
+from quantexp.config.load import from_plain, load, plain, read, save, unknown_key
 from quantexp.errors import ConfigError
+from quantexp.launch.reuse import read_capture
 from quantexp.schema import Experiment, TokenizerKind
 
 #: A scheme of the user's own, quantising the linear layers.

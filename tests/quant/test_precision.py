@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quantexp.errors import ConfigError
+from quantexp.memory.footprint import map_in_force
 from quantexp.quant.precision import (
     Entry,
     ModuleId,
@@ -15,7 +16,6 @@ from quantexp.quant.precision import (
     decoder_modules,
     distinct_slots,
     forward_only,
-    map_in_force,
     precision_map,
     unquantised,
 )

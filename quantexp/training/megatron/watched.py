@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ from quantexp.quant.sites import Operand
 from quantexp.quant.step_state import current_state
 from quantexp.schema import Experiment, ModelConfig, QuantConfig, TrainingConfig
 from quantexp.training.megatron.attention import SchemeAttention
-from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.collectives import gather, merge_amaxes
 from quantexp.training.megatron.embedding import SchemeEmbedding
 from quantexp.training.megatron.experts import moe_layers
 from quantexp.training.megatron.linear import SchemeLinear
@@ -89,9 +89,8 @@ class Watched:
             self.weights |= linear_weights(chunk)
             self.decoder |= {str(n): m for n, m in modules.items() if n.name == OUTPUT}
         #: Modules whose products Transformer Engine computes, which have its quantizers.
-        self.native: dict[ModuleId, Any] = {
-            n: m for n, m in self.modules.items() if hasattr(m, "fp8_meta")
-        }
+        named = self.modules.items()
+        self.native: dict[ModuleId, Any] = {n: m for n, m in named if hasattr(m, "fp8_meta")}
         #: The layers' names.
         self.layers = [name for name in self.decoder if name not in map(str, self.modules)]
         self.histories = Histories()
@@ -106,8 +105,6 @@ class Watched:
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
         self.rotary = None if model is None else Rotary(model, *ranks.context)
         self.declaration = Declaration(quant, model.num_layers) if quant and model else None
-        #: Of an evaluation that quantises nothing.
-        self.of_high = Declaration(QuantConfig(), model.num_layers) if quant and model else None
         #: The parts that the seed fills, and what for, until they are compared; None if they come from elsewhere.
         self.initial: tuple[Mapping[str, Part], ModelConfig, TrainingConfig] | None = None
 
@@ -183,8 +180,8 @@ class Watched:
     def _other_than_configured(
         self, declared: PrecisionMap, iteration: int, *, quantised: bool = True
     ) -> list[str]:
-        declaration = self.declaration if quantised else self.of_high
-        return [] if declaration is None else declaration.differences(declared, iteration)
+        own = self.declaration
+        return [] if own is None else own.differences(declared, iteration, quantised=quantised)
 
     def _other_than_drawn(self) -> list[str]:
         """What is wrong with the weights that the run begins with, once."""
@@ -206,7 +203,7 @@ class Watched:
             specs = (spec for module in declared.values() for spec in module.slots.values())
             self._merges = merges or any(spec.scaling is Scaling.DELAYED for spec in specs)
             self._begun = declared
-        return (lambda seen: reduce(_larger, gather(dict(seen)))) if merges else dict
+        return (lambda seen: merge_amaxes(dict(seen))) if merges else dict
 
     def _lookup(self, weight: Tensor, declared: ModulePrecision) -> Call:
         call = Call(declared, self.moment(), _largest, self.histories)
@@ -351,7 +348,3 @@ def _largest(module: ModuleId, amax: Tensor) -> Tensor:
     whole = amax.detach().clone()
     torch.distributed.all_reduce(whole, op=torch.distributed.ReduceOp.MAX, group=group)
     return whole
-
-
-def _larger(first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
-    return {**first, **{name: max(amax, first.get(name, amax)) for name, amax in second.items()}}
