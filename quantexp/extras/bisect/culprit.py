@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from quantexp.extras.bisect.measures import Measure, Observation, loss_margin
-from quantexp.extras.bisect.replays import Origin, declared_of, gradient_of, replay
+from quantexp.extras.bisect.replays import declared_of, gradient_of, replay
 from quantexp.extras.bisect.result import Chance, Result, override, write_scheme
 from quantexp.extras.bisect.rounds import run_all
 from quantexp.extras.bisect.search import Found, Observed, Subset, Verdict, search

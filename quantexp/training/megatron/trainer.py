@@ -19,9 +19,8 @@ from quantexp.errors import RunError
 from quantexp.model.checkpoints import is_saved
 from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
-from quantexp.quant.precision import precision_map
+from quantexp.quant.precision import PrecisionMap, precision_map
 from quantexp.quant.rules import changes
-from quantexp.quant.step_state import StepState
 from quantexp.runs.metrics import Metrics, is_fault
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
@@ -33,6 +32,9 @@ from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.step import Spec, Stepper
 from quantexp.training.requests import Request
 
+#: Called with the model, the metrics of the step and the map that it declared, by which it must leave the model.
+Measure = Callable[[Stepper, Metrics, PrecisionMap], None]
+
 
 def train(
     experiment: Experiment,
@@ -43,6 +45,7 @@ def train(
     saver: Saver | None = None,
     held_out: Callable[[], Iterable[Batch]] | None = None,
     start: StartPoint | None = None,
+    measure: Measure | None = None,
 ) -> None:
     """Train as configured; call inside `session`.
 
@@ -55,6 +58,7 @@ def train(
         saver: saves the configured checkpoints.
         held_out: returns a new iterator over this rank's evaluation micro-batches.
         start: the run's own checkpoint, from which it goes on; None begins at its first iteration.
+        measure: called after each step.
 
     Raises:
         KeyboardInterrupt: a request ended the run; its checkpoint is whole.
@@ -63,22 +67,25 @@ def train(
         DataError: the initial weights do not fit the model.
     """
     with use_numerics(experiment, weights_once=experiment.training.weight_cache) as state:
-        _train(experiment, batches, observer, device, layer_spec, state, saver, held_out, start)
+        spec = layer_spec or scheme_spec(experiment.model, experiment.quant.backend)
+        stepper = Stepper(experiment, spec, device, observer, state, start)
+        is_stock = layer_spec is None
+        _train(
+            experiment, batches, observer, stepper, is_stock, saver, held_out, start, measure
+        )
 
 
 def _train(
     experiment: Experiment,
     batches: Iterator[Batch],
     observer: Observer,
-    device: torch.device,
-    layer_spec: Spec | None,
-    state: StepState,
+    stepper: Stepper,
+    is_stock: bool,
     saver: Saver | None,
     held_out: Callable[[], Iterable[Batch]] | None,
     start: StartPoint | None,
+    measure: Measure | None,
 ) -> None:
-    spec = layer_spec or scheme_spec(experiment.model, experiment.quant.backend)
-    stepper = Stepper(experiment, spec, device, observer, state, start)
     observer.built(stepper.chunks)
     starts = changes(experiment.quant)
     nonfinite = stepper.nonfinite
@@ -87,7 +94,7 @@ def _train(
         changed = iteration in starts or iteration == first
         if changed:
             declared = precision_map(experiment.model, experiment.quant, iteration)
-            if layer_spec is None:
+            if is_stock:
                 stepper.set_precision(declared)
         is_complete = changed or observer.unproved
         proof = observer.proof(iteration, declared, is_complete=is_complete)
@@ -95,6 +102,8 @@ def _train(
         if held_out is not None and is_evaluated(experiment, iteration):
             with observer.proof_of_evaluation(iteration, declared):
                 metrics = stepper.evaluate(metrics, held_out())
+        if measure is not None:
+            measure(stepper, metrics, declared)
         nonfinite = nonfinite + 1 if is_fault(asdict(metrics)) else 0
         continues = observer.iteration(metrics)
         if nonfinite:
