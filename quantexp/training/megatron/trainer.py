@@ -70,9 +70,7 @@ def train(
         spec = layer_spec or scheme_spec(experiment.model, experiment.quant.backend)
         stepper = Stepper(experiment, spec, device, observer, state, start)
         is_stock = layer_spec is None
-        _train(
-            experiment, batches, observer, stepper, is_stock, saver, held_out, start, measure
-        )
+        _train(experiment, batches, observer, stepper, is_stock, saver, held_out, start, measure)
 
 
 def _train(
