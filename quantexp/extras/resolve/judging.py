@@ -16,6 +16,7 @@ With fewer than six seeds nothing is told: so few values do not show the shape o
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -127,11 +128,7 @@ def _concluded(each: Judgement, margin: float) -> Judgement:
     if not each.is_finite:
         return replace(each, note="not finite" if values else "no unit")
     if len(values) < FEWEST_ALONE:
-        return replace(
-            each,
-            note=f"needs {FEWEST_ALONE} seeds",
-            more_seeds=_more(values, margin) or FEWEST_ALONE - len(values),
-        )
+        return replace(each, more_seeds=_more(values, margin) or FEWEST_ALONE - len(values))
     assert each.p_holm is not None
     assert each.p_equivalent_holm is not None
     is_within = each.p_equivalent_holm < LEVEL
@@ -158,11 +155,13 @@ def _more(values: Sequence[float], margin: float) -> int | None:
 
 def _seeds_for_equivalence(mean: float, deviation: float, margin: float) -> int | None:
     """The number of seeds at which both one-sided tests would exclude the margin, if mean and spread stay."""
-    nearest = margin - abs(mean)
-    if nearest <= 0:
-        return None
-    for number in range(FEWEST_ALONE, MOST_SEEDS + 1):
+
+    def is_told(number: int) -> bool:
         t = nearest / (deviation / math.sqrt(number)) if deviation else math.inf
-        if t_p_value(t, number - 1) / 2 < LEVEL:
-            return number
-    return None
+        return t_p_value(t, number - 1) / 2 < LEVEL
+
+    nearest = margin - abs(mean)
+    if nearest <= 0 or not is_told(MOST_SEEDS):
+        return None
+    numbers = range(FEWEST_ALONE, MOST_SEEDS + 1)
+    return numbers[bisect_left(numbers, True, key=is_told)]

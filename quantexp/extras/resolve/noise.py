@@ -53,7 +53,8 @@ def noisy(quant: QuantConfig, model: ModelConfig, iteration: int, folder: Path) 
         ConfigError: the scheme does more than rounding.
     """
     name = str(quant.name)
-    if quant.backend is not Backend.emulated or state_slots(quant) or changes(quant):
+    is_one_map = changes(quant) == [1]
+    if quant.backend is not Backend.emulated or state_slots(quant) or not is_one_map:
         raise ConfigError(
             f"--control noise: {name} has another backend, values outside of products or rules of iterations, whose "
             "errors cannot be mirrored; leave it out, or the control"
@@ -63,9 +64,9 @@ def noisy(quant: QuantConfig, model: ModelConfig, iteration: int, folder: Path) 
         for module in precision_map(model, quant, iteration).values()
         if module.module.name != EMBEDDING  # follows the output layer
         for entry in module.entries()
-        if entry.spec.quantised and not entry.spec.reuse
     ]
-    specs = {entry: _rounding(entry, name) for entry in entries}
+    rounded = [each for each in entries if each.spec.quantised and not each.spec.reuse]
+    specs = {entry: _rounding(entry, name) for entry in rounded}
     classes = {spec: f"Mirrored{index}" for index, spec in enumerate(dict.fromkeys(specs.values()))}
     module = _written(classes, folder)
     noise = copy.deepcopy(quant)
@@ -127,8 +128,9 @@ def _rules(entries: Iterable[Entry], names: dict[Entry, str]) -> list[Rule]:
         by_slot.setdefault(str(key_of(entry, [Aspect.slot])), []).append(entry)
     rules = []
     for alike in by_slot.values():
-        is_one = len({names[entry] for entry in alike}) == 1
+        is_one = len({names.get(entry) for entry in alike}) == 1
         aspects = [Aspect.slot] if is_one else [Aspect.module, Aspect.slot]
         for entry in alike[:1] if is_one else alike:
-            rules.append(replace(key_of(entry, aspects).rule(), format=names[entry]))
+            if entry in names:
+                rules.append(replace(key_of(entry, aspects).rule(), format=names[entry]))
     return rules

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from quantexp.analysis.compare.arguments import named_runs, out_and_rest
@@ -30,13 +32,18 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         QuantexpError: no such design, or its branches cannot run.
     """
-    words, folder, is_dry, against = _settings(arguments.words)
-    root, words = root_and_rest(words)
-    _refuse_numbers(arguments)
-    results = read_results(folder)
-    design = _design(arguments, words, root, folder, against, results)
+    request = _request(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        formats = Path(temporary) if request.is_dry else request.folder
+        return _run(request, formats, arguments)
+
+
+def _run(request: _Request, formats: Path, arguments: argparse.Namespace) -> int:
+    """The design with its noise formats in a folder, planned or run."""
+    results = read_results(request.folder)
+    design = _design(request, formats, results, arguments.config_dir)
     missing = [branch for branch in design.branches if not design.has(branch, results)]
-    if is_dry:
+    if request.is_dry:
         from quantexp.extras.resolve.plan import plan_of, print_plan
 
         plan = plan_of(design, missing, results, arguments.margin)
@@ -46,10 +53,58 @@ def run(arguments: argparse.Namespace) -> int:
             print_plan(plan, output_console())
         return 0
     failures = Driver(design, missing, error_console()).run() if missing else []
-    for words_of_failure in failures:
-        complain(f"the proof failed in {words_of_failure}")
-    _show(design, read_results(folder), arguments)
+    for words in failures:
+        complain(f"the proof failed in {words}")
+    _show(design, read_results(request.folder), arguments)
     return 1 if failures else 0
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The command line, checked as far as no run is read."""
+
+    runs: tuple[str, ...]
+    root: Path
+    #: What composes schemes, and what changes how branches run.
+    schemes: tuple[str, ...]
+    overrides: tuple[str, ...]
+    against: str
+    folder: Path
+    is_dry: bool
+    steps: tuple[int, ...]
+    checkpoints: tuple[int, ...] | None
+    tokens: int
+    controls: tuple[str, ...]
+
+
+def _request(arguments: argparse.Namespace) -> _Request:
+    """The request of a command line.
+
+    Raises:
+        ConfigError: a word or flag that no design can have.
+    """
+    words, folder, is_dry, against = _settings(arguments.words)
+    root, words = root_and_rest(words)
+    if arguments.tokens < 1:
+        raise ConfigError(f"--tokens must be at least 1, got {arguments.tokens}")
+    if not 0 < arguments.margin < math.inf:
+        raise ConfigError(f"--margin must be greater than 0, got {arguments.margin}")
+    names = tuple(word for word in words if "=" not in word)
+    overrides = tuple(word for word in words if word.startswith(_CHANGEABLE))
+    schemes = tuple(word for word in words if word.lstrip("+~").startswith(_SCHEMES))
+    for word in words:
+        if word not in (*names, *overrides, *schemes):
+            raise ConfigError(
+                f"{word} has no effect on quantexp branch, which trains as the runs did but for quant: drop it"
+            )
+    if not names:
+        parser_of("branch").error("branch needs RUN: a run, a part of its name, or their folder")
+    asked = None if arguments.start is None else _numbers("from", arguments.start)
+    steps, controls = _numbers("steps", arguments.steps), controls_of(arguments.control)
+    return _Request(
+        *(names, root, schemes, overrides, against, folder, is_dry),
+        *(steps, asked, arguments.tokens, controls),
+    )
 
 
 def _settings(words: Sequence[str]) -> tuple[list[str], Path, bool, str]:
@@ -65,19 +120,7 @@ def _settings(words: Sequence[str]) -> tuple[list[str], Path, bool, str]:
     return rest, folder, is_dry == "true", given.get("against") or BASELINE
 
 
-def _refuse_numbers(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that no design can have.
-
-    Raises:
-        ConfigError: names the first.
-    """
-    if arguments.tokens < 1:
-        raise ConfigError(f"--tokens must be at least 1, got {arguments.tokens}")
-    if not 0 < arguments.margin < math.inf:
-        raise ConfigError(f"--margin must be greater than 0, got {arguments.margin}")
-
-
-def _numbers(flag: str, text: str) -> list[int]:
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
     """The whole numbers of a flag's `A,B`.
 
     Raises:
@@ -86,37 +129,23 @@ def _numbers(flag: str, text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError(f"--{flag} must be whole numbers of at least 1, as 10,50, got {text}")
-    return sorted({int(part) for part in parts})
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def _design(
-    arguments: argparse.Namespace,
-    words: Sequence[str],
-    root: Path,
-    folder: Path,
-    against: str,
-    results: Mapping[str, Line],
+    request: _Request, formats: Path, results: Mapping[str, Line], config_dir: Path | None
 ) -> Design:
-    names = [word for word in words if "=" not in word]
-    overrides = [word for word in words if word.startswith(_CHANGEABLE)]
-    schemes = [word for word in words if word.lstrip("+~").startswith(_SCHEMES)]
-    for word in words:
-        if word not in (*names, *overrides, *schemes):
-            raise ConfigError(
-                f"{word} has no effect on quantexp branch, which trains as the runs did but for quant: drop it"
-            )
-    if not names:
-        parser_of("branch").error("branch needs RUN: a run, a part of its name, or their folder")
-    steps = _numbers("steps", arguments.steps)
-    asked = None if arguments.start is None else _numbers("from", arguments.start)
-    bases = bases_of(named_runs(names, root).runs)
-    checkpoints = checkpoints_of(bases, asked, steps[-1])
-    controls = controls_of(arguments.control)
+    steps = request.steps
+    bases = bases_of(named_runs(request.runs, request.root).runs)
+    checkpoints = checkpoints_of(bases, request.checkpoints, steps[-1])
     arms = arms_of(
-        bases[0], checkpoints[0], schemes, against, controls, arguments.config_dir, folder
+        *(bases[0], checkpoints[0], request.schemes, request.against, request.controls),
+        *(config_dir, formats),
     )
-    tokens = arguments.tokens
-    return design_of(folder, bases, checkpoints, arms, steps, tokens, overrides, results)
+    return design_of(
+        *(request.folder, bases, checkpoints, arms, steps, request.tokens),
+        *(request.overrides, results),
+    )
 
 
 def _show(design: Design, results: Mapping[str, Line], arguments: argparse.Namespace) -> None:
