@@ -173,6 +173,7 @@ GROUPS = {
     "runs": ("status", "watch", "logs", "capture", "resume", "retry", "cancel"),
     "results": (
         "compare",
+        "branch",
         "report",
         "captures",
         "draw",
