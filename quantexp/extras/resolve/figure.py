@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 
-from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
+from quantexp.analysis.scheme_style import DOTTED, Dash, SchemeStyle, scheme_styles
 from quantexp.analysis.style import (
     GREY,
     INK,
@@ -25,81 +27,62 @@ FILE_NAME = "branch"
 _WIDTH_INCH, _HEIGHT_INCH = 10.5, 4.2
 
 
+#: A scheme or control, its judgements in the order of the horizons, and its style.
+_Line = tuple[str, list[Judgement], SchemeStyle]
+
+
 def draw_outcome(outcome: Outcome, folder: Path) -> list[Path]:
-    """Draw `branch.png` and `branch.pdf`; nothing without a unit. Controls are grey, beside the first measure."""
-    panels = {each: _lines(outcome.schemes[each]) for each in Measure}
+    """Draw `branch.png` and `branch.pdf`; nothing without a unit. Controls are dotted, beside the first measure."""
+    panels = {measure: _lines(outcome.schemes[measure]) for measure in Measure}
     if not any(panels.values()):
         return []
+    panels[Measure.WORKING] += _lines(outcome.controls, DOTTED)
     figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
-    axes = figure.subplots(1, len(panels), sharey=False)
+    axes = figure.subplots(1, len(panels))
     figure.subplots_adjust(left=0.08, right=0.87, top=0.88, bottom=0.2, wspace=0.62)
     for ax, (measure, lines) in zip(axes, panels.items(), strict=True):
-        controls = _lines(outcome.controls) if measure is Measure.WORKING else {}
-        _draw(ax, lines, controls, outcome)
+        _draw(ax, lines, outcome)
         label = f"above {outcome.design.against}, {UNIT:g} nats a token"
         dress(ax, f"Loss {TITLES[measure]}", "steps of the branch", label)
-    _name(axes, panels, outcome)
+        name_lines(ax, [(own[-1].steps, _mean(own[-1]), name, style) for name, own, style in lines])
     note = (
-        f"bands: 95% over {len(outcome.design.bases)} seeds; dotted: the margin of equivalence; "
-        "numbers at different horizons are no sizes to compare"
+        f"bands: 95% intervals over {len(outcome.design.bases)} seeds; grey dots: the margin of equivalence; "
+        "the sizes of differences at different horizons cannot be compared"
     )
     figure.text(0.01, 0.02, note, fontsize=NOTE_PT, color=INK)
     return save_figure(figure, folder / FILE_NAME, ("png", "pdf"))
 
 
-#: Scheme -> its judgements in the order of the horizons.
-_Lines = dict[str, list[Judgement]]
-
-
-def _lines(judgements: Sequence[Judgement]) -> _Lines:
-    """The lines that have a mean at a horizon."""
-    lines: _Lines = {}
+def _lines(judgements: Sequence[Judgement], dash: Dash | None = None) -> list[_Line]:
+    """The lines that have a mean at a horizon; with a dash, in the colours of their schemes, without markers."""
+    lines: dict[str, list[Judgement]] = {}
     for each in judgements:
         if each.mean is not None:
             lines.setdefault(each.scheme, []).append(each)
-    return lines
+    styles = scheme_styles([name.partition(" ")[0] for name in lines])
+    if dash is not None:
+        styles = [replace(style, dash=dash, marker="") for style in styles]
+    return [(name, own, style) for (name, own), style in zip(lines.items(), styles, strict=True)]
 
 
-def _draw(ax: Axes, lines: _Lines, controls: _Lines, outcome: Outcome) -> None:
+def _mean(each: Judgement) -> float:
+    """Of a judgement that has one, in units of the figure."""
+    return (each.mean or 0.0) / UNIT
+
+
+def _draw(ax: Axes, lines: Sequence[_Line], outcome: Outcome) -> None:
     ax.axhline(0, color=GREY, linewidth=1.2)
     for side in (-1, 1):
         ax.axhline(side * outcome.margin / UNIT, color=GREY, linewidth=0.8, linestyle=":")
-    for judgements in controls.values():
-        _line(ax, judgements, SchemeStyle(GREY, (2.0, 2.0), ""))
-    for style, judgements in zip(scheme_styles(list(lines)), lines.values(), strict=True):
-        _line(ax, judgements, style)
+    for _, own, style in lines:
+        steps = [each.steps for each in own]
+        look: dict[str, Any] = {
+            "color": style.colour,
+            "linestyle": style.linestyle,
+            "linewidth": 1.6,
+        }
+        ax.plot(steps, list(map(_mean, own)), marker=style.marker, markersize=4, **look)
+        intervals = [each.interval or (each.mean or 0.0,) * 2 for each in own]
+        low, high = ([bound / UNIT for bound in side] for side in zip(*intervals, strict=True))
+        ax.fill_between(steps, low, high, color=style.colour, alpha=0.15, linewidth=0)
     ax.set_xticks(outcome.design.steps)
-
-
-def _line(ax: Axes, judgements: Sequence[Judgement], style: SchemeStyle) -> None:
-    steps = [each.steps for each in judgements]
-    means = [(each.mean or 0.0) / UNIT for each in judgements]
-    ax.plot(
-        steps,
-        means,
-        color=style.colour,
-        linestyle=style.linestyle,
-        marker=style.marker or None,
-        markersize=4,
-        linewidth=1.6,
-    )
-    bands = [each.interval or (each.mean or 0.0,) * 2 for each in judgements]
-    low, high = ([value / UNIT for value in side] for side in zip(*bands, strict=True))
-    ax.fill_between(steps, low, high, color=style.colour, alpha=0.18, linewidth=0)
-
-
-def _name(axes: Sequence[Axes], panels: dict[Measure, _Lines], outcome: Outcome) -> None:
-    """Write the name of each line at its end."""
-    for ax, (measure, lines) in zip(axes, panels.items(), strict=True):
-        styles = scheme_styles(list(lines))
-        ends = [
-            (float(own[-1].steps), (own[-1].mean or 0.0) / UNIT, name, style)
-            for (name, own), style in zip(lines.items(), styles, strict=True)
-        ]
-        if measure is Measure.WORKING:
-            grey = SchemeStyle(GREY, (2.0, 2.0), "")
-            ends += [
-                (float(own[-1].steps), (own[-1].mean or 0.0) / UNIT, name, grey)
-                for name, own in _lines(outcome.controls).items()
-            ]
-        name_lines(ax, ends)
