@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quantexp.config.load import read
-from quantexp.errors import DataError, EngagementError
+from quantexp.errors import DataError, EngagementError, QuantexpError
 from quantexp.folders import cache_dir
 from quantexp.memory.room import require_memory_here
 from quantexp.model.layout import Layout
 from quantexp.quant.precision import PrecisionMap, unquantised
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import Phase
+from quantexp.runs.status import Phase, State, finish, now
 from quantexp.schema import Experiment
 from quantexp.training.context import RunContext
 from quantexp.training.observer import RunObserver
@@ -102,11 +102,28 @@ def _trained(
         text = _text(experiment, held_out)
         observer = RunObserver(context, device, batches.text_of)
         horizons = Horizons(experiment, steps, text, held_out, observer)
-        with contextlib.closing(observer):
-            context.set_phase(Phase.TRAINING)
+        with contextlib.closing(observer), _recorded(context):
             train(experiment, batches.train, observer, device, measure=horizons.measure)
             observer.finish()
     return horizons.measured
+
+
+@contextlib.contextmanager
+def _recorded(context: RunContext) -> Iterator[None]:
+    """Record in status.json that the branch runs, and how it ends."""
+    status = context.status
+    status.state, status.started = State.RUNNING, now()
+    status.iterations = context.experiment.training.last_iteration
+    context.set_phase(Phase.TRAINING)
+    try:
+        yield
+    except QuantexpError as error:
+        finish(status, State.FAILED, str(error))
+        raise
+    else:
+        finish(status, State.COMPLETED, "")
+    finally:
+        context.write_status()
 
 
 def _text(experiment: Experiment, held_out: HeldOut) -> Samples:

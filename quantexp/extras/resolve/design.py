@@ -28,7 +28,7 @@ from quantexp.schema import Experiment, LauncherConfig, QuantConfig
 #: Below a design's folder.
 BRANCHES = "branches"
 #: Code that decides a branch's numbers, besides that of a run's.
-_OWN = ("extras/resolve/branch.py", "extras/resolve/noise.py")
+_OWN = ("extras/resolve/branch.py", "extras/resolve/mirrored.py")
 
 
 @dataclass(frozen=True)

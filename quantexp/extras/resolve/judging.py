@@ -31,6 +31,7 @@ from quantexp.analysis.compare.noise import (
     interval,
     is_sound,
     mean_p_value,
+    seeds_for_skewness,
     seeds_needed,
     t_p_value,
 )
@@ -65,7 +66,7 @@ class Judgement:
     verdict: Verdict = Verdict.CANNOT_BE_TOLD
     #: Why it cannot be told, or what else is to say; may be empty.
     note: str = ""
-    #: How many more seeds would tell, if mean and spread stay; None if unknown, or none would.
+    #: About how many more seeds would tell, if mean, spread and shape stay; None if unknown, or none would.
     more_seeds: int | None = None
 
     @property
@@ -137,9 +138,12 @@ def _concluded(each: Judgement, margin: float) -> Judgement:
         return replace(each, verdict=verdict, note="within the margin" if is_within else "")
     if is_within:
         return replace(each, verdict=Verdict.EQUIVALENT)
-    note = "skewed gaps" if each.p_holm < LEVEL else ""
-    if not note and each.p_value is not None and each.p_value < LEVEL:
-        note = "clear by itself, not among all comparisons"
+    if each.p_holm < LEVEL:
+        enough = seeds_for_skewness(values)
+        more = None if enough is None else max(1, enough - len(values))
+        return replace(each, note="skewed gaps", more_seeds=more)
+    is_clear = each.p_value is not None and each.p_value < LEVEL
+    note = "clear by itself, not among all comparisons" if is_clear else ""
     return replace(each, note=note, more_seeds=_more(values, margin))
 
 

@@ -15,10 +15,11 @@ from quantexp.extras.resolve.branch import HeldOut, Measured, run_branch
 from quantexp.launch.replays import origin_of, replayed, trained_experiment
 from quantexp.quant.precision import unquantised
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State
 from quantexp.schema import Experiment
 from quantexp.training.megatron.step import Stepper
 from tests.conftest import run_here
-from tests.recorded import json_lines
+from tests.recorded import failure, json_lines, status_of
 
 #: The held-out text is half of the sample, so that units can have some each.
 WORDS = ("capture=off", "training.iterations=6", "dataset.split='50,50,0'")
@@ -64,6 +65,7 @@ def test_a_branch_without_a_change_is_the_run(trained: RunDir, branch: Branch) -
     assert measured.working_loss == measured.scheme_loss
     assert (measured.failure, measured.skipped) == (None, 0)
     assert measured.cpu_s > 0
+    assert status_of(run).state is State.COMPLETED
 
 
 def test_a_scheme_is_proved_and_measured_in_both_arithmetics(branch: Branch) -> None:
@@ -108,6 +110,7 @@ def test_a_branch_that_does_not_quantise_has_no_loss(
     assert measured.working_loss == measured.scheme_loss == []
     assert measured.failure is not None
     assert "linear.fprop.x" in measured.failure
+    assert failure(run) == measured.failure
     assert not json.loads(run.precision.read_text())["proved"]
 
 

@@ -71,7 +71,11 @@ def test_of_a_matched_sweep_the_unperturbed_runs_in_bf16_are_taken(make_base: Ma
     ("seeds", "identity", "message"),
     [
         ((1, 1), {}, "a and b both have training.seed=1: name one run for each seed"),
-        ((1, 2), {"data": {"x": "1"}}, "a and b differ in data: name runs that differ in the seed alone"),
+        (
+            (1, 2),
+            {"data": {"x": "1"}},
+            "a and b differ in data: name runs that differ in the seed alone",
+        ),
         (
             (1, 2),
             {"training": {"seed": 2, "lr": 2}},
