@@ -142,9 +142,9 @@ def _concluded(each: Judgement, margin: float) -> Judgement:
         enough = seeds_for_skewness(values)
         more = None if enough is None else max(1, enough - len(values))
         return replace(each, note="skewed gaps", more_seeds=more)
-    is_clear = each.p_value is not None and each.p_value < LEVEL
-    note = "clear by itself, not among all comparisons" if is_clear else ""
-    return replace(each, note=note, more_seeds=_more(values, margin))
+    if each.p_value is not None and each.p_value < LEVEL:
+        return replace(each, note="clear alone, not among all")
+    return replace(each, more_seeds=_more(values, margin))
 
 
 def _more(values: Sequence[float], margin: float) -> int | None:

@@ -66,6 +66,13 @@ def test_gaps_that_are_skewed_towards_zero_tell_nothing() -> None:
     assert one.p_value is not None
     assert one.p_value < 0.05
     assert (one.verdict, one.note) == (Verdict.CANNOT_BE_TOLD, "skewed gaps")
+    # Of a skewness of 1.78, which matters below (1.78 / 0.06)^2 = 880 seeds.
+    assert one.more_seeds is None
+    mild = [0.0030, 0.0035, 0.0033, 0.0034, 0.0027, 0.0028, 0.0034, 0.0026]
+    one = verdict_of(mild)
+    skewness = abs(stats.skew(mild))
+    assert one.note == "skewed gaps"
+    assert one.more_seeds == math.floor((skewness / 0.06) ** 2) + 1 - len(mild)
 
 
 def test_many_comparisons_need_more_than_one() -> None:
@@ -74,7 +81,7 @@ def test_many_comparisons_need_more_than_one() -> None:
     assert verdict_of(clear_alone, margin=1e-5).verdict is Verdict.ABOVE
     one, *_ = judged([draft(clear_alone), *others], 1e-5)
     assert one.verdict is Verdict.CANNOT_BE_TOLD
-    assert one.note == "clear by itself, not among all comparisons"
+    assert one.note == "clear alone, not among all"
 
 
 def test_a_difference_that_is_not_finite_is_named() -> None:
