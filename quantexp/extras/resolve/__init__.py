@@ -40,14 +40,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 BRANCH = Verb(
-    "compare schemes on short branches from checkpoints, with what can be told",
+    "compare schemes on short branches from checkpoints",
     "[--steps A,B] [--from A,B] [--tokens N] [--margin NATS] [--control A,B] [--json] RUN ... "
     "quant=SCHEME,... [against=SCHEME] [dry_run=true] [out=FOLDER] [paths.root=FOLDER] "
     "[launcher.key=value ...]",
     (
         "branch runs quant=linear_mxfp8,linear_mxfp4",
         "branch runs quant=linear_mxfp8,linear_mxfp4 dry_run=true",
-        "branch bf16-1a2b bf16-3c4d --steps 20,50 --from 200,400 quant=linear_mxfp8",
+        "branch bf16-1a2b bf16-3c4d --steps 20,50 --from 200 quant=linear_mxfp8",
         "branch runs quant=linear_mxfp8 quant.linear.scale_rule=floor,rceil",
     ),
     _MORE,
