@@ -165,6 +165,7 @@ GROUPS = {
     "runs": ("status", "watch", "logs", "capture", "resume", "retry", "cancel"),
     "results": (
         "compare",
+        "branch",
         "report",
         "captures",
         "draw",

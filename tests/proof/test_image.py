@@ -658,3 +658,19 @@ def test_a_fault_in_any_function_that_quantises_changes_nothing(
         assert_same(image(x, spec, -1, **options), expected)
         assert num_differing(expected, x, spec, -1, **options) == 0
         own_amax(x, spec, -1)
+
+
+@pytest.mark.parametrize("rows", [256, 512])
+def test_a_class_of_the_user_decides_the_image_of_operands_of_any_size(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 2^16 elements on, 16-bit operands of other formats are compared by tables, which no class has."""
+    source = "class Coarse:\n    def quantise(self, x, *, axis, generator):\n        return (x * 4).round() / 4\n"
+    name = f"image_of_a_class_{rows}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = resolve(f"{name}:Coarse")
+    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rounded = (x * 4).round() / 4
+    assert num_differing(rounded, x, spec, -1, seed=1) == 0
+    assert num_differing(x, x, spec, -1, seed=1) == int((x != rounded).sum()) > 0

@@ -93,13 +93,25 @@ def is_sound(values: Sequence[float]) -> bool:
     the skewness m3 / m2^(3/2): values not seen may lie in it, and bring the mean to zero. The less it matters the more
     values there are.
     """
-    n, mean = len(values), fmean(values)
+    n = len(values)
     sign_flip = sign_flip_p_value(values)
     if n < FEWEST_ALONE or not (sign_flip is None or sign_flip < LEVEL):
         return False
+    return _tail_to_zero(values) < _SKEW * math.sqrt(n)
+
+
+def _tail_to_zero(values: Sequence[float]) -> float:
+    """The skewness m3 / m2^(3/2), positive if the longer tail points from the mean towards zero."""
+    mean = fmean(values)
     second, third = (fmean((value - mean) ** k for value in values) for k in (2, 3))
     skewness = third / second**1.5 if second else 0.0
-    return math.copysign(skewness, skewness * mean) > -_SKEW * math.sqrt(n)
+    return -math.copysign(skewness, skewness * mean)
+
+
+def seeds_for_skewness(values: Sequence[float]) -> int | None:
+    """The number of seeds from which this skewness no longer matters to `is_sound`; None beyond `MOST_SEEDS`."""
+    number = math.floor((max(0.0, _tail_to_zero(values)) / _SKEW) ** 2) + 1
+    return number if number <= MOST_SEEDS else None
 
 
 def is_clear(values: Sequence[float], floor: float, deviation: float) -> bool:

@@ -10,11 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from quantexp.extras.bisect.measures import Measure, Observation, loss_margin
-from quantexp.extras.bisect.replays import Origin, declared_of, gradient_of, replay
+from quantexp.extras.bisect.replays import declared_of, gradient_of, replay
 from quantexp.extras.bisect.result import Chance, Result, override, write_scheme
 from quantexp.extras.bisect.rounds import run_all
 from quantexp.extras.bisect.search import Found, Observed, Subset, Verdict, search
 from quantexp.extras.bisect.trouble import Step, Trouble, steps_of
+from quantexp.launch.replays import Origin
 from quantexp.quant.units import Unit, units_of, working_rules
 from quantexp.runs.gradients import read_gradients
 from quantexp.runs.paths import RunDir

@@ -1,137 +1,48 @@
 """Replays of a run from one of its checkpoints: its own configuration, with more of its slots in bf16.
 
-A replay that changes nothing computes the same bits as the run: weights, moments, schedule, place in the data, draws
-and amax histories are those of the checkpoint. It captures nothing, saves nothing, and goes on after a step that was
-left out, so that it ends at its last iteration. Replays lie in a folder of their own, `bisect/<run>/` beside the run.
+`quantexp.launch.replays` says what a replay takes up. Replays lie in a folder of their own, `bisect/<run>/` beside the
+run.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from quantexp.config.in_force import maps_between, name_in_force, sites_in_force
-from quantexp.config.load import from_plain, plain, read, with_overrides
+from quantexp.config.load import from_plain, plain
 from quantexp.errors import RunError
-from quantexp.launch.recorded import in_place
-from quantexp.model.checkpoints import resumable, saved_iterations
+from quantexp.launch import replays
+from quantexp.launch.replays import Origin, replayed, trained_experiment
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.paths import RunDir
-from quantexp.runs.provenance import LOOP, read_provenance
-from quantexp.schema import (
-    CaptureConfig,
-    CaptureLevel,
-    CheckpointConfig,
-    EvaluationConfig,
-    Experiment,
-    GradientConfig,
-    Nonfinite,
-    Rule,
-    TrackingConfig,
-)
-from quantexp.schema.training import LARGEST_ITERATION
+from quantexp.schema import Experiment, GradientConfig, Rule
 
 #: Below the folder of runs.
 FOLDER = "bisect"
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The run that is replayed, and the checkpoint."""
-
-    run: RunDir
-    #: As recorded, with the launcher of the replays.
-    experiment: Experiment
-    #: The checkpoint's iteration; 0 starts as the run itself did.
-    start: int
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the replays."""
-        return self.run.root.parent / FOLDER / self.run.root.name
-
-    @property
-    def first(self) -> int:
-        """The first iteration that is computed again, from 1."""
-        return self.start + 1
+def folder_of(origin: Origin) -> Path:
+    """The folder of a run's replays."""
+    return origin.run.root.parent / FOLDER / origin.run.root.name
 
 
 def origin_of(
     run: RunDir, start: int | None, before: int | None, overrides: Sequence[str] = ()
 ) -> Origin:
-    """The run with the checkpoint of iteration `start`; None takes the newest one before the iteration `before`.
-
-    `before` None means after the last iteration; `overrides` (`key=value`) change how replays are launched.
+    """The run with a checkpoint, as `quantexp.launch.replays.origin_of`.
 
     Raises:
         RunError: there is no such checkpoint, or it has no training state; the run evaluates, or quantises nothing.
         ConfigError: the run's configuration cannot be read.
     """
-    name = run.root.name
-    require_own_loop(run)
-    experiment = in_place(read(run.config), run)
-    if experiment.evaluate.only or experiment.gradient.only:
-        raise RunError(f"RUN must be a run that trains, and {name} does not")
+    experiment = trained_experiment(run)
     if not sites_in_force(experiment):
         raise RunError(
-            f"RUN must quantise slots of matrix products, and {name} has all of them in bf16"
+            f"RUN must quantise slots of matrix products, and {run.root.name} has all of them in bf16"
         )
-    own = experiment.first_iteration - 1
-    known = [own, *(i for i in resumable(run) if i > own)]
-    if start is None:
-        end = experiment.training.iterations if before is None else before
-        earlier = [i for i in known[1:] if i < end]
-        if not earlier:
-            raise RunError(
-                f"{name} has no checkpoint with a training state before iteration {end} (checkpoint.every=N "
-                f"checkpoint.optimizer=true saves them); --from {own} begins as the run did"
-            )
-        start = earlier[-1]
-    elif start not in known:
-        if start in saved_iterations(run):
-            raise RunError(
-                f"--from {start}: the checkpoint has no training state (checkpoint.optimizer=true saves it); there is "
-                f"--from {', '.join(map(str, known))}"
-            )
-        raise RunError(
-            f"--from {start}: {name} has no checkpoint of that iteration; there is --from "
-            f"{', '.join(map(str, known))}"
-        )
-    if start >= experiment.training.iterations:
-        raise RunError(
-            f"--from {start} is the last iteration of {name}: nothing follows that could be replayed"
-        )
-    return Origin(run, with_overrides(experiment, overrides), start)
-
-
-def require_own_loop(run: RunDir) -> None:
-    """Refuse a run whose training loop is not quantexp's, which therefore cannot be repeated here.
-
-    Raises:
-        RunError: names the loop.
-        UnreadableError: provenance.json is damaged.
-    """
-    if (loop := other_loop(run)) is not None:
-        raise RunError(
-            f"{run.root.name} was trained by {loop}, whose data and checkpoints quantexp does not replay; "
-            "RUN must be a run of quantexp's own loop"
-        )
-
-
-def other_loop(run: RunDir) -> str | None:
-    """The name of a run's training loop, if it is not quantexp's.
-
-    Raises:
-        UnreadableError: provenance.json is damaged.
-    """
-    if not run.provenance.is_file():
-        return None
-    identity: Mapping[str, Any] = read_provenance(run.provenance).get("identity", {})
-    loop = identity.get(LOOP)
-    return None if loop is None else str(loop["name"])
+    return replays.origin_of(run, experiment, start, before, overrides)
 
 
 def declared_of(origin: Origin, last: int) -> list[PrecisionMap]:
@@ -140,33 +51,17 @@ def declared_of(origin: Origin, last: int) -> list[PrecisionMap]:
 
 
 def replay(origin: Origin, last: int, rules: Sequence[Rule] = (), *, chaos: int = 0) -> Experiment:
-    """The run from the checkpoint up to iteration `last`, with these rules after its own.
-
-    A number `chaos` other than 0 moves last bits of the weights that it starts with, as `training.chaos` does.
+    """The run from the checkpoint up to iteration `last`, with these rules after its own; `chaos` as of `replayed`.
 
     Raises:
         ConfigError: the rules and the run's other keys contradict each other.
     """
-    experiment = copy.deepcopy(origin.experiment)
-    training, quant = experiment.training, experiment.quant
-    if origin.first != experiment.first_iteration:
-        training.start_from, training.start_optimizer = f"{origin.run.root}@{origin.start}", True
-        training.chaos = 0  # which has moved the run's first weights, not these
-        experiment.model.init_from = None
-    training.chaos += chaos
-    training.stop_after, training.restart = last, False
-    training.nonfinite, training.max_nonfinite_iterations = Nonfinite.skip, LARGEST_ITERATION
+    experiment = replayed(origin, last, folder_of(origin), chaos=chaos)
+    quant = experiment.quant
     if rules:
         quant.rules = [*quant.rules, *map(copy.copy, rules)]
         quant.name = None
         quant.name = name_in_force(experiment, sites_in_force(experiment))
-    experiment.capture = CaptureConfig("off", CaptureLevel.off)
-    experiment.evaluation = EvaluationConfig()
-    experiment.checkpoint = CheckpointConfig()
-    experiment.tracking = TrackingConfig()
-    experiment.analysis.auto = "false"
-    experiment.paths = replace(experiment.paths, root=str(origin.folder), run=None)
-    experiment.force = experiment.dry_run = experiment.launcher.detach = False
     return from_plain(plain(experiment))
 
 

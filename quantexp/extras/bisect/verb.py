@@ -12,10 +12,11 @@ from quantexp.analysis.compare.arguments import out_and_rest
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_json, print_line, require_folder
 from quantexp.errors import ConfigError, RunError
-from quantexp.extras.bisect.replays import Origin, gradient_of, origin_of, other_loop
+from quantexp.extras.bisect.replays import folder_of, gradient_of, origin_of
 from quantexp.extras.bisect.result import NAME
 from quantexp.extras.bisect.search import Verdict
 from quantexp.folders import for_shell
+from quantexp.launch.replays import Origin, other_loop
 from quantexp.quant.units import aspects_of
 from quantexp.runs.find import find_run
 from quantexp.runs.gradients import Gradients
@@ -95,7 +96,7 @@ def _search(
     last = min(last, origin.experiment.training.iterations)
     if trouble.measure == "gradient":
         last = origin.first
-    folder = out or origin.folder
+    folder = out or folder_of(origin)
     console = error_console()
     console.print(f"looking for  {trouble.words}", soft_wrap=True, markup=False)
     chance = _CHANCE if arguments.chance is None else arguments.chance
@@ -145,7 +146,7 @@ def _gradient(origin: Origin, aspects: Sequence[Aspect], out: Path | None, *, as
     gradients = read_gradients(run_dir)
     assert gradients is not None
     scheme = str(origin.experiment.quant.name)
-    return _shown(run_dir, scheme, gradients, out or origin.folder, as_json=as_json)
+    return _shown(run_dir, scheme, gradients, out or folder_of(origin), as_json=as_json)
 
 
 def _gradient_of_loop(

@@ -21,7 +21,7 @@ from torch import Tensor
 from quantexp.compiled import address, compiled
 from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.types import Element, Rounding, Scaling
+from quantexp.formats.types import Element, Scaling
 from quantexp.proof.arithmetic.layout import extents, memory_order
 from quantexp.proof.arithmetic.rounding import under
 from quantexp.proof.arithmetic.scales import divisors_of, finite_amax, is_chosen, tensor_scale
@@ -76,7 +76,7 @@ def has_tables(x: Tensor, spec: QuantSpec) -> bool:
         x.device.type == "cpu"
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.numel() >= _FEWEST
-        and spec.rounding is not Rounding.STOCHASTIC
+        and not spec.draws
         and not spec.is_transformed
         and not is_chosen(spec)
         and _functions() is not None

@@ -281,16 +281,24 @@ def rank_batches(
     return RankBatches(train, held_out, tokenizer.text_of)
 
 
-def _repeated(held_out: Any, number: int) -> str:
+def _repeated(held_out: Samples | None, number: int) -> str:
     """What to say of held-out samples that are evaluated more than once: the most there are; empty if none is."""
+    part = repeated_part(held_out)
+    if part is None:
+        return ""
+    most = part.samples_in_all
+    return (
+        f"evaluation.samples={number} needs {part.num_samples} held-out samples of {part.dataset_path}, which "
+        f"has {most}: take evaluation.samples={most}, a shorter training.seq_length, or more of dataset.split"
+    )
+
+
+def repeated_part(held_out: Samples | None) -> OrderedDataset | None:
+    """The first pair whose held-out samples come more than once, because there are too few; None if none's do."""
     for part in [] if held_out is None else getattr(held_out, "datasets", [held_out]):
-        most = part.samples_in_all
-        if len(part) > most and part.num_samples > most:
-            return (
-                f"evaluation.samples={number} needs {part.num_samples} held-out samples of {part.dataset_path}, which "
-                f"has {most}: take evaluation.samples={most}, a shorter training.seq_length, or more of dataset.split"
-            )
-    return ""
+        if min(len(part), part.num_samples) > part.samples_in_all:
+            return part  # type: ignore[no-any-return]
+    return None
 
 
 def _check_ids(pair: Any, prefix: Path, tokenizer: Tokenizer) -> None:

@@ -22,7 +22,6 @@ from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
 from quantexp.quant.precision import PrecisionMap, precision_map, unquantised
 from quantexp.quant.rules import Conditions, changes
-from quantexp.quant.step_state import StepState
 from quantexp.runs.metrics import Metrics, is_fault, lines_before
 from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
@@ -36,6 +35,8 @@ from quantexp.training.requests import Request
 
 #: The largest whole loss whose exponential a float64 can represent.
 _MAX_EXP_LOSS = 709.0
+#: Called with the model, the metrics of the step and the map that it declared, by which it must leave the model.
+Measure = Callable[[Stepper, Metrics, PrecisionMap], None]
 
 
 def train(
@@ -47,6 +48,7 @@ def train(
     saver: Saver | None = None,
     held_out: Callable[[], Iterable[Batch]] | None = None,
     start: StartPoint | None = None,
+    measure: Measure | None = None,
 ) -> None:
     """Train as configured; call inside `session`.
 
@@ -59,6 +61,7 @@ def train(
         saver: saves the configured checkpoints.
         held_out: returns a new iterator over this rank's evaluation micro-batches.
         start: the run's own checkpoint, from which it goes on; None begins at its first iteration.
+        measure: called after each step.
 
     Raises:
         KeyboardInterrupt: a request ended the run; its checkpoint is whole.
@@ -67,22 +70,23 @@ def train(
         DataError: the initial weights do not fit the model.
     """
     with use_numerics(experiment, weights_once=experiment.training.weight_cache) as state:
-        _train(experiment, batches, observer, device, layer_spec, state, saver, held_out, start)
+        spec = layer_spec or scheme_spec(experiment.model, experiment.quant.backend)
+        stepper = Stepper(experiment, spec, device, observer, state, start)
+        is_stock = layer_spec is None
+        _train(experiment, batches, observer, stepper, is_stock, saver, held_out, start, measure)
 
 
 def _train(
     experiment: Experiment,
     batches: Iterator[Batch],
     observer: Observer,
-    device: torch.device,
-    layer_spec: Spec | None,
-    state: StepState,
+    stepper: Stepper,
+    is_stock: bool,
     saver: Saver | None,
     held_out: Callable[[], Iterable[Batch]] | None,
     start: StartPoint | None,
+    measure: Measure | None,
 ) -> None:
-    spec = layer_spec or scheme_spec(experiment.model, experiment.quant.backend)
-    stepper = Stepper(experiment, spec, device, observer, state, start)
     observer.built(stepper.chunks)
     starts = changes(experiment.quant)
     nonfinite = stepper.nonfinite
@@ -95,13 +99,15 @@ def _train(
         changed = iteration in starts or iteration == first or switched
         if changed:
             declared = precision_map(experiment.model, experiment.quant, iteration)
-            if layer_spec is None:
+            if is_stock:
                 stepper.set_precision(declared)
         is_complete = changed or observer.unproved
         proof = observer.proof(iteration, declared, is_complete=is_complete)
         metrics = stepper.step(iteration, batches, proof, watches_state=is_complete)
         if held_out is not None and is_evaluated(experiment, iteration):
             metrics = _evaluated(experiment, stepper, observer, declared, metrics, held_out)
+        if measure is not None:
+            measure(stepper, metrics, declared)
         met = conditions.see(asdict(metrics))
         if switched := bool(met):
             metrics = replace(metrics, switched=met)
