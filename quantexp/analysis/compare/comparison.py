@@ -122,7 +122,7 @@ def _with_repeats(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def _is_same_run(row: Row, other: Row) -> bool:
-    """Whether two seeds of a scheme have the same losses or the same gaps, or two folders one identity and its losses."""
+    """Whether two seeds of a scheme have equal losses or equal gaps, or two folders one identity and equal losses."""
     here, there = row.side, other.side
     if here.scheme != there.scheme:
         return False
