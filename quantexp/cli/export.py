@@ -25,7 +25,7 @@ from quantexp.config.load import read
 from quantexp.data.prepared import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
-from quantexp.folders import user_path
+from quantexp.folders import user_path, writing_into
 from quantexp.megatron_lm.checkpoint_reader import (
     folder_of_iteration,
     is_checkpoint,
@@ -139,12 +139,11 @@ def _written(target: Path, write: Callable[[Path], object]) -> Path:
         raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
     part = target.with_name(target.name + ".part")
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        write(part)
-        part.rename(target)
-    except OSError as error:
-        raise RunError(f"{target} cannot be written: {error}") from error
+        with writing_into(target, RunError, "out=FOLDER"):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            write(part)
+            part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
