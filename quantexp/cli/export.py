@@ -26,7 +26,7 @@ from quantexp.data.prepared import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
 from quantexp.extra import Service, require_extra, required, service
-from quantexp.folders import user_path
+from quantexp.folders import user_path, writing_into
 from quantexp.model.checkpoint_hashes import HASHES, require_intact, saved_files
 from quantexp.model.checkpoints import (
     PADDING,
@@ -141,12 +141,11 @@ def _written(target: Path, write: Callable[[Path], object]) -> Path:
         raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
     part = target.with_name(target.name + ".part")
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        write(part)
-        part.rename(target)
-    except OSError as error:
-        raise RunError(f"{target} cannot be written: {error}") from error
+        with writing_into(target, RunError, "out=FOLDER"):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            write(part)
+            part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target

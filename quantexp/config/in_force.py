@@ -16,7 +16,7 @@ from quantexp.quant.precision import PrecisionMap, configured, forward_only, pre
 from quantexp.quant.rules import changes, variants
 from quantexp.quant.scheme import InForce, derived_name
 from quantexp.quant.sites import Site
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, QuantConfig
 from quantexp.schema.training import Precision
 
 #: Stored mantissa bits, smallest normal and largest exponent of the working precisions (IEEE 754; bfloat16).
@@ -43,13 +43,18 @@ def maps_between(experiment: Experiment, first: int, last: int) -> list[Precisio
     ]
 
 
-def sites_in_force(experiment: Experiment) -> InForce:
-    """The sites that a run quantises in its own iterations, with formats; of an evaluation, in its forward pass."""
-    maps = maps_between(experiment, *iterations_of(experiment))
+def _maps(experiment: Experiment, quant: QuantConfig) -> list[PrecisionMap]:
+    """The different maps of a run's own iterations under a scheme, in order; of an evaluation, its forward pass."""
+    maps = maps_between(replace(experiment, quant=quant), *iterations_of(experiment))
     if experiment.evaluate.only:
         maps = [forward_only(each) for each in maps]
+    return [each for i, each in enumerate(maps) if not i or each != maps[i - 1]]
+
+
+def sites_in_force(experiment: Experiment) -> InForce:
+    """The sites that a run quantises in its own iterations, with formats; of an evaluation, in its forward pass."""
     formats: dict[Site, frozenset[Format]] = {}
-    for declared in maps:
+    for declared in _maps(experiment, experiment.quant):
         for name, module in declared.items():
             for slot, spec in module.slots.items():
                 if spec.quantised and not _keeps(spec, experiment.training.precision):
@@ -96,10 +101,15 @@ def idle_rules(experiment: Experiment) -> str | None:
 
 
 def name_in_force(experiment: Experiment, sites: InForce) -> str:
-    """The derived name of what a run quantises; `sites` are its `sites_in_force`."""
+    """The derived name of what a run quantises, without rules that change nothing; `sites` are its `sites_in_force`."""
     quant, idle = experiment.quant, rules_out_of_force(experiment)
-    rules = [rule for index, rule in enumerate(quant.rules) if index not in idle]
-    return derived_name(replace(quant, rules=rules), sites)
+    quant = replace(quant, rules=[r for index, r in enumerate(quant.rules) if index not in idle])
+    whole = _maps(experiment, quant) if quant.rules else []
+    for rule in quant.rules:
+        fewer = replace(quant, rules=[each for each in quant.rules if each is not rule])
+        if _maps(experiment, fewer) == whole:
+            quant = fewer
+    return derived_name(quant, sites)
 
 
 def quantises(experiment: Experiment, sites: InForce) -> bool:

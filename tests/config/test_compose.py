@@ -66,6 +66,23 @@ def test_rule_adds_a_hash_of_the_meaning() -> None:
     assert first != other
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "{sites: [linear], format: mxfp8}",
+        "{sites: [qk], format: bf16}",
+        "{layers: [0], sites: [linear], format: bf16}, {layers: [0], sites: [linear], format: mxfp8}",
+    ],
+)
+def test_rules_that_change_no_slot_of_the_run_are_not_in_the_name(rules: str) -> None:
+    """Two names of one map would be two folders of one run."""
+    words = ("model=tiny", "quant=linear_mxfp8")
+    assert name(*words, f"quant.rules=[{rules}]") == "linear_mxfp8"
+    effective = "{layers: [1], format: bf16}"
+    alone = name(*words, f"quant.rules=[{effective}]")
+    assert alone == name(*words, f"quant.rules=[{rules}, {effective}]") != "linear_mxfp8"
+
+
 def test_overridden_shipped_extra_scheme_loses_its_name() -> None:
     changed = name("quant=more/FA_full_hifp8", "quant/pv=hifp8")
     assert changed is not None
@@ -85,7 +102,7 @@ _EVALUATED = ["evaluate.only=true", "training.start_from=a@5", "capture=off"]
             ["quant=linear_mxfp4", "quant.rules=[{format: mxfp8, iterations: [11, null]}]"],
             r"linear_mxfp4",
         ),
-        (["quant=bf16", "quant.rules=[{format: bf16}]"], r"bf16~\w{6}"),
+        (["quant=bf16", "quant.rules=[{format: bf16}]"], "bf16"),
         (["quant=linear_mxfp4", "quant.rules=[{format: mxfp8}]"], r"linear_mxfp8~\w{6}"),
         (
             ["quant=linear_mxfp4", "quant.rules=[{format: mxfp8, layers: [0]}]"],

@@ -43,7 +43,8 @@ class Row:
     gap: Gap | None
     config: tuple[Difference, ...]
     precision: tuple[PrecisionChange, ...]
-    #: The label of an earlier row of another seed that has the same numbers, so that both are one run.
+    #: The label of an earlier row that has the same numbers under another seed, or under the same identity, so that
+    #: both are one run.
     same_as: str | None = None
 
     @property
@@ -111,7 +112,7 @@ def _row(labels: Sequence[str], sides: Sequence[Side], i: int) -> Row:
 
 
 def _with_repeats(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows, those that repeat an earlier one under another seed, or one not perturbed, with its label."""
+    """The rows, those that repeat an earlier one, or one not perturbed, with its label."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].is_perturbed)
     same_as: dict[int, str | None] = {}
     for i in order:
@@ -121,10 +122,13 @@ def _with_repeats(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def _is_same_run(row: Row, other: Row) -> bool:
-    """Whether two seeds of a scheme have the same losses, or the same gaps."""
+    """Whether two seeds of a scheme have equal losses or equal gaps, or two folders one identity and equal losses."""
     here, there = row.side, other.side
-    if here.scheme != there.scheme or (here.seed, here.chaos) == (there.seed, there.chaos):
+    if here.scheme != there.scheme:
         return False
+    if (here.seed, here.chaos) == (there.seed, there.chaos):
+        is_one = here.identity is not None and here.identity == there.identity
+        return is_one and here.codes == there.codes and _is_same_curve(here.losses, there.losses)
     if _is_same_curve(here.losses, there.losses):
         return True
     if row.gap is None or other.gap is None or max(map(abs, row.gap.gaps)) < _COMMON:

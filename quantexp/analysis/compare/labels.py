@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import relpath
 from typing import Any
 
 from quantexp.analysis.compare.leaves import distinguishing, leaves
@@ -26,7 +27,7 @@ def labels_of(sides: Sequence[Side]) -> list[str]:
     """The scheme of each run, with the options, model, data, code and seed that distinguish it from the others.
 
     Perturbed runs always show their number. Runs that differ in nothing that affects the results are told apart by
-    their folders' hashes.
+    their folders' hashes, and copies of a folder by where they lie.
     """
     options = _options(sides)
     parts = [
@@ -43,10 +44,15 @@ def labels_of(sides: Sequence[Side]) -> list[str]:
     ]
     shown = [i for i in range(7) if i < 3 or len({part[i] for part in parts}) > 1]
     labels = [" ".join(str(part[i]) for i in shown if part[i] is not None) for part in parts]
-    return [
-        f"{label} {side.run.root.name.rpartition('-')[2]}" if labels.count(label) > 1 else label
-        for label, side in zip(labels, sides, strict=True)
-    ]
+    by_hash = [f" {side.run.root.name.rpartition('-')[2]}" for side in sides]
+    by_folder = [f" in {relpath(side.run.root.parent)}" for side in sides]
+    for more in (by_hash, by_folder):
+        repeated = {label for label in labels if labels.count(label) > 1}
+        labels = [
+            label + words if label in repeated else label
+            for label, words in zip(labels, more, strict=True)
+        ]
+    return labels
 
 
 def _options(sides: Sequence[Side]) -> list[str | None]:

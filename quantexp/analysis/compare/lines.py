@@ -72,12 +72,12 @@ def band_of(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Band:
 
 
 def groups_of(rows: Sequence[Row]) -> list[list[int]]:
-    """Groups of indices of rows that differ only in the seed, which occurs once, or in what perturbed their weights."""
+    """Groups of indices of rows that differ only in the seed, once each but for copies, or in what perturbed them."""
     groups: list[list[int]] = []
     for i, row in enumerate(rows):
         for group in groups:
             seeds = {rows[j].side.seed for j in group}
-            is_new = row.is_perturbed or row.side.seed not in seeds
+            is_new = row.is_perturbed or row.side.seed not in seeds or row.same_as is not None
             if is_new and _is_repetition(row, rows[group[0]]):
                 group.append(i)
                 break

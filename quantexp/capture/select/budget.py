@@ -6,6 +6,7 @@ each tensor.
 
 from __future__ import annotations
 
+import os
 import shutil
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -144,14 +145,14 @@ def _captured_maps(
 
 
 def require_affordable(experiment: Experiment, root: Path) -> None:
-    """Refuse a run whose capture exceeds `capture.max_gb` or the free disk space.
+    """Refuse a run whose capture exceeds `capture.max_gb` or the free disk space, or cannot be written.
 
     Args:
         experiment: the experiment to run.
         root: the folder of its tensors unless `capture.dir` is set.
 
     Raises:
-        CaptureError: with the size, the limit and the remedy.
+        CaptureError: with the size and the limit, or the folder, and the remedy.
     """
     size, max_gb = price(experiment), experiment.capture.max_gb
     if max_gb is not None and size.num_bytes > max_gb * 1e9:
@@ -160,6 +161,13 @@ def require_affordable(experiment: Experiment, root: Path) -> None:
             f"allows {max_gb:g}; {_REMEDY}, or raise capture.max_gb"
         )
     folder, free = free_where(experiment, root)
+    if experiment.capture.dir and size.on_disk:
+        reason = "Permission denied" if folder.is_dir() else "Not a directory"
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise CaptureError(
+                f"captured tensors cannot be written to capture.dir={experiment.capture.dir}: {folder}: {reason}; "
+                "give another folder"
+            )
     if size.on_disk > free:
         raise CaptureError(
             f"the capture would take {size.on_disk / 1e9:.3g} GB with its lists, and {folder} has {free / 1e9:.3g} GB "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import fields
+from importlib.metadata import entry_points
 from urllib.parse import urlsplit
 
 from quantexp.errors import ConfigError
@@ -22,6 +23,19 @@ from quantexp.schema.limits import check_limits
 #: Addresses of MLflow without a scheme that are no folders, and the variable that lets it write into folders.
 _NO_FOLDERS = ("databricks", "databricks-uc", "uc")
 _ALLOWS_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
+#: The stores of MLflow, by scheme; packages add others by entry points of this group.
+_STORES = (
+    "databricks",
+    "databricks-uc",
+    "http",
+    "https",
+    "mssql",
+    "mysql",
+    "postgresql",
+    "sqlite",
+    "uc",
+)
+_MORE_STORES = "mlflow.tracking_store"
 
 
 def validate_tracking(tracking: TrackingConfig) -> None:
@@ -110,7 +124,7 @@ def check_installed(tracking: TrackingConfig) -> None:
 
 
 def check_store(tracking: TrackingConfig) -> None:
-    """Refuse a folder of files as MLflow's store, which MLflow refuses when the first run is uploaded.
+    """Refuse what MLflow refuses as its store when the first run is uploaded: a folder of files, an unknown scheme.
 
     Raises:
         ConfigError: with the address, and a store that MLflow takes.
@@ -119,12 +133,18 @@ def check_store(tracking: TrackingConfig) -> None:
     uri = mlflow.tracking_uri or os.environ.get(variable)
     if not mlflow.enabled or not uri or uri in _NO_FOLDERS:
         return
-    is_folder = urlsplit(uri).scheme in ("", "file")
-    if is_folder and os.environ.get(_ALLOWS_FOLDERS, "").lower() not in ("true", "1"):
-        key = "tracking.mlflow.tracking_uri" if mlflow.tracking_uri else variable
+    key = "tracking.mlflow.tracking_uri" if mlflow.tracking_uri else variable
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if scheme in ("", "file") and os.environ.get(_ALLOWS_FOLDERS, "").lower() not in ("true", "1"):
         raise ConfigError(
             f"{key} must be a server or a database, got {uri!r}: MLflow refuses to write into a folder of files; take "
             f"sqlite:///FOLDER/mlflow.db, or set {_ALLOWS_FOLDERS}=true"
+        )
+    known = {"", "file", *_STORES, *entry_points(group=_MORE_STORES).names}
+    if scheme not in known:
+        raise ConfigError(
+            f"{key} must be a server or a database, got {uri!r}: MLflow has no store of the kind {scheme!r}; take "
+            "https://SERVER, or sqlite:///FOLDER/mlflow.db"
         )
 
 

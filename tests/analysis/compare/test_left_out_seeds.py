@@ -210,3 +210,26 @@ def test_seeds_whose_gaps_are_the_same_are_one_run_unless_the_scheme_changes_not
         [verdict_on("A", "bf16", dict.fromkeys((1, 2, 3), 0.1), 3.0, (1, 1))], [None]
     )
     assert same.words == "cannot be told (all gaps are the same)"
+
+
+def test_copied_folders_count_once_and_raise_no_number_of_schemes(runs: Runs) -> None:
+    folders = design(runs, {"FA_mxfp8": [0.1, 0.11, 0.12]}, CHAOS)
+    backup = runs.root.with_name("backup")
+    shutil.copytree(runs.root, backup)
+    comparison = compared([*folders, *(RunDir(backup / run.root.name) for run in folders)])
+    verdicts = judge(comparison)
+    (verdict,) = verdicts.schemes
+    assert (verdict.seeds, len(verdict.left_out)) == ((1, 2, 3), 3)
+    assert (verdict.p_holm, verdict.words) == (verdict.p_value, "above bf16")
+    assert (verdicts.floors[0].num_chaos, verdicts.floors[0].num_seeds) == (2, 4)
+    assert len({row.label for row in comparison.rows}) == len(comparison.rows)
+    assert sum("they are the same run" in warning for warning in comparison.warnings) == 9
+
+
+def test_equal_losses_of_another_configuration_are_a_run_of_their_own(runs: Runs) -> None:
+    folders = design(runs, {"FA_mxfp8": [0.1, 0.11, 0.12]})
+    folders += [
+        runs.add("FA_mxfp8", curve(3 + seed + gap), seed=seed, iterations=20, weight_decay=0.2)
+        for seed, gap in zip(SEEDS, [0.1, 0.11, 0.12], strict=False)
+    ]
+    assert not any(row.same_as for row in compared(folders).rows)

@@ -43,6 +43,32 @@ def test_a_capture_over_its_budget_is_refused_before_it_starts(tiny: Tiny, tmp_p
     assert not list(tmp_path.glob("runs/*/config.yaml"))
 
 
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_capture_into_a_file_is_refused_and_leaves_no_run_folder(
+    tiny: Tiny, tmp_path: Path, folder: str
+) -> None:
+    from quantexp.launch.attempt import open_run
+
+    (tmp_path / "file").touch()
+    experiment = tiny(f"capture.dir={tmp_path / folder}")
+    words = (
+        f"captured tensors cannot be written to capture.dir={tmp_path / folder}: {tmp_path / 'file'}: Not a "
+        "directory; give another folder"
+    )
+    with pytest.raises(CaptureError) as refused, open_run(experiment, "cpu", ["test"]):
+        pass
+    assert str(refused.value) == words
+    assert not list(tmp_path.glob("runs/tiny*"))
+
+
+def test_a_capture_into_a_folder_without_permission_is_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda folder, mode: False)
+    with pytest.raises(CaptureError, match=rf"{tmp_path}: Permission denied; give another folder"):
+        require_affordable(tiny(f"capture.dir={tmp_path / 'new'}"), tmp_path)
+
+
 def test_a_capture_over_the_free_disk_is_refused(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,24 @@ def test_folder_of_files_is_no_store_of_mlflow(monkeypatch: pytest.MonkeyPatch, 
     check_store(TrackingConfig(mlflow=MlflowConfig(enabled=True)))
 
 
-@pytest.mark.parametrize("uri", ["https://a.b", "sqlite:///a.db", "databricks", "databricks://me"])
+@pytest.mark.parametrize(
+    ("uri", "kind"), [("ftp://a/b", "ftp"), ("s3://a/b", "s3"), ("mongodb+srv://a", "mongodb")]
+)
+def test_a_scheme_that_mlflow_does_not_know_is_refused(uri: str, kind: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_store(TrackingConfig(mlflow=MlflowConfig(enabled=True, tracking_uri=uri)))
+    assert str(caught.value) == (
+        f"tracking.mlflow.tracking_uri must be a server or a database, got {uri!r}: MLflow has no store of the kind "
+        f"{kind!r}; take https://SERVER, or sqlite:///FOLDER/mlflow.db"
+    )
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("https://a.b", "sqlite:///a.db", "databricks", "databricks://me"),
+        "postgresql+psycopg2://a/b",
+    ],
+)
 def test_server_or_database_is_a_store_of_mlflow(uri: str) -> None:
     check_store(TrackingConfig(mlflow=MlflowConfig(enabled=True, tracking_uri=uri)))

@@ -158,18 +158,29 @@ function fill(button, key, value, content, domain) {
   button.style.color = luminance(colour) > 0.179 ? "#000" : "#fff";
 }
 
-// The cells to look at first, as buttons that choose them.
+// The cells to look at first, as buttons that choose them: those that the measure's `least` and more parts from the
+// median, as in the picture. Nearer ones are in no order of merit.
 function showWorst(holder, key, found, choose) {
   const measure = MEASURES[key], sign = measure.worst === "low" ? 1 : -1;
-  const worst = found.filter(([value]) => value !== 0 || sign > 0).sort((a, b) => sign * (a[0] - b[0])).slice(0, 5);
+  const place = (value) => position(key, value) ?? -Infinity;
+  const ascending = found.map(([value]) => value).sort((a, b) => a - b);
+  const median = ascending[Math.floor(ascending.length / 2)];
+  const worst = found.filter(([value]) => sign * (place(median) - place(value)) > measure.least)
+    .sort((a, b) => sign * (a[0] - b[0])).slice(0, 5);
   holder.replaceChildren();
-  if (!worst.length) return;
+  if (!found.length) return;
+  holder.append(element("h3", {}, `${sign > 0 ? "Lowest" : "Highest"} ${measure.name}`));
+  if (!worst.length) {
+    const far = measure.log ? `more than ${2 ** measure.least} times` : `more than ${measure.least} ${measure.unit} ${sign > 0 ? "below" : "above"}`;
+    holder.append(element("p", {}, `none is ${far} the median, ${measure.text(median)} ${measure.unit}`.trimEnd()));
+    return;
+  }
   const list = element("ol", {});
-  for (const [value, place, button] of worst) {
-    const [row, layer] = place.split(" ").map(Number);
+  for (const [value, at, button] of worst) {
+    const [row, layer] = at.split(" ").map(Number);
     const link = element("button", { type: "button", class: "link" }, button.dataset.name);
     link.addEventListener("click", () => choose(row, layer));
     list.append(element("li", {}, link, ` ${measure.text(value)} ${measure.unit}`.trimEnd()));
   }
-  holder.append(element("h3", {}, `${measure.worst === "low" ? "Lowest" : "Highest"} ${measure.name}`), list);
+  holder.append(list);
 }
