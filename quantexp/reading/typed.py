@@ -79,7 +79,8 @@ def all_typed(values: list[dict[str, Any]], kind: type[_Kind]) -> list[_Kind]:
     Raises:
         WrongTypeError: as `typed`; it does not say which value is wrong.
     """
-    check, closer, seen = _check(kind), _closer_checks(kind), set()
+    check, seen = _check(kind), set()  # type: ignore[arg-type]
+    closer = _closer_checks(kind)  # type: ignore[arg-type]
     for value in values:
         shape = (*value, *map(type, value.values()))
         if shape not in seen:
