@@ -1,8 +1,9 @@
 """The process that draws a run and writes its report: a rank imports nothing of the figures.
 
-It is `python -m quantexp.analysis.after_run RUN_DIR DRAWING`. It starts with the first request, as torch and matplotlib
-take seconds to import, and serves all of them: a word on its standard input, a line of JSON on its standard output. It
-ends with the rank. Ctrl-C and SLURM's warning before the time limit do not reach it: the rank decides what these end.
+It is `python -m quantexp.analysis.after_run RUN_DIR DRAWING`, and serves requests: a word on its standard input, a line
+of JSON on its standard output. It imports torch and matplotlib first, which takes seconds. For a short run it starts
+with the rank and imports beside it; a long run saves the memory, and starts it with the first request. It ends with the
+rank. Ctrl-C and SLURM's warning before the time limit do not reach it: the rank decides what these end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from dataclasses import dataclass
 
 from quantexp.runs.outcome import by_signal
 from quantexp.runs.paths import RunDir
-from quantexp.schema import Experiment
+from quantexp.schema import AutoDraw, Experiment
+
+#: The most iterations of a short run.
+SHORT = 100
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,14 @@ class Drawing:
         threads = experiment.launcher.num_threads
         self._variables = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         self._process: subprocess.Popen[str] | None = None
+        is_drawn = experiment.analysis.drawing is not AutoDraw.nothing
+        self._starts_early = is_drawn and experiment.training.iterations <= SHORT
+
+    def prepare(self) -> None:
+        """Start the process of a short run, so that it has imported what it needs when it is asked."""
+        if self._starts_early:
+            with contextlib.suppress(OSError):  # `make` tries again, and tells the failure
+                self._process = self._started()
 
     def make(self, what: str) -> Failure | None:
         """Make `figures` or `report`; returns the failure."""

@@ -62,7 +62,7 @@ class WarmStart:
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]
     ) -> WarmRank | None:
-        """A rank with this command line, environment and open files, of which the first is its log; None: start it cold.
+        """A rank with this command line, environment and open files, the first its log; None if it must start cold.
 
         The first call starts the warm process.
         """
