@@ -2,10 +2,11 @@
 
 A slot of a sweep starts `python -m quantexp_launchers.local.warm` beside its first run, in that run's environment: the
 variables, the source snapshot, the cores. That run starts cold. Once the warm process has imported what a rank imports,
-each further run is a fork of it, which saves three seconds. A rank is the same process as a cold one otherwise: it has
-the same environment, command line, working directory, process group, log and signals, ends with its parent, and its
-crash ends nothing else. A run whose environment differs in anything but the names in `_OF_A_RUN` starts cold, and so do
-several ranks and runs on a machine with a GPU driver: CUDA does not survive a fork.
+each further run is a fork of it, and the process that draws it a fork of that; this saves five seconds. A rank is the
+same process as a cold one otherwise: it has the same environment, command line, working directory, process group, log
+and signals, ends with its parent, and its crash ends nothing else. A run whose environment differs in anything but the
+names in `_OF_A_RUN` starts cold, and so do several ranks and runs on a machine with a GPU driver: CUDA does not survive
+a fork.
 
 This is what `multiprocessing`'s forkserver does, with what that leaves no room for: its children would import from the
 search path of the command, not from the snapshot. The protocol, over a socket: the warm process sends a byte when it is
@@ -38,6 +39,7 @@ import psutil
 from quantexp.processes.with_parent import PARENT, end_with_parent, parent_from
 from quantexp.runs.device import has_driver
 from quantexp.runs.fencing import START
+from quantexp.training.drawing import fork_early
 
 WORKER = "quantexp.training.worker"
 #: Variables of which each run has its own value.
@@ -45,8 +47,11 @@ _OF_A_RUN = frozenset({START, PARENT})
 #: Bytes of a request, and of the command line of a rank.
 _MOST_BYTES, _ROOM = 1 << 20, 1 << 13
 _MOST_FDS = 8
-#: What a rank imports before it trains.
-_IMPORTS = (WORKER, "quantexp.training.megatron.trainer", "quantexp.training.saver")
+#: What a rank imports before it trains, and what the process imports that draws it.
+_IMPORTS = (
+    *(WORKER, "quantexp.training.megatron.trainer", "quantexp.training.saver"),
+    *("quantexp.analysis.quick.picture", "quantexp.analysis.report.write"),
+)
 _POLL_S = 0.05
 
 
@@ -237,6 +242,7 @@ class _Server:
             for number, handler in self._inherited.items():
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            fork_early(fds[1:], _show_as)
             code = import_module(WORKER).main(sys.argv[1:])
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
