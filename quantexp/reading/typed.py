@@ -71,39 +71,6 @@ def typed(value: Any, kind: type[_Kind]) -> _Kind:
     return converted
 
 
-def all_typed(values: list[dict[str, Any]], kind: type[_Kind]) -> list[_Kind]:
-    """`typed` of many values of one TypedDict, in place; keys and types that several have are checked once.
-
-    Fields whose check depends on more than a type (a `Rule`, an Enum, what a list holds) are checked in each value.
-
-    Raises:
-        WrongTypeError: as `typed`; it does not say which value is wrong.
-    """
-    check, seen = _check(kind), set()  # type: ignore[arg-type]
-    closer = _closer_checks(kind)  # type: ignore[arg-type]
-    for value in values:
-        shape = (*value, *map(type, value.values()))
-        if shape not in seen:
-            check(value)
-            seen.add(shape)
-            continue
-        for name, check_field in closer:
-            if name in value:
-                value[name] = check_field(value[name])
-    return typing.cast("list[_Kind]", values)
-
-
-@cache
-def _closer_checks(kind: Any) -> list[tuple[str, _Check]]:
-    """Those fields of a TypedDict whose checks depend on more than a value's type, with these checks."""
-    hints = [(name, _without_markers(hint)) for name, hint in _hints(kind).items()]
-    return [
-        (name, _check(hint))
-        for name, hint in hints
-        if not all(each in _PLAIN for each in typing.get_args(hint) or (hint,))
-    ]
-
-
 def check_known(value: Any, kind: type) -> None:
     """Check those keys of nested dicts that a dataclass has; an Enum may have any name.
 

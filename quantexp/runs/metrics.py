@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Required, TypedDict, cast
 from quantexp.errors import UnreadableError
 from quantexp.reading.files import open_file
 from quantexp.reading.json_files import flat_values, json_lines, lines_from, value_of
-from quantexp.reading.typed import Count, WrongTypeError, all_typed
+from quantexp.reading.typed import Count, WrongTypeError, typed
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Status
 
@@ -56,6 +56,10 @@ class MetricsLine(TypedDict, total=False):
     validation_loss: float | None
     perplexity: float | None
     time: str
+
+
+#: Its keys that a type alone does not check.
+_COUNTS = ("iteration", "tokens")
 
 
 def read_metrics(run: RunDir) -> list[dict[str, Any]]:
@@ -109,12 +113,26 @@ def _last_lines(run: RunDir) -> list[MetricsLine]:
 
 
 def _usual_lines(text: bytes) -> list[MetricsLine] | None:
-    """The values of whole lines without a fault; None if one has to be looked at closely."""
+    """The values of whole lines without a fault; None if one has to be looked at closely.
+
+    Lines with the keys and types of an earlier one are not checked again but for their counts.
+    """
     values = flat_values(text) if text.endswith(b"\n") else None
+    if values is None:
+        return None
+    shapes: set[tuple[object, ...]] = set()
     try:
-        return None if values is None else all_typed(values, MetricsLine)
+        for value in values:
+            shape = (*value, *map(type, value.values()))
+            if shape not in shapes:
+                typed(value, MetricsLine)
+                shapes.add(shape)
+        counts = [v for name in _COUNTS for value in values if (v := value.get(name)) is not None]
+        typed(min(counts), Count)
+        typed(max(counts), Count)
     except WrongTypeError:
         return None
+    return cast("list[MetricsLine]", values)
 
 
 def _refuse(error: UnreadableError) -> None:

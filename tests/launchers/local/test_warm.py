@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -80,6 +81,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 def printed(folder: Path) -> list[str]:
     return (folder / "log").read_text().splitlines()
+
+
+def is_printed(folder: Path, num_lines: int) -> bool:
+    return len(printed(folder)) == num_lines
 
 
 def until(is_true: Callable[[], object]) -> None:
@@ -162,7 +167,7 @@ def main(words):
 """
     for turn, number in enumerate((signal.SIGTERM, signal.SIGKILL), start=1):
         rank = start(code)
-        until(lambda expected=turn: len(printed(tmp_path)) == expected)
+        until(partial(is_printed, tmp_path, turn))
         server = psutil.Process(rank.pid).parent()
         assert server is not None
         server.send_signal(number)
