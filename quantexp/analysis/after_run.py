@@ -13,7 +13,8 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -142,6 +143,9 @@ def main(argv: Sequence[str]) -> None:
     run, drawing = RunDir(Path(argv[0])), AutoDraw(argv[1])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with suppress(Exception):  # the request that needs it meets it, and reports it
+        import_module("quantexp.analysis.quick.picture")
+        import_module("quantexp.analysis.report.write")
     for what in sys.stdin:
         failure = None
         try:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, BinaryIO, Required, TypedDict
+from typing import Any, BinaryIO, Required, TypedDict, cast
 
 from quantexp.errors import UnreadableError
 from quantexp.reading.files import open_file
-from quantexp.reading.json_files import json_lines, lines_from, value_of
-from quantexp.reading.typed import Count
+from quantexp.reading.json_files import flat_values, json_lines, lines_from, value_of
+from quantexp.reading.typed import Count, WrongTypeError, typed
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Status
 
@@ -60,6 +60,10 @@ class MetricsLine(TypedDict, total=False):
     time: str
 
 
+#: Its keys that a type alone does not check.
+_COUNTS = ("iteration", "tokens")
+
+
 def read_metrics(run: RunDir) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is None.
 
@@ -96,31 +100,59 @@ def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
         UnreadableError: names a wrong line among them.
     """
     try:
-        recent = [dict(line) for line in _last_lines(run)] or read_metrics(run)
+        recent = cast("list[dict[str, Any]]", _last_lines(run)) or read_metrics(run)
     except UnreadableError:
         read_metrics(run)  # counts the lines from the file's start
         raise
     for metrics in recent:
         for name in ALWAYS_MEASURED:
-            metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
+            if metrics.get(name) is None:
+                metrics[name] = math.nan
     return recent
 
 
-def _last_lines(run: RunDir) -> Iterator[MetricsLine]:
+def _last_lines(run: RunDir) -> list[MetricsLine]:
     """The lines in the last `TAIL_BYTES` of metrics.jsonl, without the one that begins before them."""
+    file = run.metrics
     try:
-        stream = open_file(run.metrics)
+        stream = open_file(file)
     except FileNotFoundError:
-        return
+        return []
     with stream:
         start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
         stream.seek(start)
-        lines = lines_from(stream, run.metrics, _refuse)
         if start:
-            next(lines, None)
-        for line in lines:
-            if (value := value_of(line, run.metrics, MetricsLine, _refuse)) is not None:
-                yield value
+            stream.readline()
+        start = stream.tell()
+        if (usual := _usual_lines(stream.read(TAIL_BYTES))) is not None:
+            return usual
+        stream.seek(start)
+        lines = lines_from(stream, file, _refuse)
+        values = (value_of(line, file, MetricsLine, _refuse) for line in lines)
+        return [value for value in values if value is not None]
+
+
+def _usual_lines(text: bytes) -> list[MetricsLine] | None:
+    """The values of whole lines without a fault; None if one has to be looked at closely.
+
+    Lines with the keys and types of an earlier one are not checked again but for their counts.
+    """
+    values = flat_values(text) if text.endswith(b"\n") else None
+    if values is None:
+        return None
+    shapes: set[tuple[object, ...]] = set()
+    try:
+        for value in values:
+            shape = (*value, *map(type, value.values()))
+            if shape not in shapes:
+                typed(value, MetricsLine)
+                shapes.add(shape)
+        counts = [v for name in _COUNTS for value in values if (v := value.get(name)) is not None]
+        typed(min(counts), Count)
+        typed(max(counts), Count)
+    except WrongTypeError:
+        return None
+    return cast("list[MetricsLine]", values)
 
 
 def _refuse(error: UnreadableError) -> None:
@@ -232,7 +264,7 @@ def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
 
 def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     values = [line.get(key) for line in lines]
-    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    return [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
 
 
 def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -208,6 +208,8 @@ class Worker:
         self.context.status.state = State.RUNNING
         self.context.status.current_iteration = self.context.status.micro_batch = None
         self.context.set_phase(Phase.IMPORTING)
+        if self.context.rank.leads:
+            self._drawing.prepare()
         self._record(RankRecord(os.getpid()))
         if self.context.tracking is not None:
             self.context.tracking.start(self.context.status.created)

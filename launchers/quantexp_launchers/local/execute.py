@@ -29,6 +29,7 @@ from quantexp.schema import Experiment
 from quantexp.terminal.console import complain
 from quantexp_launchers.local import processes
 from quantexp_launchers.local.slots import make_slots
+from quantexp_launchers.local.warm import WarmStart
 
 
 def run_alone(experiment: Experiment, console: Console) -> int:
@@ -85,6 +86,7 @@ def carry_out(
     on_poll: Callable[[], None],
     variables: Mapping[str, str] | None = None,
     on_stop: Callable[[float], None] = lambda _: None,
+    warm: WarmStart | None = None,
 ) -> None:
     """Run a prepared attempt to its end and record its outcome in the folder.
 
@@ -97,6 +99,7 @@ def carry_out(
         on_poll: called several times a second.
         variables: environment variables of the workers, added to this process's environment.
         on_stop: called after an interrupt with the grace period of the workers, in seconds.
+        warm: starts the worker, if it can.
     """
     launcher = experiment.launcher
     start = {} if folder.claim is None else {START: folder.claim}
@@ -108,6 +111,7 @@ def carry_out(
             {**environment(folder.snapshot), **start, **(variables or {})},
             keep_open=(lock,),
             on_stop=on_stop,
+            warm=warm,
         )
         record: Callable[[], None] = partial(record_exit, folder.run, launcher.num_processes, code)
     except KeyboardInterrupt:

@@ -31,6 +31,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import ENDED_SILENTLY, RANK_MAY_WAIT, RENDEZVOUS, record_silent_end
 from quantexp.runs.status import now, read_status
 from quantexp.schema import LauncherConfig
+from quantexp_launchers.local.warm import WarmRank, WarmStart
 
 #: Makes a worker end when its parent process ends for any reason.
 WITH_PARENT = "--with-parent"
@@ -67,6 +68,7 @@ def run_workers(
     variables: Mapping[str, str],
     keep_open: tuple[int, ...] = (),
     on_stop: Callable[[float], None] = _nothing,
+    warm: WarmStart | None = None,
 ) -> int:
     """Run the workers of a prepared run to their end; no process that torchrun started outlives this call.
 
@@ -77,6 +79,7 @@ def run_workers(
         variables: environment variables of the workers, added to this process's environment.
         keep_open: file descriptors the workers inherit, so that they keep the folder's lock if this process dies.
         on_stop: called with the grace period in seconds when an exception of `on_poll` ends the workers.
+        warm: starts the worker of a run with one process, if it can.
 
     Returns:
         The exit code of the worker or of torchrun; 1 if ranks had to be ended that should have ended by themselves.
@@ -87,14 +90,16 @@ def run_workers(
     alone = launcher.num_processes == 1
     run.rendezvous.unlink(missing_ok=True)  # of a start that was killed
     with (run.rank_log(0) if alone else run.torchrun_log).open("ab") as stream:
-        process = subprocess.Popen(
-            _words(run, launcher),
+        words, environment = _words(run, launcher), _environment(run, launcher, variables)
+        rank = warm.start(words, environment, (stream.fileno(), *keep_open)) if warm else None
+        process: subprocess.Popen[bytes] | WarmRank = rank or subprocess.Popen(
+            words,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             pass_fds=keep_open,
             start_new_session=not alone,
-            env=_environment(run, launcher, variables),
+            env=environment,
         )
     watch = RunWatch(run, launcher, process.pid)
     say_so: Callable[[float], None] = _nothing
@@ -156,7 +161,7 @@ def _kill(processes: set[psutil.Process]) -> None:
 
 
 def _stop(
-    process: subprocess.Popen[bytes],
+    process: subprocess.Popen[bytes] | WarmRank,
     on_poll: Callable[[], object],
     on_stop: Callable[[float], None],
     below: Iterable[psutil.Process] = (),

@@ -26,6 +26,7 @@ from quantexp_launchers.local.execute import carry_out
 from quantexp_launchers.local.slots import Slot
 from quantexp_launchers.local.stop import Stop
 from quantexp_launchers.local.sweep import Item, Place, Sweep
+from quantexp_launchers.local.warm import WarmStart
 
 #: Seconds between two updates of the main loop.
 TICK_S = 0.2
@@ -41,12 +42,17 @@ class Queue:
     def __init__(self, sweep: Sweep, slots: Sequence[Slot], stop: Stop, display: Display) -> None:
         self.sweep, self.stop, self.display = sweep, stop, display
         self.free = list(slots)
+        waiting = sum(item.place is not Place.DONE for item in sweep.items)
+        #: Of a slot that executes several runs.
+        self.warm = {slot: WarmStart() for slot in slots if waiting > len(slots)}
         self.running: dict[Future[Outcome | None], tuple[Item, Slot]] = {}
         self._looked_at = 0.0
 
     def work(self) -> None:
         """Execute until every run is done, or until a stop was requested and no run is running."""
-        with ThreadPoolExecutor(len(self.free)) as pool:
+        with contextlib.ExitStack() as last, ThreadPoolExecutor(len(self.free)) as pool:
+            for warm in self.warm.values():
+                last.callback(warm.close)
             try:
                 while self._has_work():
                     if not self.stop.requested:
@@ -112,7 +118,8 @@ class Queue:
                 if self.stop.requested:
                     return None
                 assert lock is not None
-                carry_out(experiment, folder, lock, watch, slot.variables(experiment.launcher))
+                variables, warm = slot.variables(experiment.launcher), self.warm.get(slot)
+                carry_out(experiment, folder, lock, watch, variables, warm=warm)
                 self._record_cancellation(item)
             return outcome(experiment, folder.run, folder.skipped, folder.elsewhere)
 

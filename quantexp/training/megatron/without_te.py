@@ -10,7 +10,8 @@ Without Transformer Engine, Megatron-Core's latent attention and mixture of expe
 
 Megatron decorates some fused functions with `torch.compile`, which loads 800 modules of the compiler at once: half of
 the time that importing Megatron takes. `import_megatron()` has such a function compiled when it is first called, and
-quantexp's models call none.
+quantexp's models call none. It also hides the client of W&B, which Megatron's inference would import: a fifth of the
+rest. quantexp's tracker imports it where it is asked for.
 """
 
 from __future__ import annotations
@@ -116,9 +117,29 @@ def compiling_on_first_call() -> Iterator[None]:
         torch.compile = compile_now
 
 
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """A package that was not imported before cannot be imported inside."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+#: The warnings of an import before a rank began; the rank shows them when it imports, so that they are in its log.
+EARLY: list[warnings.WarningMessage] = []
+
+
 def import_megatron() -> None:
     """Import Megatron, without a broken Transformer Engine; call it before any other module imports Megatron."""
+    while EARLY:
+        early = EARLY.pop(0)
+        warnings.showwarning(early.message, early.category, early.filename, early.lineno)
     hide_broken_te()
-    with compiling_on_first_call():
+    with compiling_on_first_call(), hidden("wandb"):
         import megatron.core.models.gpt.gpt_layer_specs
         import megatron.core.optimizer  # noqa: F401

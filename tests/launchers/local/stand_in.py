@@ -70,6 +70,7 @@ class Workers:
         lock: int,
         on_poll: Callable[[], None],
         variables: Mapping[str, str],
+        warm: object = None,
     ) -> None:
         seed = experiment.training.seed
         with self.lock:
