@@ -27,6 +27,7 @@ from quantexp.formats import (
     hadamard,
     quantise,
     quantise_both,
+    quantise_transformed,
     saturated,
     scales_of,
 )
@@ -37,7 +38,7 @@ from quantexp.quant.product_context import ProductContext, product_context, show
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
 from quantexp.quant.step_state import Piece, current_state
-from quantexp.quant.whole_amax import transformed, whole_amax
+from quantexp.quant.whole_amax import transform_of, transformed, whole_amax
 
 
 @dataclass(frozen=True)
@@ -211,14 +212,17 @@ def quantise_operand(
     if not spec.needs_step_state:
         return quantise(x, spec, axis=axis, amax=amax, out=out)
     state = current_state()
+    draw = state.draw(spec)
+    pieces = state.pieces(spec, x.shape) if pieces is None else pieces
+    place = pieces[0][1] if pieces else None
+    transform = transform_of(spec, x.device)
+    if transform is not None and len(pieces) < 2 and spec.scaling is not Scaling.DELAYED:
+        return quantise_transformed(x, spec, transform, axis=axis, amax=amax, place=place, **draw)
     v = transformed(x, spec, axis)
     if spec.scaling is Scaling.DELAYED:
         observed = state.amax_for(spec, v)
         amax = observed if amax is None else amax
-    draw = state.draw(spec)
-    pieces = state.pieces(spec, v.shape) if pieces is None else pieces
     if len(pieces) < 2:
-        place = pieces[0][1] if pieces else None
         return quantise(v, spec, axis=axis, amax=amax, place=place, **draw).to(x.dtype)
     result = torch.empty_like(x)
     for indices, at in pieces:
