@@ -31,6 +31,7 @@ from quantexp.formats import (
     saturated,
     scales_of,
 )
+from quantexp.formats.torch_internals import beside_modes
 from quantexp.quant.hooks import Layout, call_operand_hooks, same_layout
 from quantexp.quant.parts import every_pair, take_part
 from quantexp.quant.precision import ModuleId, ModulePrecision
@@ -183,6 +184,7 @@ def multiply(context: ProductContext, a: Tensor, b: Tensor, scale: float = 1.0) 
         return torch.baddbmm(unused, a, b, beta=0.0, alpha=scale)
 
 
+@beside_modes
 def quantise_operand(
     x: Tensor,
     spec: QuantSpec,
@@ -231,6 +233,7 @@ def quantise_operand(
     return result
 
 
+@beside_modes
 def quantise_pair(
     x: Tensor,
     first: QuantSpec,
