@@ -89,10 +89,10 @@ INLINE void find_largest_of_panel(job *j, enum dtype dtype, int64_t unit) {
   raise_to(j, most);
 }
 
-INLINE void panels(const job *j, enum dtype dtype, enum how how, int64_t unit) {
+INLINE void panels(const job *j, enum dtype dtype, int how, int64_t unit) {
   const patch p = patch_of(j, unit);
 #if LANES > 4
-  if (dtype == BF16 && how == INVERSE && j->g->in_integers && !j->hadamard && panel_bits(j, &p)) return;
+  if (dtype == BF16 && how == EXACT && j->g->in_integers && panel_bits(j, &p)) return;
 #endif
   round_panel(j, dtype, how, &p);
 }
@@ -112,9 +112,12 @@ INLINE void panels(const job *j, enum dtype dtype, enum how how, int64_t unit) {
       call;                                 \
     }                                       \
   }
-UNIT(multiplied, panels(j, D, INVERSE, unit))
+UNIT(multiplied, panels(j, D, MULTIPLIED, unit))
+UNIT(exact, panels(j, D, EXACT, unit))
 UNIT(divided, panels(j, D, DIVIDED, unit))
 UNIT(drawn, panels(j, D, RANDOM, unit))
+UNIT(drawn_and_divided, panels(j, D, RANDOM | DIVIDED, unit))
+UNIT(any, panels(j, D, ANY, unit))
 UNIT(fp8, flat(j, D, 0, 0, unit))
 UNIT(fp8_by_power, flat(j, D, 0, 1, unit))
 UNIT(hif8, flat(j, D, 1, 0, unit))
@@ -164,6 +167,15 @@ static void share_panels(job *j, int64_t threads) {
   share(j, j->outer * parts_of(j->extent, depth) * per_row, depth * columns, threads);
 }
 
+static void (*work_in_blocks(const job *j))(void *, int64_t) {
+  const grid *g = j->g;
+  int is_usual = g->kind != CONSTANT && g->lowest == g->max && g->has_negative_zero && (g->is_random || g->pre_scale == 1);
+  if (!is_usual) return any;
+  if (g->is_random) return g->is_divided ? drawn_and_divided : drawn;
+  if (g->is_divided) return divided;
+  return j->hadamard || g->mantissa_bits > 7 ? multiplied : exact; /* bfloat16 has 7 bits */
+}
+
 /* No extent of a job may be 0. Without blocks, and to nearest, `tall` is 0. */
 void quantise(job *j, int64_t threads) {
   static void (*const flat_work[2][2])(void *, int64_t) = {{fp8, fp8_by_power}, {hif8, hif8_by_power}};
@@ -172,7 +184,7 @@ void quantise(job *j, int64_t threads) {
     j->work = flat_work[j->g->family - 1][j->g->is_power];
     share(j, parts_of(j->inner, SHARE), SHARE, threads);
   } else {
-    j->work = j->is_random ? drawn : j->g->is_divided ? divided : multiplied;
+    j->work = work_in_blocks(j);
     share_panels(j, threads);
   }
 }

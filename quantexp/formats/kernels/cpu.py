@@ -77,6 +77,7 @@ class _Grid(ctypes.Structure):
         ("scale_min", ctypes.c_float),
         ("scale_max", ctypes.c_float),
         ("tensor_first", ctypes.c_int32),
+        ("is_random", ctypes.c_int32),
         ("in_integers", ctypes.c_int32),
     )
 
@@ -98,7 +99,6 @@ class _Job(ctypes.Structure):
         ("is_down", ctypes.c_int64),
         ("is_left", ctypes.c_int64),
         ("signs", ctypes.c_void_p),
-        ("is_random", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("offset", ctypes.c_uint64),
         ("starts", ctypes.c_void_p),
@@ -299,7 +299,8 @@ def _job(
     job.hadamard, job.is_down, job.is_left = transform.block, is_down, transform.left
     signs = transform.signs
     if signs is not None:
-        signs = signs.repeat(max(1, _LEAST_SIGNS // transform.block)).contiguous()
+        repeats = _LEAST_SIGNS // transform.block
+        signs = signs.repeat(repeats) if repeats > 1 else signs.contiguous()
         job.signs = address(signs, signs.numel(), torch.float32)
     return job, signs
 
@@ -313,7 +314,7 @@ def _write(
     job.y, job.grid = address(y, x.numel(), x.dtype), ctypes.pointer(grid)
     starts = None
     if draw is not None:
-        job.is_random, job.seed, job.offset = True, draw.seed, draw.offset
+        job.seed, job.offset = draw.seed, draw.offset
         if draw.place is not None:
             starts, job.length = draw.place.row_starts(x.shape, x.device), x.shape[-1]
             job.starts = address(starts, starts.numel(), torch.int64)
@@ -343,6 +344,7 @@ def _grid(spec: QuantSpec, scale: float) -> _Grid:
         kind=_CONSTANT,
         is_divided=not family,
         tensor_first=fmt.family is Family.GRID,
+        is_random=spec.rounding is Rounding.STOCHASTIC,
     )
     if fmt.family is Family.MX:
         _set_powers(grid, element, spec.scale_rule)

@@ -4,13 +4,14 @@
 
 /* The usual size of an MX block, for which the compiler unrolls. */
 #define BLOCK 32
-/* Elements of a panel: the most, and how many there are if blocks allow it. Columns of a panel: the most of one row, how
+/* Elements of a panel: the most, and how many there are if blocks allow it and no numbers are drawn for its rows. Columns of a panel: the most of one row, how
    many of one row, and of several, if blocks allow it. `quantexp.formats.table` refuses blocks that do not fit. */
 #define PANEL 16384
 #define USUAL 8192
 #define WIDEST 8192
 #define LONG 2048
 #define COLUMNS 256
+#define LEAST 32
 /* Blocks along memory whose scales are computed before their elements. */
 #define GROUP 16
 /* Approximate number of elements that a thread takes at a time. */
@@ -55,8 +56,8 @@ typedef struct {
   int32_t scale_mantissa_bits, scale_emin;
   float scale_min, scale_max;
   int32_t tensor_first;
-  /* Whether bfloat16 may be rounded in 16-bit integers. */
-  int32_t in_integers;
+  /* Stochastic rounding. Whether bfloat16 may be rounded in 16-bit integers. */
+  int32_t is_random, in_integers;
 } grid;
 
 /* Work on [outer, extent, inner], in blocks of `tall` elements down the extent and `wide` along the last `width` of
@@ -70,9 +71,8 @@ typedef struct {
      left operand; random signs of a block, repeated to at least 16, or none. */
   int64_t hadamard, is_down, is_left;
   const float *signs;
-  /* Stochastic rounding: whether it is, seed and offset; the position of the first element of each of the last `length`
-     elements, none if they follow each other. */
-  int64_t is_random;
+  /* Stochastic rounding: seed and offset; the position of the first element of each of the last `length` elements, none
+     if they follow each other. */
   uint64_t seed, offset;
   const int64_t *starts;
   int64_t length;
@@ -97,7 +97,8 @@ INLINE int64_t common(int64_t a, int64_t b) {
 INLINE int64_t depth_of(const job *j) { return j->hadamard && j->is_down ? common(j->tall, j->hadamard) : j->tall; }
 INLINE int64_t columns_of(const job *j) {
   int64_t grain = j->rows ? j->tall : j->hadamard && !j->is_down ? common(j->wide, j->hadamard) : j->wide;
-  int64_t depth = depth_of(j), usual = depth == 1 ? LONG : least(COLUMNS, USUAL / depth);
+  int64_t depth = depth_of(j), most = j->g && j->g->is_random ? PANEL : USUAL;
+  int64_t fitting = most / depth / LEAST * LEAST, usual = depth == 1 ? LONG : least(COLUMNS, fitting ? fitting : LEAST);
   return usual < grain ? grain : usual / grain * grain;
 }
 

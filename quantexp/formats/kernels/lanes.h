@@ -47,8 +47,11 @@ INLINE words magnitude(floats v) { return (words)v & MAGNITUDE; }
 INLINE words where(words mask, words a, words b) { return (a & mask) | (b & ~mask); }
 
 /* at_most: the smaller of v and a bound; NaN if v is NaN.
-   looked_up: a lookup in a table of LANES; every index is below that.
-   whole: integers below 2^24 as floats. */
+   looked_up: a lookup in a table of 16, of which the first 8 are used; every index is below 8.
+   swapped: the element `h` lanes away, for the powers of two below LANES.
+   whole: integers below 2^24 as floats.
+   floored: v >= 0, below 2^23, rounded down.
+   one_more: v + 1 where a >= b. */
 #if LANES == 16
 INLINE words larger(words a, words b) { return (words)_mm512_max_epu32((__m512i)a, (__m512i)b); }
 INLINE words lesser(words a, words b) { return (words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
@@ -73,7 +76,17 @@ INLINE words upper_halves(words a, words b) {
                                    33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   return (words)_mm512_permutex2var_epi16((__m512i)a, _mm512_loadu_si512(odd), (__m512i)b);
 }
+INLINE floats swapped(floats v, int h) {
+  if (h == 1) return (floats)_mm512_permute_ps((__m512)v, 0xb1);
+  if (h == 2) return (floats)_mm512_permute_ps((__m512)v, 0x4e);
+  if (h == 4) return (floats)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0xb1);
+  return (floats)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4e);
+}
 INLINE floats whole(words v) { return (floats)_mm512_cvtepi32_ps((__m512i)v); }
+INLINE floats floored(floats v) { return (floats)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+INLINE floats one_more(floats v, floats a, floats b) {
+  return (floats)_mm512_mask_add_ps((__m512)v, _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ), (__m512)v, _mm512_set1_ps(1));
+}
 INLINE void stream(void *y, words v) { _mm512_stream_si512(y, (__m512i)v); }
 #elif LANES == 8
 INLINE words larger(words a, words b) { return (words)_mm256_max_epu32((__m256i)a, (__m256i)b); }
@@ -102,7 +115,14 @@ INLINE words upper_halves(words a, words b) {
   __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32((__m256i)a, 16), _mm256_srli_epi32((__m256i)b, 16));
   return (words)_mm256_permute4x64_epi64(packed, 0xd8);
 }
+INLINE floats swapped(floats v, int h) {
+  if (h == 1) return (floats)_mm256_permute_ps((__m256)v, 0xb1);
+  if (h == 2) return (floats)_mm256_permute_ps((__m256)v, 0x4e);
+  return (floats)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1);
+}
 INLINE floats whole(words v) { return (floats)_mm256_cvtepi32_ps((__m256i)v); }
+INLINE floats floored(floats v) { return (floats)_mm256_floor_ps((__m256)v); }
+INLINE floats one_more(floats v, floats a, floats b) { return v + (floats)((words)(a >= b) & ONE); }
 INLINE void stream(void *y, words v) { _mm256_stream_si256(y, (__m256i)v); }
 #else
 INLINE words larger(words a, words b) { return where((words)(a > b), a, b); }
@@ -113,15 +133,21 @@ INLINE uint32_t largest_lane(words v) {
   for (int k = 0; k < LANES; k++) most = v[k] > most ? v[k] : most;
   return most;
 }
-INLINE words looked_up(words table, words at) {
-  for (int k = 0; k < LANES; k++) at[k] = table[at[k]];
-  return at;
+INLINE floats swapped(floats v, int h) {
+  floats w;
+  for (int k = 0; k < LANES; k++) w[k] = v[k ^ h];
+  return w;
 }
 INLINE floats whole(words v) {
   floats f;
   for (int k = 0; k < LANES; k++) f[k] = (float)(int32_t)v[k];
   return f;
 }
+INLINE floats floored(floats v) {
+  floats nearest = (v + 0x1p23f) - 0x1p23f;
+  return nearest - (floats)((words)(nearest > v) & ONE);
+}
+INLINE floats one_more(floats v, floats a, floats b) { return v + (floats)((words)(a >= b) & ONE); }
 INLINE pair from_bf16(const void *x) {
   uint16_t h[PAIR];
   memcpy(h, x, sizeof h);

@@ -49,7 +49,7 @@ INLINE halves rounded_bits(halves x, halves zero, const bits_grid *g) {
 static __attribute__((noinline)) void round_row(const job *j, void *y, int64_t at, int64_t n, int64_t block) {
   job own = *j;
   own.y = y, own.rows = 0, own.tall = 1, own.wide = block;
-  round_panel(&own, BF16, INVERSE, &(patch){at, 1, n});
+  round_panel(&own, BF16, EXACT, &(patch){at, 1, n});
 }
 
 /* Blocks of n elements, at most GROUP. All amaxes come first, so that no rounding waits for its block's amax. */

@@ -4,8 +4,9 @@
 
 #include "job.h"
 
-/* How elements are scaled and rounded: multiplied by the inverse of a power of two, divided, or at random. */
-enum how { INVERSE, DIVIDED, RANDOM };
+/* How elements are rounded. Multiplied by the inverse of a power of two to nearest, or one of: the results are exact in
+   bfloat16; divided; at random; and any grid, also one whose ends are not alike, or without blocks. */
+enum how { MULTIPLIED = 0, EXACT = 1, DIVIDED = 2, RANDOM = 4, ANY = 8 };
 
 /* The scales of blocks from the bits of their amax, NaN for a block with NaN or Inf, and the inverses of powers of two. */
 INLINE floats powers_of(words ratio, const grid *g, words *is_nan) {
@@ -70,40 +71,37 @@ INLINE words magic_of(words binade) {
 }
 
 /* v >= 0, rounded up if its part beyond the multiple of the spacing below, in 2^-24, exceeds its random number. */
-INLINE floats at_random(floats v, floats number, const grid *g) {
+INLINE floats at_random(floats v, floats number, const grid *g, int how) {
   words step = binade_of((words)v, g->emin);
-  if (g->family == HIF8) {
+  if (how == ANY && g->family == HIF8) {
     step = lesser(step, all((uint32_t)(BIAS + g->emax) << MANTISSA_BITS));
     step = magic_of(step) - (MANTISSA_BITS << MANTISSA_BITS) - (1u << (MANTISSA_BITS - 1));
   } else
     step -= (uint32_t)g->mantissa_bits << MANTISSA_BITS;
-  floats multiples = v * (floats)(all((uint32_t)(2 * BIAS) << MANTISSA_BITS) - step), magic = every(0x1p23f);
-  floats below = (multiples + magic) - magic;
-  below -= (floats)((words)(below > multiples) & ONE);
-  floats beyond = (multiples - below) * 0x1p24f;
-  below += (floats)((words)(beyond >= number + 1) & ONE);
-  return below * (floats)step;
+  floats multiples = v * (floats)(all((uint32_t)(2 * BIAS) << MANTISSA_BITS) - step), below = floored(multiples);
+  return one_more(below, (multiples - below) * 0x1p24f, number + 1) * (floats)step;
 }
 
-INLINE floats on_element(floats x, floats inverse, floats factor, floats number, const grid *g, enum how how) {
+INLINE floats on_element(floats x, floats inverse, floats factor, floats number, const grid *g, int how) {
+  int is_any = how == ANY, is_random = is_any ? g->is_random : how & RANDOM;
   words sign = (words)x & SIGN;
-  floats v = (floats)magnitude(x), most = every(g->beyond ? 2 * g->max : g->max);
-  v = how == DIVIDED || (how == RANDOM && g->is_divided) ? v / factor : v * inverse;
-  if (g->pre_scale != 1) v *= g->pre_scale;
-  if (g->lowest != g->max) most = (floats)where((words)((ints)sign < 0), (words)every(g->lowest), (words)most);
+  floats v = (floats)magnitude(x), most = every(is_any && g->beyond ? 2 * g->max : g->max);
+  v = (is_any ? g->is_divided : how & DIVIDED) ? v / factor : v * inverse;
+  if (is_any || is_random) v *= g->pre_scale;
+  if (is_any && g->lowest != g->max) most = (floats)where((words)((ints)sign < 0), (words)every(g->lowest), (words)most);
   v = at_most(v, most);
-  v = (floats)((words)(how == RANDOM ? at_random(v, number, g) : rounded(v, g)) | sign);
-  if (!g->has_negative_zero) v += 0.0f;
-  if (how != RANDOM || !g->family) return v * factor;
+  v = (floats)((words)(is_random ? at_random(v, number, g, how) : rounded(v, g)) | sign);
+  if (is_any && !g->has_negative_zero) v += 0.0f;
+  if (!is_any || !g->family) return v * factor;
   words over = (words)((floats)magnitude(v) > every(g->max));
   if (g->beyond) v = (floats)where(over, sign | g->beyond, (words)v);
   return v / factor;
 }
 
 /* v and the element `h` lanes away: their sum, or difference where the element comes first. */
-INLINE floats crossed(floats v, words lane, uint32_t h) {
-  words minus = (words)((lane & h) != 0) & SIGN;
-  return (floats)looked_up((words)v, lane ^ h) + (floats)((words)v ^ minus);
+INLINE floats crossed(floats v, words lane, int h) {
+  words minus = (words)((lane & (uint32_t)h) != 0) & SIGN;
+  return swapped(v, h) + (floats)((words)v ^ minus);
 }
 
 /* The remaining steps of a transform of `size` rows of n elements, `pitch` apart; the results are multiplied. */
@@ -153,7 +151,9 @@ INLINE void transform_row(float *v, int64_t size, float factor) {
   floats c = every(size == LANES ? factor : 1);
   for (int64_t k = 0; k < size; k += LANES) {
     floats part = floats_at(v + k);
-    for (uint32_t h = 1; h < LANES; h *= 2) part = crossed(part, lane, h);
+    part = crossed(crossed(part, lane, 1), lane, 2);
+    if (LANES > 4) part = crossed(part, lane, 4);
+    if (LANES > 8) part = crossed(part, lane, 8);
     part *= c;
     memcpy(v + k, &part, sizeof part);
   }
@@ -167,13 +167,6 @@ INLINE int64_t size_of(int64_t block, int64_t n) {
 }
 
 static __attribute__((noinline)) void transform(const job *j, float *v, int64_t rows, int64_t columns, int64_t pitch) {
-  int64_t period = j->hadamard < 16 ? 16 : j->hadamard;
-  for (int64_t r = 0; r < rows && j->signs; r++)
-    for (int64_t k = 0; k < pitch; k += LANES) {
-      floats sign = j->is_down ? every(j->signs[r % period]) : floats_at(j->signs + k % period);
-      floats signed_v = floats_at(v + r * pitch + k) * sign;
-      memcpy(v + r * pitch + k, &signed_v, sizeof signed_v);
-    }
   int64_t extent = j->is_down ? rows : columns;
   for (int64_t first = 0, size = 0; first < extent; first += size) {
     size = size_of(j->hadamard, extent - first);
@@ -185,16 +178,27 @@ static __attribute__((noinline)) void transform(const job *j, float *v, int64_t 
   }
 }
 
-/* Reads a panel, and transforms it; rows are filled with zeros up to `pitch`. */
-INLINE void read_panel(const job *j, enum dtype dtype, const patch *p, float *v, int64_t pitch) {
+/* Reads a panel; rows are filled with zeros up to `pitch`. Signs are those of a transform. */
+INLINE void read_rows(const job *j, enum dtype dtype, const patch *p, float *v, int64_t pitch, int is_signed) {
+  int64_t last = (j->hadamard < 16 ? 16 : j->hadamard) - 1;
   for (int64_t r = 0; r < p->depth; r++) {
-    int64_t at = p->start + r * j->inner, ahead = ahead_of(j, p, r);
+    int64_t at = p->start + r * j->inner, ahead = p->depth > 1 ? ahead_of(j, p, r) : p->wide;
     for (int64_t k = 0; k < p->wide; k += PAIR) {
-      fetch(j->x, dtype, at + k + (p->depth > 1 ? ahead : p->wide));
+      fetch(j->x, dtype, at + k + ahead);
       pair both = load_some(j->x, dtype, at + k, p->wide - k);
+      if (is_signed && j->is_down) both.a *= j->signs[r & last], both.b *= j->signs[r & last];
+      if (is_signed && !j->is_down)
+        both.a *= floats_at(j->signs + (k & last)), both.b *= floats_at(j->signs + ((k + LANES) & last));
       memcpy(v + r * pitch + k, &both, sizeof both);
     }
   }
+}
+
+INLINE void read_panel(const job *j, enum dtype dtype, const patch *p, float *v, int64_t pitch) {
+  if (j->signs)
+    read_rows(j, dtype, p, v, pitch, 1);
+  else
+    read_rows(j, dtype, p, v, pitch, 0);
   if (j->hadamard) transform(j, v, p->depth, p->wide, pitch);
 }
 
@@ -245,7 +249,7 @@ static __attribute__((noinline)) void find_scales(const job *j, const float *v, 
   for (int64_t b = 0; b < blocks && wide > 1; b++)
     for (int64_t k = b * wide; k < least(b * wide + wide, pitch); k += LANES) {
       floats inverse = every(own.inverse[b]), factor = every(own.factor[b]);
-      memcpy(s->inverse + k, &inverse, sizeof inverse);
+      if (!g.is_divided) memcpy(s->inverse + k, &inverse, sizeof inverse);
       memcpy(s->factor + k, &factor, sizeof factor);
     }
 }
@@ -264,16 +268,17 @@ static __attribute__((noinline)) const float *numbers_of(const job *j, int64_t a
 }
 
 /* Rounds v[k], which has the number `number` if it is rounded at random. */
-INLINE floats on_column(const float *v, const scales *s, const float *numbers, int64_t k, const grid *g, enum how how) {
-  floats number = how == RANDOM ? floats_at(numbers + k) : every(0);
+INLINE floats on_column(const float *v, const scales *s, const float *numbers, int64_t k, const grid *g, int how) {
+  floats number = how & (RANDOM | ANY) ? floats_at(numbers + k) : every(0);
   return on_element(floats_at(v + k), floats_at(s->inverse + k), floats_at(s->factor + k), number, g, how);
 }
 
-INLINE void round_panel(const job *j, enum dtype dtype, enum how how, const patch *p) {
+INLINE void round_panel(const job *j, enum dtype dtype, int how, const patch *p) {
   const grid g = *j->g;
   scales s;
   _Alignas(64) float panel[PANEL + PAIR], space[2 * (WIDEST + 2 * DRAWN)];
   int64_t pitch = parts_of(p->wide, PAIR) * PAIR;
+  int past = (int)j->past;
   read_panel(j, dtype, p, panel, pitch);
   for (int second = 0; second <= (j->rows != 0); second++) {
     void *y = second ? j->rows : j->y;
@@ -282,10 +287,10 @@ INLINE void round_panel(const job *j, enum dtype dtype, enum how how, const patc
       const float *v = panel + r * pitch, *numbers = space;
       int64_t at = p->start + r * j->inner;
       if (r % tall == 0) find_scales(j, v, least(tall, p->depth - r), p->wide, pitch, wide, &s);
-      if (how == RANDOM) numbers = numbers_of(j, at, p->wide, space);
+      if (how & (RANDOM | ANY) && g.is_random) numbers = numbers_of(j, at, p->wide, space);
       for (int64_t k = 0; k < p->wide; k += PAIR) {
         pair both = {on_column(v, &s, numbers, k, &g, how), on_column(v, &s, numbers, k + LANES, &g, how)};
-        store_some(y, dtype, at + k, p->wide - k, both, 0, (int)j->past);
+        store_some(y, dtype, at + k, p->wide - k, both, how == EXACT, past);
       }
     }
   }
