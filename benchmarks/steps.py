@@ -215,8 +215,8 @@ def main() -> None:
         on = device_name(device)
     sys.stdout.write(
         f"{platform.machine()}, {on}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load "
-        f"{os.getloadavg()[0]:.1f}; {arguments.model}, {arguments.layers} layers, {arguments.tokens} tokens, micro-batches "
-        f"{arguments.micro_batches}, attention {arguments.attention}, "
+        f"{os.getloadavg()[0]:.1f}; {arguments.model}, {arguments.layers} layers, {arguments.tokens} tokens, "
+        f"micro-batches {arguments.micro_batches}, attention {arguments.attention}, "
         f"{len(clock[STOCK])} turns\n"
     )
     report(clock, processor, peaks)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from quantexp.formats.grid import lies_on_grid
     from quantexp.formats.history import AmaxHistory
     from quantexp.formats.layout import Place, Transform
-    from quantexp.formats.quantising import quantise
+    from quantexp.formats.quantising import quantise, quantise_transformed
     from quantexp.formats.saturating import saturated
     from quantexp.formats.scaling import scales_of
-    from quantexp.formats.transform import hadamard, quantise_transformed, random_signs
+    from quantexp.formats.transform import hadamard, random_signs
     from quantexp.formats.two_axes import quantise_both
 
 __all__ = [
@@ -79,7 +79,7 @@ _NEEDS_TORCH = {
     "lies_on_grid": "grid",
     "quantise": "quantising",
     "quantise_both": "two_axes",
-    "quantise_transformed": "transform",
+    "quantise_transformed": "quantising",
     "random_signs": "transform",
     "saturated": "saturating",
     "scales_of": "scaling",

@@ -83,8 +83,8 @@ def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
         amax = _finite_amax(x)
     inverse = spec.fmt.family in (Family.NV, Family.GRID)
     if x.device.type == amax.device.type == "cpu" and not is_torch_alone():
-        scale = _scale_of(float(amax), spec, inverse)
-        return torch.tensor(scale, dtype=torch.float32, device="cpu")
+        value = _scale_of(float(amax), spec, inverse)
+        return torch.tensor(value, dtype=torch.float32, device="cpu")
     amax = amax.to(device=x.device, dtype=torch.float64)
     if spec.scaling in POWERS_OF_TWO:
         scale = _power_of_two_below(spec.amax_target, amax)

@@ -72,7 +72,6 @@ class Place:
                 f"a tensor of shape {tuple(shape)} does not lie at {self.start} in one of {self.whole}"
             )
 
-
     def row_starts(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """The positions in the larger tensor of the first elements along the last axis of a part of this shape.
 

@@ -41,6 +41,7 @@ from quantexp.formats.operators import (
 from quantexp.formats.spec import AnySpec, QuantSpec, check_draw, resolve
 from quantexp.formats.torch_internals import (
     check_amax_tensor,
+    check_constant,
     check_derivative,
     check_input,
     constant,
@@ -139,6 +140,41 @@ def quantise(
         return with_derivative_of(x, _operator(x.detach(), *of_call))
     y: Tensor = _operator(x, *of_call)
     return y if out is None else out.copy_(y)
+
+
+def quantise_transformed(
+    x: Tensor,
+    spec: QuantSpec,
+    transform: Transform,
+    *,
+    axis: int = -1,
+    amax: Tensor | None = None,
+    seed: int | None = None,
+    offset: int | None = None,
+    place: Place | None = None,
+) -> Tensor:
+    """`quantise` of the transform of x along `axis`, in x's shape and dtype; by one read where a kernel serves.
+
+    The transform is rounded to the format from float32, never to x's dtype in between. The other arguments are those of
+    `quantise`.
+
+    Raises:
+        TypeError: as for `quantise` and `hadamard`.
+        ValueError: as for `quantise` and `hadamard`.
+        RuntimeError: a derivative is needed: it is not implemented.
+    """
+    from quantexp.formats.transform import check_transform, hadamard
+
+    check_input(x)
+    check_constant(x, "x")
+    axis = positive_axis(axis, x.ndim)
+    check_transform(transform)
+    check_amax_tensor(amax)
+    if is_plain(x, amax, transform.signs):
+        return _quantised(x.detach(), spec, axis, amax, seed, offset, place, None, transform)
+    v = hadamard(x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left)
+    y = quantise(v, spec, axis=axis, amax=amax, seed=seed, offset=offset, place=place)
+    return y.to(x.dtype)
 
 
 @exact

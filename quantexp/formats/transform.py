@@ -23,7 +23,6 @@ from torch import Tensor
 
 from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.layout import (
-    Place,
     Transform,
     chunk_limit,
     chunks,
@@ -32,11 +31,8 @@ from quantexp.formats.layout import (
 )
 from quantexp.formats.operators import operator
 from quantexp.formats.philox import random_integers
-from quantexp.formats.quantising import _quantised, quantise
 from quantexp.formats.rounding import RANDOM_BITS
-from quantexp.formats.spec import QuantSpec
 from quantexp.formats.torch_internals import (
-    check_amax_tensor,
     check_constant,
     check_dense,
     check_input,
@@ -79,38 +75,16 @@ def hadamard(
     return y
 
 
-def quantise_transformed(
-    x: Tensor,
-    spec: QuantSpec,
-    transform: Transform,
-    *,
-    axis: int = -1,
-    amax: Tensor | None = None,
-    seed: int | None = None,
-    offset: int | None = None,
-    place: Place | None = None,
-) -> Tensor:
-    """`quantise` of the transform of x along `axis`, in x's shape and dtype; by one read where a kernel serves.
-
-    The transform is rounded to the format from float32, and never to x's dtype in between. All other arguments are those
-    of `quantise`.
+def check_transform(transform: Transform) -> None:
+    """Refuse an invalid block or invalid signs.
 
     Raises:
-        TypeError: as for `quantise` and `hadamard`.
-        ValueError: as for `quantise` and `hadamard`.
-        RuntimeError: a derivative is needed: it is not implemented.
+        TypeError: the signs are no dense tensor of float32.
+        ValueError: the block is no power of two of at least 2, or there is not one sign for each of its elements.
+        RuntimeError: a derivative of the signs is needed.
     """
-    check_input(x)
-    check_constant(x, "x")
-    axis = positive_axis(axis, x.ndim)
     check_hadamard_block(transform.block)
     _check_signs(transform.signs, transform.block)
-    check_amax_tensor(amax)
-    if is_plain(x, amax, transform.signs):
-        return _quantised(x.detach(), spec, axis, amax, seed, offset, place, None, transform)
-    v = hadamard(x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left)
-    y = quantise(v, spec, axis=axis, amax=amax, seed=seed, offset=offset, place=place)
-    return y.to(x.dtype)
 
 
 def _check_signs(signs: Tensor | None, block: int) -> None:

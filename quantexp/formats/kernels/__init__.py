@@ -82,7 +82,7 @@ class Kernel(Protocol):
         rows: Tensor,
         spec: QuantSpec,
         axis: int,
-        scale: Tensor | None,
+        scale: Tensor | None = None,
     ) -> None:
         """Write x quantised in blocks along `axis`, not the last, and along the last axis, from one read."""
 

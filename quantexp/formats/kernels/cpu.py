@@ -1,8 +1,8 @@
 """CPU kernels in compiled code (`cpu.c`): the reference's values, close to the CPU's memory bandwidth.
 
-They round bfloat16, float16 and float32 in every format that `is_compiled` of `quantexp.formats.table`: to nearest or at
-random, with the random numbers and a Hadamard transform made beside the rounding. The torch code handles blocks whose
-scale is chosen among several, elements that are lists of values, larger blocks, tensor subclasses and tracing by
+They round bfloat16, float16 and float32 to the formats that `is_compiled` in `quantexp.formats.table`: to nearest or at
+random, with random numbers and a Hadamard transform made beside the rounding. The torch code handles blocks whose scale
+is chosen among several, elements that are lists of values, larger blocks, tensor subclasses and tracing by
 torch.compile. The threads are torch's own, as many as `torch.get_num_threads()`, if torch uses OpenMP.
 
 Memory reads and writes, in tensors: 1 and 1; 1 more read if the tensor scale depends on amax; 1 and 2 for two copies
@@ -212,7 +212,12 @@ def quantise(
 
 
 def quantise_both(
-    x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None
+    x: Tensor,
+    columns: Tensor,
+    rows: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scale: Tensor | None = None,
 ) -> None:
     """Write two copies of the contiguous x: in blocks along `axis`, which is not the last, and along the last axis.
 

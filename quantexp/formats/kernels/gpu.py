@@ -122,7 +122,12 @@ def quantise(
 
 
 def quantise_both(
-    x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None
+    x: Tensor,
+    columns: Tensor,
+    rows: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scale: Tensor | None = None,
 ) -> None:
     """Write x quantised in blocks along `axis` to `columns` and along its last axis to `rows`, from one read.
 

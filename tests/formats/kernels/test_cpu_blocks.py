@@ -14,12 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.formats import Format, Place, Transform, quantise, quantise_both, random_signs, resolve
+from quantexp.formats import (
+    Format,
+    Place,
+    Transform,
+    quantise,
+    quantise_both,
+    quantise_transformed,
+    random_signs,
+    resolve,
+)
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.files import declared_by_name
 from quantexp.formats.kernels import cpu, torch_alone
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.transform import quantise_transformed
 
 from .builds import DTYPES, assert_same_bits, every_build, seeded, wild
 from .test_cpu import all_patterns
