@@ -100,6 +100,7 @@ INLINE int panel_bits(const job *j, const patch *panel) {
   const patch p = *panel;
   if (j->wide > 1 || j->tall == 1) {
     along_bits(j, (const uint16_t *)j->x + p.start, 0, j->y, p.start, 1, p.wide, &g, 0);
+    if (j->rows) along_bits(j, (const uint16_t *)j->x + p.start, 0, j->rows, p.start, 1, p.wide, &g, 1);
     return 1;
   }
   _Alignas(64) uint16_t gathered[PANEL], zero[COLUMNS] = {0}; /* zero: first the amax */
