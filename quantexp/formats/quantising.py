@@ -151,6 +151,7 @@ def quantise_transformed(
     amax: Tensor | None = None,
     seed: int | None = None,
     offset: int | None = None,
+    out: Tensor | None = None,
     place: Place | None = None,
 ) -> Tensor:
     """`quantise` of the transform of x along `axis`, in x's shape and dtype; by one read where a kernel serves.
@@ -169,12 +170,13 @@ def quantise_transformed(
     check_constant(x, "x")
     axis = positive_axis(axis, x.ndim)
     check_transform(transform)
+    check_out(x, out)
     check_amax_tensor(amax)
-    if is_plain(x, amax, transform.signs):
-        return _quantised(x.detach(), spec, axis, amax, seed, offset, place, None, transform)
+    if is_plain(x, amax, transform.signs, out):
+        return _quantised(x.detach(), spec, axis, amax, seed, offset, place, out, transform)
     v = hadamard(x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left)
     y = quantise(v, spec, axis=axis, amax=amax, seed=seed, offset=offset, place=place)
-    return y.to(x.dtype)
+    return y.to(x.dtype) if out is None else out.copy_(y)
 
 
 @exact
@@ -204,7 +206,8 @@ def _quantised(
         v = hadamard(
             x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left
         )
-        return _quantised(v, spec, axis, amax, seed, offset, place, None).to(x.dtype)
+        v = _quantised(v, spec, axis, amax, seed, offset, place, None)
+        return v.to(x.dtype) if out is None else out.copy_(v)
     if spec.fmt.family is Family.PYTHON:
         from quantexp.formats.declared.by_python import quantise_python
 

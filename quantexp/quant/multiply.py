@@ -203,7 +203,7 @@ def quantise_operand(
         spec: what its slot declares.
         axis: the dimension of x that the product reduces over: blocks run along it.
         amax: if x is part of a tensor whose scale depends on its amax (`follows_own_amax`), the amax of the whole.
-        out: where to write the result, of x's shape and dtype; only for an operand that needs no step state.
+        out: where the result may be written, of x's shape and dtype.
         pieces: the pieces that x consists of, with their positions in the tensor it is part of, on which random numbers
             depend; no pieces mean that x is whole, None those of the step state.
     """
@@ -219,13 +219,16 @@ def quantise_operand(
     place = pieces[0][1] if pieces else None
     transform = transform_of(spec, x.device)
     if transform is not None and len(pieces) < 2 and spec.scaling is not Scaling.DELAYED:
-        return quantise_transformed(x, spec, transform, axis=axis, amax=amax, place=place, **draw)
+        return quantise_transformed(
+            x, spec, transform, axis=axis, amax=amax, out=out, place=place, **draw
+        )
     v = transformed(x, spec, axis)
     if spec.scaling is Scaling.DELAYED:
         observed = state.amax_for(spec, v)
         amax = observed if amax is None else amax
     if len(pieces) < 2:
-        return quantise(v, spec, axis=axis, amax=amax, place=place, **draw).to(x.dtype)
+        to = out if v is x else None
+        return quantise(v, spec, axis=axis, amax=amax, out=to, place=place, **draw).to(x.dtype)
     result = torch.empty_like(x)
     for indices, at in pieces:
         piece = quantise(v[indices].contiguous(), spec, axis=axis, amax=amax, place=at, **draw)

@@ -157,7 +157,7 @@ class WeightCopies:
         self, precision: ModulePrecision, spec: QuantSpec, w: Tensor, is_kept: bool
     ) -> Tensor | None:
         """The buffer for a copy; None means fresh memory, also if a hook may keep the copy."""
-        if not spec.quantised or spec.needs_step_state or spec.parts or _is_hooked(precision):
+        if not spec.quantised or spec.parts or _is_hooked(precision):
             return None
         buffers = self.buffers
         return buffers.for_step(w) if is_kept else buffers.for_next_use("w", w)
