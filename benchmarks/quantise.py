@@ -6,7 +6,8 @@
 A square tensor is quantised along its last axis, along its first, and along both from one read; outputs are reused,
 inputs alternate, and every turn runs each case once. Counted are the bytes that must move, each once: one tensor read
 and one written, two written for both axes. `of copy` is that bandwidth over copy_'s: medians, of the same turns. hifp8
-with its current scale reads the tensor twice, which is not counted.
+with its current scale, and nvfp4, read the tensor twice, which is not counted. `processor` is the same share by the
+least processor time, which other programs change less.
 
 Slow cases run in the first `--slow-turns` turns: the torch code (what runs without a compiler), and torchao's eager
 code, to_mx and back (`of torchao`: how many times its time). `--flags` are added to those that the C is compiled with:
@@ -32,16 +33,40 @@ from quantise_peers import torchao_round_trip
 from torch import Tensor
 
 from quantexp import compiled
-from quantexp.formats import quantise, quantise_both, resolve
+from quantexp.formats import (
+    Transform,
+    quantise,
+    quantise_both,
+    quantise_transformed,
+    random_signs,
+    resolve,
+)
 from quantexp.formats.kernels import cpu, torch_alone
 
+DRAW: dict[str, Any] = {"rounding": "stochastic", "seed": 1, "offset": 2}
+#: By the name of the case, which begins with that of the format.
 FORMATS: dict[str, dict[str, Any]] = {
     "mxfp8": {"scale_rule": "rceil"},
     "mxfp4": {"scale_rule": "floor"},
     "hifp8": {},
     "hifp8 current": {"scaling": "current"},
+    "mxint8": {},
+    "nvfp4": {},
+    "nvfp4_16x16": {},
+    "fp4_ue5m3": {},
+    "fp8_1x128": {},
+    "fp8_128x128": {},
+    "int4_g128": {},
+    "mxfp4 stochastic": DRAW,
+    "nvfp4 stochastic": DRAW,
+    "fp8_e4m3 stochastic": DRAW,
+    **{f"{name} hadamard {block}": {} for name in ("mxfp4", "nvfp4") for block in (16, 64, 256)},
+    "mxfp4 stochastic hadamard 64": DRAW,
 }
-MX = ("mxfp8", "mxfp4")
+#: What has one copy for all axes.
+NO_AXIS = ("hifp8", "nvfp4_16x16", "fp8_128x128", "fp8_e4m3")
+#: What torchao quantises, too.
+PEERS = ("mxfp8", "mxfp4")
 
 
 @dataclass
@@ -55,6 +80,7 @@ class Case:
     slow: bool = False
     transfers: int = 2
     times_s: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)
 
     @property
     def time_s(self) -> float:
@@ -79,7 +105,8 @@ def main() -> None:
     out(f"{platform.machine()}, {arguments.threads} threads, torch {torch.__version__}, {how}, ")
     out(f"{arguments.size} x {arguments.size}, load {os.getloadavg()[0]:.1f}\n")
     out(
-        "| kernel | format | dtype | axis | ms | GB/s | of copy | of torchao |\n|---|---|---|---|---|---|---|---|\n"
+        "| kernel | format | dtype | axis | ms | GB/s | of copy | processor | of torchao |\n"
+        "|---|---|---|---|---|---|---|---|---|\n"
     )
     for dtype in (torch.bfloat16, torch.float32):
         measure(dtype, arguments)
@@ -97,18 +124,20 @@ def measure(dtype: torch.dtype, arguments: argparse.Namespace) -> None:
         for case in every:
             if case.slow and turn >= arguments.slow_turns:
                 continue
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.process_time()
             case.run(inputs[turn % 2])
             case.times_s.append(time.perf_counter() - start)
+            case.processor_s.append(time.process_time() - worked)
     torchao_s = {case.format: case.time_s for case in every if case.kernel == "torchao"}
     copy_bandwidth = bandwidth(every[0], outs[0])
     for case in every:
         rate = bandwidth(case, outs[0])
+        work = min(every[0].processor_s) / min(case.processor_s) * case.transfers / 2
         theirs = torchao_s.get(case.format)
         times = f"{theirs / case.time_s:.1f}" if theirs and case.axis == "last" else ""
         sys.stdout.write(
             f"| {case.kernel} | {case.format} | {str(dtype)[6:]} | {case.axis} | {case.time_s * 1e3:.1f} | "
-            f"{rate:.2f} | {rate / copy_bandwidth:.3f} | {times} |\n"
+            f"{rate:.2f} | {rate / copy_bandwidth:.3f} | {work:.3f} | {times} |\n"
         )
         sys.stdout.flush()
 
@@ -122,9 +151,12 @@ def cases(outs: tuple[Tensor, Tensor]) -> Iterator[Case]:
     """What `quantise` and `quantise_both` do."""
     for name, options in FORMATS.items():
         fmt = name.split()[0]
-        for axis in ("last", "first") if fmt in MX else ("last",):
-            yield Case("compiled", name, axis, quantising(fmt, axis, outs[0], options))
-        if fmt in MX:
+        for axis in ("last",) if fmt in NO_AXIS else ("last", "first"):
+            run = quantising(fmt, axis, outs[0], options)
+            if "hadamard" in name:
+                run = transforming(fmt, int(name.split()[-1]), axis, outs[0], options)
+            yield Case("compiled", name, axis, run)
+        if fmt not in NO_AXIS and len(name.split()) == 1:
 
             def both(x: Tensor, fmt: str = fmt, options: dict[str, Any] = options) -> object:
                 return quantise_both(x, resolve(fmt, **options), axes=(0, 1), out=outs)
@@ -150,7 +182,7 @@ def alone(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
 
 def torchao_cases() -> Iterator[Case]:
     """Blocks of 32 by torchao along the last axis, to codes and back to x's dtype."""
-    for fmt in MX:
+    for fmt in PEERS:
         run = torchao_round_trip(fmt, FORMATS[fmt]["scale_rule"])
         yield Case("torchao", fmt, "last", run, slow=True)
 
@@ -160,6 +192,21 @@ def quantising(
 ) -> Callable[[Tensor], object]:
     """`quantise` to one format along one axis."""
     return lambda x: quantise(x, fmt, axis=-1 if axis == "last" else 0, out=out, **options)
+
+
+def transforming(
+    fmt: str, block: int, axis: str, out: Tensor, options: dict[str, Any]
+) -> Callable[[Tensor], object]:
+    """`quantise_transformed` after a random transform in blocks of so many elements."""
+    spec = resolve(fmt, rounding=options.get("rounding"))
+    draw = {key: options[key] for key in ("seed", "offset") if key in options}
+    transform = Transform(block, random_signs(block, 1, 2, torch.device("cpu")))
+
+    def run(x: Tensor) -> object:
+        dim = -1 if axis == "last" else 0
+        return quantise_transformed(x, spec, transform, axis=dim, out=out, **draw)
+
+    return run
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Forward and backward of Llama 3.2 1B under each scheme, beside Megatron-Core's own classes, interleaved.
+"""Forward and backward of a model under each scheme, beside Megatron-Core's own classes, interleaved.
 
-    python benchmarks/steps.py [--repeats 20] [--layers 2] [--tokens 512] [--micro-batches 1]
-                               [--attention plain|tiled|fused] [--all] [WORDS ...]
+    python benchmarks/steps.py [--repeats 20] [--model llama32-1b] [--layers 2] [--tokens 512]
+                               [--micro-batches 1] [--attention plain|tiled|fused] [--all] [WORDS ...]
 
 One program holds two models, one of the stock layer spec (`megatron`, no class of quantexp) and one of ours, which
 takes each scheme's precision map in turn. The cases alternate on the same tokens, and each turn begins with another, so
@@ -49,7 +49,8 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     T, number = arguments.tokens, arguments.micro_batches
-    sizes = [f"model.num_layers={arguments.layers}", f"training.seq_length={T}"]
+    sizes = [f"model={arguments.model}", f"model.num_layers={arguments.layers}"]
+    sizes += [f"training.seq_length={T}"]
     sizes += [
         "training.micro_batch_size=1",
         f"training.global_batch_size={number}",
@@ -188,6 +189,7 @@ def main() -> None:
     """Measure all cases by turns."""
     parser = argparse.ArgumentParser(description="Step times beside stock Megatron-Core.")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--model", default="llama32-1b")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--micro-batches", type=int, default=1)
@@ -213,8 +215,8 @@ def main() -> None:
         on = device_name(device)
     sys.stdout.write(
         f"{platform.machine()}, {on}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load "
-        f"{os.getloadavg()[0]:.1f}; {arguments.layers} layers, {arguments.tokens} tokens, micro-batches "
-        f"{arguments.micro_batches}, attention {arguments.attention}, "
+        f"{os.getloadavg()[0]:.1f}; {arguments.model}, {arguments.layers} layers, {arguments.tokens} tokens, "
+        f"micro-batches {arguments.micro_batches}, attention {arguments.attention}, "
         f"{len(clock[STOCK])} turns\n"
     )
     report(clock, processor, peaks)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from quantexp.formats.families import finite_amax
     from quantexp.formats.grid import lies_on_grid
     from quantexp.formats.history import AmaxHistory
-    from quantexp.formats.layout import Place
-    from quantexp.formats.quantising import quantise
+    from quantexp.formats.layout import Place, Transform
+    from quantexp.formats.quantising import quantise, quantise_transformed
     from quantexp.formats.saturating import saturated
     from quantexp.formats.scaling import scales_of
     from quantexp.formats.transform import hadamard, random_signs
@@ -49,6 +49,7 @@ __all__ = [
     "ScaleRule",
     "Scales",
     "Scaling",
+    "Transform",
     "TwoLevelScales",
     "decode",
     "encode",
@@ -58,6 +59,7 @@ __all__ = [
     "lies_on_grid",
     "quantise",
     "quantise_both",
+    "quantise_transformed",
     "random_signs",
     "resolve",
     "saturated",
@@ -68,6 +70,7 @@ _NEEDS_TORCH = {
     "AmaxHistory": "history",
     "Place": "layout",
     "Scales": "encoding",
+    "Transform": "layout",
     "TwoLevelScales": "encoding",
     "decode": "decoding",
     "encode": "encoding",
@@ -76,6 +79,7 @@ _NEEDS_TORCH = {
     "lies_on_grid": "grid",
     "quantise": "quantising",
     "quantise_both": "two_axes",
+    "quantise_transformed": "quantising",
     "random_signs": "transform",
     "saturated": "saturating",
     "scales_of": "scaling",

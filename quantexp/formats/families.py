@@ -39,7 +39,7 @@ import math
 import torch
 from torch import Tensor
 
-from quantexp.formats.kernels import exact, kernel_for_amax
+from quantexp.formats.kernels import exact, is_torch_alone, kernel_for_amax
 from quantexp.formats.layout import Scratch, chunk_limit, chunks, in_memory_order, memory_order
 from quantexp.formats.operators import operator
 from quantexp.formats.rounding import (
@@ -81,8 +81,11 @@ def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
         return None
     if amax is None:
         amax = _finite_amax(x)
-    amax = amax.to(device=x.device, dtype=torch.float64)
     inverse = spec.fmt.family in (Family.NV, Family.GRID)
+    if x.device.type == amax.device.type == "cpu" and not is_torch_alone():
+        value = _scale_of(float(amax), spec, inverse)
+        return torch.tensor(value, dtype=torch.float32, device="cpu")
+    amax = amax.to(device=x.device, dtype=torch.float64)
     if spec.scaling in POWERS_OF_TWO:
         scale = _power_of_two_below(spec.amax_target, amax)
         scale = 1 / scale if inverse else scale
@@ -92,6 +95,19 @@ def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
     usable = (amax > 0) & amax.isfinite()
     smallest = smallest_scale(spec.fmt)
     return torch.where(usable, scale, 1.0).clamp_(smallest, _MAX_SCALE).to(torch.float32)
+
+
+def _scale_of(amax: float, spec: QuantSpec, inverse: bool) -> float:
+    """The same of a number: without operators of torch, which take longer than to quantise a small tensor."""
+    if not (amax > 0 and math.isfinite(amax)):
+        return 1.0
+    if spec.scaling in POWERS_OF_TWO:
+        (mantissa, exponent), (most, power) = math.frexp(amax), math.frexp(spec.amax_target)
+        scale = 2.0 ** min(max(power - exponent - (mantissa > most), -126), 127)
+        scale = 1 / scale if inverse else scale
+    else:
+        scale = amax / spec.amax_target if inverse else spec.amax_target / amax
+    return min(max(scale, smallest_scale(spec.fmt)), _MAX_SCALE)
 
 
 def smallest_scale(fmt: Format) -> float:

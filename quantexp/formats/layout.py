@@ -72,6 +72,45 @@ class Place:
                 f"a tensor of shape {tuple(shape)} does not lie at {self.start} in one of {self.whole}"
             )
 
+    def row_starts(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """The positions in the larger tensor of the first elements along the last axis of a part of this shape.
+
+        In row-major order, int64 [product of the other extents].
+
+        Raises:
+            ValueError: as `check`.
+        """
+        self.check(shape)
+        stride = self.whole[-1]
+        first = torch.full((1,), self.start[-1], dtype=torch.int64, device=device)
+        for axis in reversed(range(len(shape) - 1)):
+            along = torch.arange(shape[axis], device=device) + self.start[axis]
+            first = (along[:, None] * stride + first).view(-1)
+            stride *= self.whole[axis]
+        return first
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random numbers of stochastic rounding (see `philox`)."""
+
+    seed: int
+    offset: int
+    #: The position of the tensor in a larger one; None means that it is whole.
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A Hadamard transform (see `quantexp.formats.transform`)."""
+
+    #: Elements per block, a power of two of at least 2.
+    block: int
+    #: 1 or -1 for each element of a block, float32; None means all 1.
+    signs: Tensor | None = None
+    #: Whether the tensor is the left operand of its product.
+    left: bool = True
+
 
 def check_out(x: Tensor, out: object) -> None:
     """Refuse an `out` that does not match x; None passes.

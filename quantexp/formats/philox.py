@@ -62,13 +62,8 @@ def random_integers(count: int, seed: int, offset: int, device: torch.device) ->
 
     Seed and offset lie in [0, 2^64).
     """
-    num_counters = -(-count // 4)
-    numbers = torch.empty(num_counters, 4, dtype=torch.float32, device=device)
-    chunk = _chunk(device)
-    for start in range(0, num_counters, chunk):
-        index = torch.arange(start, min(start + chunk, num_counters), device=device)
-        _fill(numbers[start : start + chunk], index, seed, offset)
-    return numbers.view(-1)[:count]
+    first = torch.zeros(1, dtype=torch.int64, device=device)
+    return _from(first, count, seed, offset).view(-1)
 
 
 def random_integers_at(
@@ -79,25 +74,28 @@ def random_integers_at(
     Raises:
         ValueError: the part does not lie in the whole.
     """
-    place.check(shape)
-    extent, stride = shape[-1], place.whole[-1]
-    first = torch.full((1,), place.start[-1], dtype=torch.int64, device=device)
-    for axis in reversed(range(len(shape) - 1)):
-        along = torch.arange(shape[axis], device=device) + place.start[axis]
-        first = (along[:, None] * stride + first).view(-1)
-        stride *= place.whole[axis]
-    # A row may begin at any of the four words of its first counter.
-    num_counters = -(-(extent + 3) // 4)
+    return _from(place.row_starts(shape, device), shape[-1], seed, offset).view(*shape)
+
+
+def _from(first: Tensor, extent: int, seed: int, offset: int) -> Tensor:
+    """Rows of so many numbers, each from its position on: float32 [rows, extent]."""
+    device = first.device
     numbers = torch.empty(len(first), extent, dtype=torch.float32, device=device)
-    counters = torch.arange(num_counters, device=device)
-    elements = torch.arange(extent, device=device)
-    rows = max(1, _chunk(device) // num_counters)
-    for start in range(0, len(first), rows):
-        begins = first[start : start + rows, None]
-        words = torch.empty(len(begins), num_counters, 4, dtype=torch.float32, device=device)
-        _fill(words, begins // 4 + counters, seed, offset)
-        numbers[start : start + rows] = words.flatten(1).gather(1, begins % 4 + elements)
-    return numbers.view(*shape)
+    if cpu.draws(first):
+        cpu.draw(numbers, first, seed, offset)
+        return numbers
+    chunk = _chunk(device)
+    width = min(extent, 4 * chunk)
+    rows = max(1, 4 * chunk // max(width, 1))
+    # A part may begin at any of the four words of its first counter.
+    counters = torch.arange(-(-(width + 3) // 4), device=device)
+    for row in range(0, len(first), rows):
+        for start in range(0, extent, max(width, 1)):
+            part = numbers[row : row + rows, start : start + width]
+            begins = first[row : row + rows, None] + start
+            words = _words(begins // 4 + counters, seed, offset).flatten(1)
+            part.copy_(words.gather(1, begins % 4 + torch.arange(part.shape[1], device=device)))
+    return numbers
 
 
 def _chunk(device: torch.device) -> int:
@@ -105,16 +103,15 @@ def _chunk(device: torch.device) -> int:
     return _CHUNK * torch.get_num_threads() if device.type == "cpu" else _DEVICE_CHUNK
 
 
-def _fill(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
-    """Write the four numbers of each counter to the last axis of contiguous `numbers`; `index` has all other axes."""
-    if cpu.draws(index):
-        cpu.draw(numbers, index, seed, offset)
-        return
+def _words(index: Tensor, seed: int, offset: int) -> Tensor:
+    """The four numbers of each counter, float32 [..., 4], by torch."""
     key = (seed & _MASK, seed >> _WORD)
     above = (offset & _MASK, offset >> _WORD)
+    numbers = torch.empty(*index.shape, 4, dtype=torch.float32, device=index.device)
     for place, word in enumerate(philox4x32((index & _MASK, index >> _WORD, *above), key)):
         assert isinstance(word, Tensor)
         numbers[..., place] = word >> (_WORD - RANDOM_BITS)
+    return numbers
 
 
 def random_numbers(

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.families import quantise_flat, quantise_mx, quantise_nv, tensor_scale
-from quantexp.formats.kernels import exact, exact_in_pool, kernel_for
+from quantexp.formats.kernels import Kernel, exact, exact_in_pool, kernel_for
 from quantexp.formats.layout import (
+    Draw,
     Place,
     Target,
+    Transform,
     check_out,
     from_tiles,
     in_memory_order,
@@ -39,6 +41,7 @@ from quantexp.formats.operators import (
 from quantexp.formats.spec import AnySpec, QuantSpec, check_draw, resolve
 from quantexp.formats.torch_internals import (
     check_amax_tensor,
+    check_constant,
     check_derivative,
     check_input,
     constant,
@@ -139,6 +142,43 @@ def quantise(
     return y if out is None else out.copy_(y)
 
 
+def quantise_transformed(
+    x: Tensor,
+    spec: QuantSpec,
+    transform: Transform,
+    *,
+    axis: int = -1,
+    amax: Tensor | None = None,
+    seed: int | None = None,
+    offset: int | None = None,
+    out: Tensor | None = None,
+    place: Place | None = None,
+) -> Tensor:
+    """`quantise` of the transform of x along `axis`, in x's shape and dtype; by one read where a kernel serves.
+
+    The transform is rounded to the format from float32, never to x's dtype in between. The other arguments are those of
+    `quantise`.
+
+    Raises:
+        TypeError: as for `quantise` and `hadamard`.
+        ValueError: as for `quantise` and `hadamard`.
+        RuntimeError: a derivative is needed: it is not implemented.
+    """
+    from quantexp.formats.transform import check_transform, hadamard
+
+    check_input(x)
+    check_constant(x, "x")
+    axis = positive_axis(axis, x.ndim)
+    check_transform(transform)
+    check_out(x, out)
+    check_amax_tensor(amax)
+    if is_plain(x, amax, transform.signs, out):
+        return _quantised(x.detach(), spec, axis, amax, seed, offset, place, out, transform)
+    v = hadamard(x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left)
+    y = quantise(v, spec, axis=axis, amax=amax, seed=seed, offset=offset, place=place)
+    return y.to(x.dtype) if out is None else out.copy_(y)
+
+
 @exact
 def _quantised(
     x: Tensor,
@@ -149,7 +189,25 @@ def _quantised(
     offset: int | None,
     place: Place | None,
     out: Tensor | None,
+    transform: Transform | None = None,
 ) -> Tensor:
+    """`quantise` of a plain tensor, or of its transform in its own dtype."""
+    kernel = kernel_for(x, spec, transform)
+    if kernel is not None:
+        check_draw(spec, seed, offset)
+        draw = None
+        if spec.rounding is Rounding.STOCHASTIC:
+            assert seed is not None, "checked"
+            draw = Draw(seed, offset or 0, place)
+        return _by_kernel(kernel, x, spec, axis, amax, draw, out, transform)
+    if transform is not None:
+        from quantexp.formats.transform import hadamard
+
+        v = hadamard(
+            x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left
+        )
+        v = _quantised(v, spec, axis, amax, seed, offset, place, None)
+        return v.to(x.dtype) if out is None else out.copy_(v)
     if spec.fmt.family is Family.PYTHON:
         from quantexp.formats.declared.by_python import quantise_python
 
@@ -164,7 +222,30 @@ def _quantised(
     dense = in_memory_order(x, order)
     target = Target(dense, order, out)
     random = None if random is None else random.permute(order).contiguous()
-    quantise_dense(dense, target.dense, spec, order.index(axis) if order else 0, scale, random)
+    along = order.index(axis) if order else 0
+    quantise_by_torch(dense, target.dense, spec, along, scale, random)
+    return target.filled()
+
+
+def _by_kernel(
+    kernel: Kernel,
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    amax: Tensor | None,
+    draw: Draw | None,
+    out: Tensor | None,
+    transform: Transform | None,
+) -> Tensor:
+    order = memory_order(x)
+    dense, along = in_memory_order(x, order), order.index(axis) if order else 0
+    target = Target(dense, order, out)
+    if transform is not None and spec.is_scaled and amax is None:
+        amax = kernel.finite_amax(dense, along, transform)
+    scale = tensor_scale(dense, spec, amax)
+    if draw is not None and draw.place is not None:
+        draw.place.check(x.shape)
+    kernel.quantise(dense, target.dense, spec, along, scale, draw, transform)
     return target.filled()
 
 
@@ -241,7 +322,7 @@ def quantise_dense(
     `scale` is the tensor scale (see `tensor_scale`), `random` is for stochastic rounding (see `philox`), contiguous and
     of x's shape; None if the specification needs none.
     """
-    kernel = kernel_for(x, spec)
+    kernel = kernel_for(x, spec) if random is None else None
     if kernel is not None:
         kernel.quantise(x, y, spec, axis, scale)
     else:

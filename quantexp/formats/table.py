@@ -133,20 +133,43 @@ _ALL = (
 FORMATS: Mapping[str, Format] = MappingProxyType({fmt.name: fmt for fmt in _ALL})
 #: The same by every name and alias.
 BY_ANY_NAME: Mapping[str, Format] = {name: fmt for fmt in _ALL for name in (fmt.name, *fmt.aliases)}
-#: The largest block of MX for which the tile of the compiled code fits two vectors' columns.
-MOST_BLOCK = 256
-#: Mantissa bits of the elements that MX's blocks may have in compiled code.
+#: Mantissa bits of the elements of MX that kernels compute in integers, or on a GPU.
 MX_MANTISSAS = range(1, 4)
+#: Elements of a panel of the compiled code: the most, of a column, and of a row's smallest part.
+_PANEL, _COLUMN, _ROW = 16384, 512, 32
+#: Exponent beyond which the float adder cannot round to an element's mantissa: the sum would overflow.
+MOST_MAGIC = 127 - 24
+#: The smallest normal exponent of float32.
+_LEAST_STEP = -126
+
+
+def panel_fits(block: int, across: int = 1) -> bool:
+    """Whether a panel of the compiled code holds such blocks, along memory and across it."""
+    sides = (block, across), (across, block)
+    return block <= _COLUMN and all(a * (-(-b // _ROW) * _ROW) <= _PANEL for a, b in sides)
 
 
 def is_compiled(fmt: Format, block: int | None = None) -> bool:
-    """Whether the compiled kernels may take the format; stochastic rounding aside, which torch does for all.
+    """Whether the compiled code may take the format; `block` replaces the format's own.
 
-    The code of MX steps in powers of two up to 256 elements, and has tables for elements of 1 to 3 mantissa bits.
+    Its scales follow from an amax, its elements are floats or integers that the float adder rounds to, and its blocks
+    have up to 512 elements along the axis, up to 128 x 128 in all.
     """
-    if fmt.family is not Family.MX:
-        return fmt.family in (Family.FP8, Family.HIF8)
-    extent = fmt.block if block is None else block
-    assert extent is not None
-    is_power = extent & (extent - 1) == 0
-    return is_power and extent <= MOST_BLOCK and fmt.element.mantissa_bits in MX_MANTISSAS
+    scale, extent = fmt.grid_scale, fmt.block if block is None else block
+    if fmt.family in (Family.PYTHON, Family.BF16) or (scale is not None and scale.is_chosen):
+        return False
+    if fmt.block is not None and (extent is None or not panel_fits(extent, fmt.across)):
+        return False
+    if fmt.family is Family.HIF8:
+        return True
+    of_scale = fmt.block_scale if scale is None else scale.element
+    is_power = fmt.scale_rule is not None or (scale is not None and of_scale is None)
+    elements = [fmt.element, *([] if of_scale is None else [of_scale])]
+    return all(map(_is_rounded_by_adder, elements)) and (not is_power or fmt.element.emax >= 0)
+
+
+def _is_rounded_by_adder(element: Element) -> bool:
+    if element.values or element is HIF8:
+        return False
+    is_normal = element.emin - element.mantissa_bits > _LEAST_STEP
+    return is_normal and element.emax - element.mantissa_bits <= MOST_MAGIC

@@ -9,6 +9,8 @@ into plain memory is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +20,16 @@ from torch.autograd import forward_ad
 
 from quantexp.formats.layout import INPUT_DTYPES, positive_axis
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 __all__ = [
     "FileStore",
     "HashStore",
     "PrefixStore",
     "TCPStore",
     "allowed_dtypes",
+    "beside_modes",
     "check_amax_tensor",
     "check_constant",
     "check_dense",
@@ -48,6 +54,17 @@ __all__ = [
 
 #: A context in which `__torch_function__` modes and subclasses are not called, for an operation that only we see.
 without_torch_function = torch._C.DisableTorchFunction
+
+
+def beside_modes(work: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function without `__torch_function__` modes, cost a call for each attribute of a tensor."""
+
+    @wraps(work)
+    def without_modes(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with without_torch_function():
+            return work(*args, **kwargs)
+
+    return without_modes
 
 
 class unseen:  # noqa: N801  (a context manager, and faster than a generator)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from quantexp.formats.kernels import exact_in_pool
 from quantexp.formats.layout import (
+    Transform,
     chunk_limit,
     chunks,
     outer_axis_inner,
@@ -31,7 +32,12 @@ from quantexp.formats.layout import (
 from quantexp.formats.operators import operator
 from quantexp.formats.philox import random_integers
 from quantexp.formats.rounding import RANDOM_BITS
-from quantexp.formats.torch_internals import check_constant, check_dense, check_input, is_plain
+from quantexp.formats.torch_internals import (
+    check_constant,
+    check_dense,
+    check_input,
+    is_plain,
+)
 
 
 def hadamard(
@@ -67,6 +73,18 @@ def hadamard(
         return _transformed(x.detach(), axis, block, signs, left, inverse)
     y: Tensor = _operator(x, axis, block, signs, left, inverse)
     return y
+
+
+def check_transform(transform: Transform) -> None:
+    """Refuse an invalid block or invalid signs.
+
+    Raises:
+        TypeError: the signs are no dense tensor of float32.
+        ValueError: the block is no power of two of at least 2, or there is not one sign for each of its elements.
+        RuntimeError: a derivative of the signs is needed.
+    """
+    check_hadamard_block(transform.block)
+    _check_signs(transform.signs, transform.block)
 
 
 def _check_signs(signs: Tensor | None, block: int) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
+from quantexp.formats.families import tensor_scale
 from quantexp.formats.kernels import exact, kernel_for_both
 from quantexp.formats.layout import (
     Target,
@@ -45,7 +46,7 @@ def quantise_both(
 ) -> tuple[Tensor, Tensor]:
     """`quantise(x, fmt, axis=axes[0])` and the same along `axes[1]`, from one read of x if a kernel supports it.
 
-    A kernel supports it if one of the axes is the last in memory: MX, rounding to nearest, blocks of at most 64 (see
+    A kernel supports it if one of the axes is the last in memory: rounding to nearest, blocks of one row (see
     docs/backends.md). For a format without blocks, or if both axes are equal, the result is one tensor, returned twice
     and computed once.
 
@@ -75,7 +76,7 @@ def quantise_both(
         spec = resolve(fmt)
         check_amax(spec, amax is not None)
         check_draw(spec, seed, offset)
-        both = _from_one_read(constant(x), spec, (first, second), targets)
+        both = _from_one_read(constant(x), spec, (first, second), amax, targets)
         if both is not None:
             return both
     elif out is not None:
@@ -141,6 +142,7 @@ def _from_one_read(
     x: Tensor,
     spec: QuantSpec,
     axes: tuple[int, int],
+    amax: Tensor | None,
     targets: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, Tensor] | None:
     """Both copies; None if no kernel writes them from one read."""
@@ -157,5 +159,6 @@ def _from_one_read(
     results = [Target(dense, order, target) for target in targets]
     (axis,) = place.keys() - {last}
     columns, rows = results[place[axis]], results[place[last]]
-    kernel.quantise_both(dense, columns.dense, rows.dense, spec, axis)
+    scale = tensor_scale(dense, spec, amax)
+    kernel.quantise_both(dense, columns.dense, rows.dense, spec, axis, scale)
     return results[0].filled(), results[1].filled()

@@ -33,6 +33,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quantexp.formats import Axis, QuantSpec
+from quantexp.formats.torch_internals import beside_modes
 from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import (
     Factor,
@@ -137,6 +138,7 @@ def _all_tokens(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+@beside_modes
 def input_copies(
     precision: ModulePrecision, x_TBI: Tensor, rows: Rows | None, buffers: Buffers
 ) -> tuple[Tensor, Tensor | None]:
@@ -148,6 +150,7 @@ def input_copies(
     return _copies(precision, (FPROP_X, WGRAD_X), x_TBI, rows, (buffer, None))
 
 
+@beside_modes
 def gradient_copies(
     precision: ModulePrecision, g_TBO: Tensor, rows: Rows | None, buffers: Buffers
 ) -> tuple[Tensor, Tensor | None]:

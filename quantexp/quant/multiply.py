@@ -27,9 +27,11 @@ from quantexp.formats import (
     hadamard,
     quantise,
     quantise_both,
+    quantise_transformed,
     saturated,
     scales_of,
 )
+from quantexp.formats.torch_internals import beside_modes
 from quantexp.quant.hooks import Layout, call_operand_hooks, same_layout
 from quantexp.quant.parts import every_pair, take_part
 from quantexp.quant.precision import ModuleId, ModulePrecision
@@ -37,7 +39,7 @@ from quantexp.quant.product_context import ProductContext, product_context, show
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import Product, Site, Slot, dim_of, operands_of
 from quantexp.quant.step_state import Piece, current_state
-from quantexp.quant.whole_amax import transformed, whole_amax
+from quantexp.quant.whole_amax import transform_of, transformed, whole_amax
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ def multiply(context: ProductContext, a: Tensor, b: Tensor, scale: float = 1.0) 
         return torch.baddbmm(unused, a, b, beta=0.0, alpha=scale)
 
 
+@beside_modes
 def quantise_operand(
     x: Tensor,
     spec: QuantSpec,
@@ -200,7 +203,7 @@ def quantise_operand(
         spec: what its slot declares.
         axis: the dimension of x that the product reduces over: blocks run along it.
         amax: if x is part of a tensor whose scale depends on its amax (`follows_own_amax`), the amax of the whole.
-        out: where to write the result, of x's shape and dtype; only for an operand that needs no step state.
+        out: where the result may be written, of x's shape and dtype.
         pieces: the pieces that x consists of, with their positions in the tensor it is part of, on which random numbers
             depend; no pieces mean that x is whole, None those of the step state.
     """
@@ -211,15 +214,21 @@ def quantise_operand(
     if not spec.needs_step_state:
         return quantise(x, spec, axis=axis, amax=amax, out=out)
     state = current_state()
+    draw = state.draw(spec)
+    pieces = state.pieces(spec, x.shape) if pieces is None else pieces
+    place = pieces[0][1] if pieces else None
+    transform = transform_of(spec, x.device)
+    if transform is not None and len(pieces) < 2 and spec.scaling is not Scaling.DELAYED:
+        return quantise_transformed(
+            x, spec, transform, axis=axis, amax=amax, out=out, place=place, **draw
+        )
     v = transformed(x, spec, axis)
     if spec.scaling is Scaling.DELAYED:
         observed = state.amax_for(spec, v)
         amax = observed if amax is None else amax
-    draw = state.draw(spec)
-    pieces = state.pieces(spec, v.shape) if pieces is None else pieces
     if len(pieces) < 2:
-        place = pieces[0][1] if pieces else None
-        return quantise(v, spec, axis=axis, amax=amax, place=place, **draw).to(x.dtype)
+        to = out if v is x else None
+        return quantise(v, spec, axis=axis, amax=amax, out=to, place=place, **draw).to(x.dtype)
     result = torch.empty_like(x)
     for indices, at in pieces:
         piece = quantise(v[indices].contiguous(), spec, axis=axis, amax=amax, place=at, **draw)
@@ -227,6 +236,7 @@ def quantise_operand(
     return result
 
 
+@beside_modes
 def quantise_pair(
     x: Tensor,
     first: QuantSpec,

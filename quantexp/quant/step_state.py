@@ -146,7 +146,7 @@ class StepState:
         if spec.hadamard is not Hadamard.RANDOM:
             return None
         product = spec.stream.rpartition(".")[0]
-        return random_signs(spec.hadamard_block, seed_of(self.seed, product), self.offset, device)
+        return _signs(spec.hadamard_block, seed_of(self.seed, product), self.offset, device)
 
     def draw(self, spec: QuantSpec) -> Draw:
         """Seed and offset for `quantise`; empty unless its values depend on random numbers."""
@@ -196,6 +196,12 @@ def seed_of(seed: int, stream: str) -> int:
     """The seed of a stream, in [0, 2^64)."""
     digest = hashlib.sha256(f"{seed} {stream}".encode()).digest()
     return int.from_bytes(digest[:8], "big")
+
+
+@lru_cache(maxsize=16)
+def _signs(block: int, seed: int, offset: int, device: torch.device) -> Tensor:
+    """Both operands of a product take these, one soon after the other."""
+    return random_signs(block, seed, offset, device)
 
 
 _current: StepState | None = None

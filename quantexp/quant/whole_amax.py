@@ -17,9 +17,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
-from quantexp.formats import QuantSpec, Scaling, finite_amax, hadamard
+from quantexp.formats import QuantSpec, Scaling, Transform, finite_amax, hadamard
 from quantexp.quant.precision import ModuleId
 from quantexp.quant.step_state import current_state
 
@@ -72,7 +73,14 @@ def own_amax(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
 
 def transformed(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
     """`x` after the operand's Hadamard transform along `axis`, in float32; `x` itself if there is none."""
-    if not spec.is_transformed:
+    transform = transform_of(spec, x.device)
+    if transform is None:
         return x
-    signs = current_state().signs(spec, x.device)
-    return hadamard(x, axis=axis, block=spec.hadamard_block, signs=signs, left=spec.left)
+    return hadamard(x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left)
+
+
+def transform_of(spec: QuantSpec, device: torch.device) -> Transform | None:
+    """The operand's Hadamard transform in this micro-batch; None if there is none."""
+    if not spec.is_transformed:
+        return None
+    return Transform(spec.hadamard_block, current_state().signs(spec, device), spec.left)

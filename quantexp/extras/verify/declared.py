@@ -19,7 +19,8 @@ from quantexp.extras.verify.gold import Gold, gold_of, quantised, scale_values
 from quantexp.extras.verify.gold_check import GOLD
 from quantexp.extras.verify.kernels import Placed, to_numpy, to_torch
 from quantexp.extras.verify.tally import Tally
-from quantexp.formats import Format
+from quantexp.formats import Format, resolve
+from quantexp.formats.kernels import gpu
 from quantexp.formats.table import is_compiled
 from quantexp.processes.threads import threads
 
@@ -68,8 +69,10 @@ def verify_declared(
 
 
 def _is_claimed(target: Placed, fmt: Format) -> bool:
-    """Whether a compiled kernel may take the format."""
-    return is_compiled(fmt) and (target.kernel.name == "compiled" or fmt.block in (None, 32))
+    """Whether a kernel may take the format."""
+    if target.kernel.name == "compiled":
+        return is_compiled(fmt)
+    return fmt.family in gpu.FAMILIES and gpu.claims_spec(resolve(fmt))
 
 
 def _expected(gold: Gold, case: _Case) -> Array:

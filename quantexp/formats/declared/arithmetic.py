@@ -49,7 +49,7 @@ from quantexp.formats.rounding import (
     spacing_to,
 )
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.table import HIF8
+from quantexp.formats.table import HIF8, MOST_MAGIC
 from quantexp.formats.types import (
     BlockRule,
     BlockScale,
@@ -67,8 +67,6 @@ FACTORS = tuple((32 - k) / 32 for k in range(17))
 _SMALLEST_FLOAT32_SCALE = 2.0**-126
 #: Errors of two scales that differ by less are equal to `search`, whatever the order of their sums.
 _TIE = 2.0**-44
-#: Exponent beyond which the float adder cannot round to an element's mantissa: the sum would overflow.
-_MOST_MAGIC = 127 - 24
 
 
 def quantise_grid(
@@ -209,7 +207,7 @@ def _round_magnitude(
     """Round q >= 0 in place, at most the element's largest magnitude."""
     if element is HIF8:
         _round_hif8(q, rounding, random)
-    elif element.emax - element.mantissa_bits > _MOST_MAGIC:
+    elif element.emax - element.mantissa_bits > MOST_MAGIC:
         _round_wide(q, element, rounding, random)
     else:
         round_element(q, element, rounding, random, torch.empty_like(q))

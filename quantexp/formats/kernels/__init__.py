@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.kernels import cpu
+from quantexp.formats.layout import Draw, Transform
 from quantexp.formats.spec import QuantSpec
 
 _P = ParamSpec("_P")
@@ -50,22 +51,38 @@ class Kernel(Protocol):
     def reads(self, x: Tensor) -> bool:
         """Whether `finite_amax` accepts such a tensor, with any strides."""
 
-    def finite_amax(self, x: Tensor) -> Tensor:
-        """The largest magnitude among the finite elements of the contiguous x, 0-dim float32."""
+    def finite_amax(self, x: Tensor, axis: int = 0, transform: Transform | None = None) -> Tensor:
+        """The largest magnitude among the finite elements of the contiguous x, or its transform, 0-dim float32."""
 
-    def claims(self, x: Tensor, spec: QuantSpec) -> bool:
-        """Whether `quantise` is exact for such a tensor, with any strides."""
+    def claims(self, x: Tensor, spec: QuantSpec, transform: Transform | None = None) -> bool:
+        """Whether `quantise` is exact for such a tensor, with these strides."""
 
     def claims_both(self, x: Tensor, spec: QuantSpec) -> bool:
         """Whether `quantise_both` is."""
 
     def quantise(
-        self, x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None
+        self,
+        x: Tensor,
+        y: Tensor,
+        spec: QuantSpec,
+        axis: int,
+        scale: Tensor | None,
+        draw: Draw | None = None,
+        transform: Transform | None = None,
     ) -> None:
-        """Write the quantised contiguous x to the contiguous y, which may be x itself."""
+        """Write the quantised contiguous x to the contiguous y, which may be x itself.
+
+        `draw` is for stochastic rounding; x is transformed first if there is a transform.
+        """
 
     def quantise_both(
-        self, x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int
+        self,
+        x: Tensor,
+        columns: Tensor,
+        rows: Tensor,
+        spec: QuantSpec,
+        axis: int,
+        scale: Tensor | None = None,
     ) -> None:
         """Write x quantised in blocks along `axis`, not the last, and along the last axis, from one read."""
 
@@ -85,10 +102,10 @@ def is_torch_alone() -> bool:
     return torch.compiler.is_compiling() or _torch_alone.get()
 
 
-def kernel_for(x: Tensor, spec: QuantSpec) -> Kernel | None:
-    """The kernel for a tensor; None means the torch code."""
+def kernel_for(x: Tensor, spec: QuantSpec, transform: Transform | None = None) -> Kernel | None:
+    """The kernel for a tensor, after a transform if there is one; None means the torch code."""
     kernel = _kernel(x)
-    return kernel if kernel is not None and kernel.claims(x, spec) else None
+    return kernel if kernel is not None and kernel.claims(x, spec, transform) else None
 
 
 def kernel_for_both(x: Tensor, spec: QuantSpec) -> Kernel | None:

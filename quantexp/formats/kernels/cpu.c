@@ -1,63 +1,20 @@
-/* Quantises tensors to MX, FP8 and HiF8 on a CPU, bit for bit like the torch code of the package.
+/* Quantises tensors on a CPU, bit for bit like the torch code of the package: every format whose scales follow from amaxes,
+   to nearest or at random, after a Hadamard transform or not.
 
-   Elements are float in registers, whatever their type in memory, except most of bfloat16: MX (mx_bf16.h), HiF8 and the
-   amax (hif8_bf16.h) are computed in 16-bit integers. Floats are rounded by addition: numbers from 2^k to 2^(k+1) are
-   2^(k-23) apart, so (v + 2^k) - 2^k is v rounded to nearest even at that spacing. No product is an operand of an
-   addition, so nothing can be contracted. Work is split into units, which threads take from a counter. A unit is read
-   from memory once, and blocks that do not lie along memory are gathered in a tile that stays in the L1 cache. Nothing
-   is allocated, and nothing outlives a call. */
+   Elements are float in registers, whatever their type in memory (panels.h), except most of bfloat16: MX (mx_bf16.h), HiF8
+   and the amax (hif8_bf16.h) are computed in 16-bit integers. Floats are rounded by addition: numbers from 2^k to 2^(k+1)
+   are 2^(k-23) apart, so (v + 2^k) - 2^k is v rounded to nearest even at that spacing. No product is an operand of an
+   addition unless it is exact, so a contraction would change nothing. Work is split into units, which threads take from a
+   counter. A unit is read from memory once, into a panel that stays in the caches. Nothing is allocated, and nothing
+   outlives a call. */
 
 #include "hif8_bf16.h"
-#include "philox.h"
-
-/* A unit of blocks along memory: at most a span of a row. */
-INLINE int64_t span_of(const job *j) { return SHARE / j->block * j->block; }
-
-INLINE void span(const job *j, enum dtype dtype, int64_t unit) {
-  const grid g = *j->g;
-  int64_t per_row = parts_of(j->extent, span_of(j)), first = unit % per_row * span_of(j);
-  int64_t start = unit / per_row * j->extent + first, n = least(j->extent - first, span_of(j));
-#if LANES > 4
-  if (dtype == BF16 && !g.away) {
-    const bits_grid bits = bits_grid_of(&g);
-    along_bits(j, (const uint16_t *)j->x + start, 0, j->y, start, 1, n, &bits, 0);
-    return;
-  }
-#endif
-  if (dtype == BF16)
-    along_bf16(j, j->y, start, n);
-  else
-    along(j, j->y, dtype, start, n, &g, 0);
-}
-
-INLINE void across(const job *j, enum dtype dtype, int64_t unit) {
-#if LANES > 4
-  if (dtype == BF16 && !j->g->away && tile_bits(j, unit)) return;
-#endif
-  tile(j, dtype, unit);
-}
-
-/* The number to add to the bits of 2^E, indexed by |E| / 4, for an addend that preserves HiF8's mantissa of
-   4 - max(1, floor(log2 |E|)) bits, for either sign: (23 - m + 1/2) 2^23. */
-INLINE words spacing(words quarter) {
-#if LANES > 4
-#define KEEPS(m) (MANTISSA_BITS - (m)) * (1u << MANTISSA_BITS) + (1u << (MANTISSA_BITS - 1))
-  static const uint32_t table[16] = {KEEPS(3), KEEPS(2), KEEPS(1), KEEPS(1), KEEPS(0), KEEPS(0)};
-  return looked_up(words_at(table), quarter);
-#else
-  words lost = (words){0} - (words)(quarter > 0) - (words)(quarter > 1) - (words)(quarter > 3);
-  return ((lost + (MANTISSA_BITS - 3u)) << MANTISSA_BITS) + (1u << (MANTISSA_BITS - 1));
-#endif
-}
 
 INLINE floats on_hif8(floats v, const grid *g) {
   /* 3/2 max is on the grid's continuation, and every value above max counts as beyond it. */
   floats a = at_most((floats)magnitude(v), every(g->beyond ? 1.5f * g->max : g->max));
   words bits = (words)a | ((words)v & SIGN) | g->away;
-  words binade = larger(bits & EXPONENT, all((uint32_t)(BIAS + g->emin) << MANTISSA_BITS));
-  ints e = (ints)binade - (BIAS << MANTISSA_BITS), minus = e >> 31;
-  words quarter = (words)((e ^ minus) - minus) >> (MANTISSA_BITS + 2);
-  floats magic = (floats)(binade + spacing(quarter));
+  floats magic = (floats)magic_of(binade_of(bits, g->emin));
   return ((floats)bits + magic) - magic;
 }
 
@@ -102,6 +59,12 @@ INLINE uint32_t largest(const void *x, enum dtype dtype, int64_t at, int64_t end
   return largest_lane(most);
 }
 
+INLINE void raise_to(job *j, uint32_t here) {
+  uint32_t before = __atomic_load_n(&j->amax, __ATOMIC_RELAXED);
+  while (before < here && !__atomic_compare_exchange_n(&j->amax, &before, here, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
 INLINE void find_largest(job *j, enum dtype dtype, int64_t unit) {
   int64_t first = unit * SHARE, end = least(first + SHARE, j->inner);
 #if LANES > 4
@@ -109,9 +72,29 @@ INLINE void find_largest(job *j, enum dtype dtype, int64_t unit) {
 #else
   uint32_t here = largest(j->x, dtype, first, end);
 #endif
-  uint32_t before = __atomic_load_n(&j->amax, __ATOMIC_RELAXED);
-  while (before < here && !__atomic_compare_exchange_n(&j->amax, &before, here, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  raise_to(j, here);
+}
+
+/* Of a panel's transform. */
+INLINE void find_largest_of_panel(job *j, enum dtype dtype, int64_t unit) {
+  const patch p = patch_of(j, unit);
+  _Alignas(64) float v[PANEL + PAIR];
+  int64_t pitch = parts_of(p.wide, PAIR) * PAIR;
+  read_panel(j, dtype, &p, v, pitch);
+  uint32_t most = 0;
+  for (int64_t r = 0; r < p.depth; r++) {
+    uint32_t here = largest(v, FP32, r * pitch, r * pitch + p.wide);
+    most = here > most ? here : most;
   }
+  raise_to(j, most);
+}
+
+INLINE void panels(const job *j, enum dtype dtype, int how, int64_t unit) {
+  const patch p = patch_of(j, unit);
+#if LANES > 4
+  if (dtype == BF16 && how == EXACT && j->g->in_integers && panel_bits(j, &p)) return;
+#endif
+  round_panel(j, dtype, how, &p);
 }
 
 /* A function for one unit of a job, compiled for each dtype D. */
@@ -129,13 +112,18 @@ INLINE void find_largest(job *j, enum dtype dtype, int64_t unit) {
       call;                                 \
     }                                       \
   }
-UNIT(mx_along, span(j, D, unit))
-UNIT(mx_across, across(j, D, unit))
+UNIT(multiplied, panels(j, D, MULTIPLIED, unit))
+UNIT(exact, panels(j, D, EXACT, unit))
+UNIT(divided, panels(j, D, DIVIDED, unit))
+UNIT(drawn, panels(j, D, RANDOM, unit))
+UNIT(drawn_and_divided, panels(j, D, RANDOM | DIVIDED, unit))
+UNIT(any, panels(j, D, ANY, unit))
 UNIT(fp8, flat(j, D, 0, 0, unit))
 UNIT(fp8_by_power, flat(j, D, 0, 1, unit))
 UNIT(hif8, flat(j, D, 1, 0, unit))
 UNIT(hif8_by_power, flat(j, D, 1, 1, unit))
 UNIT(amax_of_unit, find_largest(j, D, unit))
+UNIT(amax_of_panel, find_largest_of_panel(j, D, unit))
 
 /* torch's threads; absent if torch uses another kind, and then the caller does all the work. */
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
@@ -167,34 +155,50 @@ static void share(job *j, int64_t units, int64_t elements_of_unit, int64_t threa
 
 /* Whether the results are too large to remain in a cache, and pairs of vectors are aligned for streaming stores. */
 static int goes_past(const job *j) {
-  int64_t bytes = bytes_of((enum dtype)j->dtype), line = j->inner == 1 ? j->extent : j->width;
-  uint64_t ends = (uint64_t)j->y | (uint64_t)j->rows | (uint64_t)(j->g->family ? 0 : line * bytes);
-  return LANES > 4 && ends % 64 == 0 && (j->g->family || j->block == BLOCK) &&
-         j->outer * j->extent * j->inner * bytes >= STREAMED;
+  int64_t bytes = bytes_of((enum dtype)j->dtype), is_flat = !j->tall, lines = is_flat ? 0 : j->inner | columns_of(j);
+  uint64_t ends = (uint64_t)j->y | (uint64_t)j->rows | (uint64_t)(lines * bytes);
+  int in_blocks = is_flat || !j->g->in_integers || j->tall * j->wide == BLOCK;
+  return LANES > 4 && ends % 64 == 0 && in_blocks && j->outer * j->extent * j->inner * bytes >= STREAMED;
 }
 
-/* No extent of a job may be 0. */
+static void share_panels(job *j, int64_t threads) {
+  int64_t depth = depth_of(j), columns = least(columns_of(j), j->width);
+  int64_t per_row = j->inner / j->width * parts_of(j->width, columns);
+  share(j, j->outer * parts_of(j->extent, depth) * per_row, depth * columns, threads);
+}
+
+static void (*work_in_blocks(const job *j))(void *, int64_t) {
+  const grid *g = j->g;
+  int is_usual = g->kind != CONSTANT && g->lowest == g->max && g->has_negative_zero && (g->is_random || g->pre_scale == 1);
+  if (!is_usual) return any;
+  if (g->is_random) return g->is_divided ? drawn_and_divided : drawn;
+  if (g->is_divided) return divided;
+  return j->hadamard || g->mantissa_bits > 7 ? multiplied : exact; /* bfloat16 has 7 bits */
+}
+
+/* No extent of a job may be 0. Without blocks, and to nearest, `tall` is 0. */
 void quantise(job *j, int64_t threads) {
   static void (*const flat_work[2][2])(void *, int64_t) = {{fp8, fp8_by_power}, {hif8, hif8_by_power}};
   j->past = goes_past(j);
-  if (j->g->family) {
+  if (!j->tall) {
     j->work = flat_work[j->g->family - 1][j->g->is_power];
     share(j, parts_of(j->inner, SHARE), SHARE, threads);
-  } else if (j->inner == 1 && !j->rows) {
-    if (j->extent % j->block == 0) j->extent *= j->outer, j->outer = 1;
-    j->work = mx_along;
-    share(j, j->outer * parts_of(j->extent, span_of(j)), least(j->extent, span_of(j)), threads);
   } else {
-    int64_t tiles = j->inner / j->width * parts_of(j->width, columns_of(j));
-    j->work = mx_across;
-    share(j, j->outer * parts_of(j->extent, j->block) * tiles, j->block * least(j->width, columns_of(j)), threads);
+    j->work = work_in_blocks(j);
+    share_panels(j, threads);
   }
 }
 
-/* The bits of the largest finite magnitude as a float. */
+/* The bits of the largest finite magnitude as a float, of the transform if there is one. */
 uint32_t largest_finite(job *j, int64_t threads) {
-  j->work = amax_of_unit, j->amax = 0;
-  share(j, parts_of(j->inner, SHARE), SHARE, threads);
+  j->amax = 0;
+  if (j->hadamard) {
+    j->work = amax_of_panel;
+    share_panels(j, threads);
+  } else {
+    j->work = amax_of_unit;
+    share(j, parts_of(j->inner, SHARE), SHARE, threads);
+  }
   return j->amax;
 }
 
@@ -227,11 +231,32 @@ void restore_threads(int64_t threads) {
     restore(0);
 }
 
-/* The random numbers of all counters. */
-void random_integers(draw *d, int64_t threads) {
+/* Random numbers of `rows` rows of `extent` elements, each from its own position on. */
+typedef struct {
+  const int64_t *starts;
+  float *numbers;
+  int64_t rows, extent;
+  uint64_t seed, offset;
+  int64_t next;
+} draw;
+
+enum { PART = 8192 };
+
+static void draw_parts(void *p) {
+  draw *d = p;
+  float space[PART + 2 * DRAWN];
+  int64_t per_row = parts_of(d->extent, PART), part;
+  while ((part = __atomic_fetch_add(&d->next, 1, __ATOMIC_RELAXED)) < d->rows * per_row) {
+    int64_t row = part / per_row, first = part % per_row * PART, n = least(d->extent - first, PART);
+    const float *numbers = numbers_at(d->seed, d->offset, d->starts[row] + first, n, space);
+    memcpy(d->numbers + row * d->extent + first, numbers, (size_t)n * sizeof *numbers);
+  }
+}
+
+void random_numbers(draw *d, int64_t threads) {
   d->next = 0;
-  if (threads > 1 && d->count > COUNTERS && GOMP_parallel)
-    GOMP_parallel(take_counters, d, (unsigned)threads, 0);
+  if (threads > 1 && d->rows * d->extent > PART && GOMP_parallel)
+    GOMP_parallel(draw_parts, d, (unsigned)threads, 0);
   else
-    take_counters(d);
+    draw_parts(d);
 }

@@ -1,11 +1,12 @@
 """CPU kernels in compiled code (`cpu.c`): the reference's values, close to the CPU's memory bandwidth.
 
-They round bfloat16, float16 and float32 to nearest in MX, FP8 and HiF8. The torch code handles stochastic rounding (all
-but its random numbers), `pre_scale`, NVFP4, blocks above 256, tensor subclasses and tracing by torch.compile. The
-threads are torch's own, as many as `torch.get_num_threads()`, if torch uses OpenMP.
+They round bfloat16, float16 and float32 to the formats that `is_compiled` in `quantexp.formats.table`: to nearest or at
+random, with random numbers and a Hadamard transform made beside the rounding. The torch code handles blocks whose scale
+is chosen among several, elements that are lists of values, larger blocks, tensor subclasses and tracing by
+torch.compile. The threads are torch's own, as many as `torch.get_num_threads()`, if torch uses OpenMP.
 
-Memory reads and writes, in tensors: 1 and 1 for MX and formats without a tensor scale; 1 more read if the tensor scale
-depends on amax; 1 and 2 for two copies along two axes.
+Memory reads and writes, in tensors: 1 and 1; 1 more read if the tensor scale depends on amax; 1 and 2 for two copies
+along two axes.
 """
 
 from __future__ import annotations
@@ -20,19 +21,37 @@ import torch
 from torch import Tensor
 
 from quantexp.compiled import address, library
+from quantexp.formats.layout import Draw, Transform, outer_axis_inner
 from quantexp.formats.rounding import EXPONENT_MASK, NAN_BITS, rule_offset
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.table import is_compiled
-from quantexp.formats.types import Family, Rounding
+from quantexp.formats.table import BF16, MX_MANTISSAS, is_compiled, panel_fits
+from quantexp.formats.types import (
+    BlockRule,
+    BlockScaleKind,
+    Element,
+    Family,
+    Rounding,
+    ScaleRule,
+)
 
 SOURCE = Path(__file__).with_name("cpu.c")
 #: Consequence of missing compiled code, for messages.
 SLOWER = "tensors are quantised by torch, many times slower"
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-#: Supported format families, with their numbers in the compiled code.
-FAMILIES = {Family.MX: 0, Family.FP8: 1, Family.HIF8: 2}
-#: The largest block for which one tile fits both a column and a row.
-_MAX_BLOCK_OF_BOTH = 64
+#: Families without blocks whose scale multiplies elements, with their numbers in the compiled code.
+_FLAT = {Family.FP8: 1, Family.HIF8: 2}
+#: Supported format families.
+FAMILIES = frozenset({Family.MX, Family.NV, Family.GRID, *_FLAT})
+#: Block scales and rules in the compiled code; 4 stands for one scale for all elements.
+_KINDS = {kind: number for number, kind in enumerate(BlockScaleKind)}
+_CONSTANT = 4
+_RULES = {BlockRule.EXACT: 0, BlockRule.FLOOR: 1, BlockRule.CEIL: 2}
+#: The largest block of which a panel holds both a column and a row.
+_MAX_BLOCK_OF_BOTH = 128
+#: The largest block that 16-bit integers serve.
+_MAX_BLOCK_OF_INTEGERS = 256
+#: Signs of a transform are repeated to the length of a vector.
+_LEAST_SIGNS = 16
 
 
 class _Grid(ctypes.Structure):
@@ -41,12 +60,25 @@ class _Grid(ctypes.Structure):
         ("emin", ctypes.c_int32),
         ("emax", ctypes.c_int32),
         ("max", ctypes.c_float),
-        ("offset", ctypes.c_uint32),
+        ("lowest", ctypes.c_float),
         ("away", ctypes.c_uint32),
+        ("has_negative_zero", ctypes.c_int32),
         ("family", ctypes.c_int32),
         ("beyond", ctypes.c_uint32),
         ("scale", ctypes.c_float),
         ("is_power", ctypes.c_int32),
+        ("pre_scale", ctypes.c_float),
+        ("is_divided", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("rule", ctypes.c_int32),
+        ("offset", ctypes.c_uint32),
+        ("scale_mantissa_bits", ctypes.c_int32),
+        ("scale_emin", ctypes.c_int32),
+        ("scale_min", ctypes.c_float),
+        ("scale_max", ctypes.c_float),
+        ("tensor_first", ctypes.c_int32),
+        ("is_random", ctypes.c_int32),
+        ("in_integers", ctypes.c_int32),
     )
 
 
@@ -60,8 +92,17 @@ class _Job(ctypes.Structure):
         ("extent", ctypes.c_int64),
         ("inner", ctypes.c_int64),
         ("width", ctypes.c_int64),
-        ("block", ctypes.c_int64),
+        ("tall", ctypes.c_int64),
+        ("wide", ctypes.c_int64),
         ("grid", ctypes.POINTER(_Grid)),
+        ("hadamard", ctypes.c_int64),
+        ("is_down", ctypes.c_int64),
+        ("is_left", ctypes.c_int64),
+        ("signs", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("starts", ctypes.c_void_p),
+        ("length", ctypes.c_int64),
         ("past", ctypes.c_int64),
         ("amax", ctypes.c_uint32),
         ("units", ctypes.c_int64),
@@ -73,9 +114,10 @@ class _Job(ctypes.Structure):
 
 class _Draw(ctypes.Structure):
     _fields_ = (
-        ("index", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
         ("numbers", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("extent", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("offset", ctypes.c_uint64),
         ("next", ctypes.c_int64),
@@ -91,9 +133,9 @@ class Compiled:
         self.quantise.argtypes, self.quantise.restype = arguments, None
         self.largest_finite = library.largest_finite
         self.largest_finite.argtypes, self.largest_finite.restype = arguments, ctypes.c_uint32
-        self.random_integers = library.random_integers
-        self.random_integers.argtypes = (ctypes.POINTER(_Draw), ctypes.c_int64)
-        self.random_integers.restype = None
+        self.random_numbers = library.random_numbers
+        self.random_numbers.argtypes = (ctypes.POINTER(_Draw), ctypes.c_int64)
+        self.random_numbers.restype = None
         #: Exact arithmetic in that many of torch's threads (see `exact_in_pool`): whether a mode was changed.
         self.make_threads_exact = library.make_threads_exact
         self.make_threads_exact.argtypes = (ctypes.c_int64,)
@@ -127,129 +169,221 @@ def reads(x: Tensor) -> bool:
     return compiled is not None and x.dtype in compiled.dtypes
 
 
-def claims(x: Tensor, spec: QuantSpec) -> bool:
-    """Whether `quantise` is exact for such a tensor."""
-    return (
-        spec.rounding is not Rounding.STOCHASTIC
-        and not spec.is_pre_scaled
-        and is_compiled(spec.fmt, spec.block)
-        and reads(x)
-    )
+def claims(x: Tensor, spec: QuantSpec, transform: Transform | None = None) -> bool:
+    """Whether `quantise` is exact for such a tensor, after a transform if there is one."""
+    if not is_compiled(spec.fmt, spec.block) or not reads(x):
+        return False
+    if spec.rounding is Rounding.STOCHASTIC and not x.is_contiguous():
+        return False  # numbers follow the order of indices
+    if spec.fmt.across > 1 and (x.ndim not in (1, 2) or not x.numel()):
+        return False
+    return transform is None or _fits_transform(x, spec, transform)
+
+
+def _fits_transform(x: Tensor, spec: QuantSpec, transform: Transform) -> bool:
+    in_blocks = spec.fmt.block is not None and spec.fmt.across == 1
+    return in_blocks and x.ndim > 0 and panel_fits(math.lcm(spec.block, transform.block))
 
 
 def claims_both(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise_both` is."""
-    is_mx = spec.fmt.family is Family.MX
-    return is_mx and spec.block <= _MAX_BLOCK_OF_BOTH and claims(x, spec)
+    is_blocked = spec.fmt.block is not None and spec.fmt.across == 1
+    is_small = is_blocked and spec.block <= _MAX_BLOCK_OF_BOTH
+    return is_small and spec.rounding is not Rounding.STOCHASTIC and claims(x, spec)
 
 
-def quantise(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None) -> None:
+def quantise(
+    x: Tensor,
+    y: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scale: Tensor | None,
+    draw: Draw | None = None,
+    transform: Transform | None = None,
+) -> None:
     """Write the quantised contiguous x to the contiguous y, which may be x; both must be claimed.
 
-    `scale` is the tensor scale, 0-dim float32; None means 1.
+    `scale` is the tensor scale, 0-dim float32; None means 1. `draw` is for stochastic rounding.
     """
-    if spec.fmt.family is Family.MX:
-        outer, extent, inner = _extents(x.shape, axis)
-    else:
-        outer, extent, inner = 1, 1, x.numel()
-    _run(x, y, None, (outer, extent, inner, inner), spec, scale)
+    if x.numel():
+        job, kept = _job(x, spec, axis, transform)
+        _write(job, x, y, spec, scale, draw)
+        del kept
 
 
-def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int) -> None:
+def quantise_both(
+    x: Tensor,
+    columns: Tensor,
+    rows: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scale: Tensor | None = None,
+) -> None:
     """Write two copies of the contiguous x: in blocks along `axis`, which is not the last, and along the last axis.
 
-    x is read once. Neither copy may be x.
+    x is read once. Neither copy may be x. `scale` is as in `quantise`.
     """
-    outer, extent, inner = _extents(x.shape, axis)
-    width = x.shape[-1]
+    if not x.numel():
+        return
+    job, _ = _job(x, spec, axis, None)
+    job.rows = address(rows, x.numel(), x.dtype)
     # Rows without a short block are processed as one long row.
-    _run(
-        x,
-        columns,
-        rows,
-        (outer, extent, inner, width if width % spec.block else inner),
-        spec,
-        None,
-    )
+    job.width = x.shape[-1] if x.shape[-1] % spec.block else job.inner
+    _write(job, x, columns, spec, scale, None)
 
 
-def finite_amax(x_N: Tensor) -> Tensor:
-    """The largest magnitude among x's finite elements, 0-dim float32; 0 if there are none. x is contiguous."""
+def finite_amax(x: Tensor, axis: int = 0, transform: Transform | None = None) -> Tensor:
+    """The largest magnitude among x's finite elements, 0-dim float32; 0 if there are none. x is contiguous.
+
+    With a transform along `axis`, it is that of the transform of x.
+    """
     compiled = functions()
     assert compiled is not None, "claimed"
-    x = address(x_N, x_N.numel(), *compiled.dtypes)
-    job = _Job(x=x, dtype=_DTYPES[x_N.dtype], inner=x_N.numel())
-    bits = compiled.largest_finite(job, torch.get_num_threads()) if x_N.numel() else 0
+    bits = 0
+    if x.numel():
+        job, kept = _job(x, None, axis, transform)
+        bits = compiled.largest_finite(job, torch.get_num_threads())
+        del kept
     amax = struct.unpack("<f", struct.pack("<I", bits))[0]
     return torch.tensor(amax, dtype=torch.float32, device="cpu")
 
 
-def draws(index: Tensor) -> bool:
-    """Whether `draw` accepts these counters."""
-    is_real = type(index) is Tensor and not torch.compiler.is_compiling()
-    return is_real and index.device.type == "cpu" and functions() is not None
+def draws(starts: Tensor) -> bool:
+    """Whether `draw` accepts these positions."""
+    is_real = type(starts) is Tensor and not torch.compiler.is_compiling()
+    return is_real and starts.device.type == "cpu" and functions() is not None
 
 
-def draw(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
-    """Write the random numbers of the counters `index`, int64 [...], to the contiguous `numbers`, float32 [..., 4]."""
+def draw(numbers: Tensor, starts: Tensor, seed: int, offset: int) -> None:
+    """Write random numbers, float32 [rows, extent], each row from its position `starts` [rows], int64, on."""
     compiled = functions()
     assert compiled is not None, "claimed"
-    index, count = index.contiguous(), index.numel()
+    rows, extent = numbers.shape
     job = _Draw(
-        address(index, count, torch.int64),
-        address(numbers, 4 * count, torch.float32),
-        *(count, seed, offset),
+        address(starts, rows, torch.int64),
+        address(numbers, rows * extent, torch.float32),
+        *(rows, extent, seed, offset),
     )
-    compiled.random_integers(job, torch.get_num_threads())
+    if numbers.numel():
+        compiled.random_numbers(job, torch.get_num_threads())
 
 
-def _extents(shape: torch.Size, axis: int) -> tuple[int, int, int]:
-    return math.prod(shape[:axis]), shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
-
-
-def _run(
-    x: Tensor,
-    y: Tensor,
-    rows: Tensor | None,
-    extents: tuple[int, int, int, int],
-    spec: QuantSpec,
-    scale: Tensor | None,
-) -> None:
+def _job(
+    x: Tensor, spec: QuantSpec | None, axis: int, transform: Transform | None
+) -> tuple[_Job, Tensor | None]:
+    """The work on x, not empty, in the blocks of a specification; the second result must live as long as it."""
     compiled = functions()
     assert compiled is not None, "claimed"
-    if x.numel() == 0:
-        return
-    grid = _grid(spec, 1.0 if scale is None else float(scale))
-    outer, extent, inner, width = extents
-    num_elements = outer * extent * inner
+    outer, extent, inner = outer_axis_inner(tuple(x.shape), axis)
+    block, across = 1, 1
+    is_blocked = spec is not None and spec.fmt.block is not None
+    if spec is not None and is_blocked:
+        block, across = spec.block, spec.fmt.across
+    is_down = inner > 1
+    if not is_blocked and transform is None:
+        outer, extent, inner, tall, wide = 1, 1, x.numel(), 1, 1
+    elif is_down:
+        tall, wide = block, across
+    else:
+        outer, extent, inner, tall, wide = 1, outer, extent, across, block
+        grain = wide if transform is None else math.lcm(wide, transform.block)
+        if tall == 1 and inner % grain == 0:
+            extent, inner = 1, extent * inner
     job = _Job(
-        x=address(x, num_elements, *compiled.dtypes),
-        y=address(y, num_elements, x.dtype),
-        rows=None if rows is None else address(rows, num_elements, x.dtype),
+        x=address(x, x.numel(), *compiled.dtypes),
         dtype=_DTYPES[x.dtype],
         outer=outer,
         extent=extent,
         inner=inner,
-        width=width,
-        block=spec.block,
-        grid=ctypes.pointer(grid),
+        width=inner,
+        tall=tall,
+        wide=wide,
     )
+    if transform is None:
+        return job, None
+    job.hadamard, job.is_down, job.is_left = transform.block, is_down, transform.left
+    signs = transform.signs
+    if signs is not None:
+        repeats = _LEAST_SIGNS // transform.block
+        signs = signs.repeat(repeats) if repeats > 1 else signs.contiguous()
+        job.signs = address(signs, signs.numel(), torch.float32)
+    return job, signs
+
+
+def _write(
+    job: _Job, x: Tensor, y: Tensor, spec: QuantSpec, scale: Tensor | None, draw: Draw | None
+) -> None:
+    compiled = functions()
+    assert compiled is not None, "claimed"
+    grid = _grid(spec, 1.0 if scale is None else float(scale))
+    job.y, job.grid = address(y, x.numel(), x.dtype), ctypes.pointer(grid)
+    starts = None
+    if draw is not None:
+        job.seed, job.offset = draw.seed, draw.offset
+        if draw.place is not None:
+            starts, job.length = draw.place.row_starts(x.shape, x.device), x.shape[-1]
+            job.starts = address(starts, starts.numel(), torch.int64)
+    elif grid.family:
+        job.tall = 0
     compiled.quantise(job, torch.get_num_threads())
 
 
 @lru_cache(maxsize=256)
 def _grid(spec: QuantSpec, scale: float) -> _Grid:
-    element, is_mx = spec.fmt.element, spec.fmt.family is Family.MX
+    fmt, element = spec.fmt, spec.fmt.element
+    family = _FLAT.get(fmt.family, 0)
     infinite = EXPONENT_MASK if element.inf_codes else NAN_BITS
-    return _Grid(
+    grid = _Grid(
         mantissa_bits=element.mantissa_bits,
         emin=element.emin,
         emax=element.emax,
         max=element.max,
-        offset=rule_offset(element, spec.scale_rule) if is_mx else 0,
+        lowest=element.max if element.lowest is None else -element.lowest,
         away=spec.rounding is Rounding.AWAY,
-        family=FAMILIES[spec.fmt.family],
-        beyond=0 if is_mx or spec.saturate else infinite,
+        has_negative_zero=element.has_negative_zero,
+        family=family,
+        beyond=infinite if family and not spec.saturate else 0,
         scale=scale,
         is_power=math.frexp(scale)[0] == 0.5,
+        pre_scale=spec.pre_scale,
+        kind=_CONSTANT,
+        is_divided=not family,
+        tensor_first=fmt.family is Family.GRID,
+        is_random=spec.rounding is Rounding.STOCHASTIC,
     )
+    if fmt.family is Family.MX:
+        _set_powers(grid, element, spec.scale_rule)
+        grid.in_integers = _in_integers(spec)
+    elif fmt.family is Family.NV:
+        _set_scales(grid, BlockScaleKind.FLOAT, BlockRule.EXACT, fmt.block_scale)
+    elif fmt.grid_scale is not None and fmt.grid_scale.kind is BlockScaleKind.E8M0:
+        _set_powers(grid, element, ScaleRule(fmt.grid_scale.rule.value))
+    elif fmt.grid_scale is not None:
+        of_kind = {BlockScaleKind.BF16: BF16, BlockScaleKind.FP32: BF16}
+        own = fmt.grid_scale.element or of_kind[fmt.grid_scale.kind]
+        _set_scales(grid, fmt.grid_scale.kind, fmt.grid_scale.rule, own)
+    return grid
+
+
+def _set_powers(grid: _Grid, element: Element, rule: ScaleRule) -> None:
+    grid.kind = _KINDS[BlockScaleKind.E8M0]
+    grid.offset = rule_offset(element, rule)
+    grid.is_divided = grid.scale != 1.0
+
+
+def _set_scales(
+    grid: _Grid, kind: BlockScaleKind, rule: BlockRule, element: Element | None
+) -> None:
+    assert element is not None
+    grid.kind, grid.rule = _KINDS[kind], _RULES[rule]
+    grid.scale_mantissa_bits, grid.scale_emin = element.mantissa_bits, element.emin
+    is_small = kind is BlockScaleKind.FLOAT
+    grid.scale_min = 2.0 ** (element.emin - (element.mantissa_bits if is_small else 0))
+    grid.scale_max = element.max
+
+
+def _in_integers(spec: QuantSpec) -> bool:
+    """Whether the code in 16-bit integers has tables for bfloat16 in this format of MX."""
+    is_usual = spec.block & (spec.block - 1) == 0 and spec.block <= _MAX_BLOCK_OF_INTEGERS
+    is_nearest = spec.rounding is Rounding.EVEN and not spec.is_pre_scaled
+    return is_usual and is_nearest and spec.fmt.element.mantissa_bits in MX_MANTISSAS

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
+from quantexp.formats.layout import INPUT_DTYPES, Draw, Transform, outer_axis_inner
 from quantexp.formats.rounding import can_saturate, rule_offset
 from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.table import MX_BLOCK, MX_MANTISSAS
@@ -44,9 +44,9 @@ def reads(x: Tensor) -> bool:
     return is_plain and x.is_cuda and obstacle(x.device) is None
 
 
-def claims(x: Tensor, spec: QuantSpec) -> bool:
-    """Whether `quantise` is exact for such a tensor."""
-    return claims_spec(spec) and reads(x)
+def claims(x: Tensor, spec: QuantSpec, transform: Transform | None = None) -> bool:
+    """Whether `quantise` is exact for such a tensor, after a transform if there is one."""
+    return transform is None and claims_spec(spec) and reads(x)
 
 
 def claims_both(x: Tensor, spec: QuantSpec) -> bool:
@@ -91,12 +91,22 @@ def _refusal(device: torch.device) -> str | None:
     return None
 
 
-def quantise(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None) -> None:
+def quantise(
+    x: Tensor,
+    y: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scale: Tensor | None,
+    draw: Draw | None = None,
+    transform: Transform | None = None,
+) -> None:
     """Write the quantised x to y, which may be x itself.
 
     Both are contiguous, of one shape, dtype and device; blocks lie along `axis`, counted from the front. `scale` is the
     tensor scale (see `tensor_scale`), on the same device, or None if the specification has none.
     """
+    assert draw is None, "not claimed"
+    assert transform is None, "not claimed"
     if x.numel() == 0:
         return
     if spec.fmt.family is Family.HIF8:
@@ -111,12 +121,20 @@ def quantise(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | N
         _mx_flat(x, y, spec)
 
 
-def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int) -> None:
+def quantise_both(
+    x: Tensor,
+    columns: Tensor,
+    rows: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scale: Tensor | None = None,
+) -> None:
     """Write x quantised in blocks along `axis` to `columns` and along its last axis to `rows`, from one read.
 
     MX only. All are contiguous, of one shape, dtype and device; `axis`, counted from the front, is not the last. One of
     the two may be x.
     """
+    assert scale is None, "MX has none"
     if x.numel() == 0:
         return
     outer, along, inner = outer_axis_inner(x.shape, axis)
@@ -126,8 +144,9 @@ def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axi
     _mx_tiles(x, rows, columns, (outer, along, inner // last, last), spec)
 
 
-def finite_amax(x: Tensor) -> Tensor:
+def finite_amax(x: Tensor, axis: int = 0, transform: Transform | None = None) -> Tensor:
     """The largest magnitude among the finite elements of the contiguous x, 0-dim float32; 0 if there are none."""
+    assert transform is None, "not claimed"
     amax_bits = torch.zeros((), dtype=torch.int32, device=x.device)
     if x.numel() > 0:
         _raise_to_amax(x, amax_bits)

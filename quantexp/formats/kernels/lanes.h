@@ -30,8 +30,7 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
-/* 2 * LANES consecutive elements: for bfloat16 those at even positions are in a, those at odd ones in b; for other types
-   the first half is in a. */
+/* 2 * LANES consecutive elements, the first half in a. */
 typedef struct {
   floats a, b;
 } pair;
@@ -48,7 +47,11 @@ INLINE words magnitude(floats v) { return (words)v & MAGNITUDE; }
 INLINE words where(words mask, words a, words b) { return (a & mask) | (b & ~mask); }
 
 /* at_most: the smaller of v and a bound; NaN if v is NaN.
-   looked_up: a lookup in a table of 16, of which the first 8 are used; every index is below 8. */
+   looked_up: a lookup in a table of 16, of which the first 8 are used; every index is below 8.
+   swapped: the element `h` lanes away, for the powers of two below LANES.
+   whole: integers below 2^24 as floats.
+   floored: v >= 0, below 2^23, rounded down.
+   one_more: v + 1 where a >= b. */
 #if LANES == 16
 INLINE words larger(words a, words b) { return (words)_mm512_max_epu32((__m512i)a, (__m512i)b); }
 INLINE words lesser(words a, words b) { return (words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
@@ -62,6 +65,27 @@ INLINE pair from_fp16(const void *x) {
 INLINE words to_fp16(pair v) {
   __m256i a = _mm512_cvtps_ph((__m512)v.a, _MM_FROUND_TO_NEAREST_INT), b = _mm512_cvtps_ph((__m512)v.b, _MM_FROUND_TO_NEAREST_INT);
   return (words)_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+INLINE pair from_bf16(const void *x) {
+  __m512i h = _mm512_loadu_si512(x);
+  return (pair){(floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(h)), 16),
+                (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(h, 1)), 16)};
+}
+INLINE words upper_halves(words a, words b) {
+  static const uint16_t odd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                   33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return (words)_mm512_permutex2var_epi16((__m512i)a, _mm512_loadu_si512(odd), (__m512i)b);
+}
+INLINE floats swapped(floats v, int h) {
+  if (h == 1) return (floats)_mm512_permute_ps((__m512)v, 0xb1);
+  if (h == 2) return (floats)_mm512_permute_ps((__m512)v, 0x4e);
+  if (h == 4) return (floats)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0xb1);
+  return (floats)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4e);
+}
+INLINE floats whole(words v) { return (floats)_mm512_cvtepi32_ps((__m512i)v); }
+INLINE floats floored(floats v) { return (floats)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+INLINE floats one_more(floats v, floats a, floats b) {
+  return (floats)_mm512_mask_add_ps((__m512)v, _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ), (__m512)v, _mm512_set1_ps(1));
 }
 INLINE void stream(void *y, words v) { _mm512_stream_si512(y, (__m512i)v); }
 #elif LANES == 8
@@ -82,6 +106,23 @@ INLINE words to_fp16(pair v) {
   __m128i a = _mm256_cvtps_ph((__m256)v.a, _MM_FROUND_TO_NEAREST_INT), b = _mm256_cvtps_ph((__m256)v.b, _MM_FROUND_TO_NEAREST_INT);
   return (words)_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
 }
+INLINE pair from_bf16(const void *x) {
+  __m256i h = _mm256_loadu_si256(x);
+  return (pair){(floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(h)), 16),
+                (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(h, 1)), 16)};
+}
+INLINE words upper_halves(words a, words b) {
+  __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32((__m256i)a, 16), _mm256_srli_epi32((__m256i)b, 16));
+  return (words)_mm256_permute4x64_epi64(packed, 0xd8);
+}
+INLINE floats swapped(floats v, int h) {
+  if (h == 1) return (floats)_mm256_permute_ps((__m256)v, 0xb1);
+  if (h == 2) return (floats)_mm256_permute_ps((__m256)v, 0x4e);
+  return (floats)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1);
+}
+INLINE floats whole(words v) { return (floats)_mm256_cvtepi32_ps((__m256i)v); }
+INLINE floats floored(floats v) { return (floats)_mm256_floor_ps((__m256)v); }
+INLINE floats one_more(floats v, floats a, floats b) { return v + (floats)((words)(a >= b) & ONE); }
 INLINE void stream(void *y, words v) { _mm256_stream_si256(y, (__m256i)v); }
 #else
 INLINE words larger(words a, words b) { return where((words)(a > b), a, b); }
@@ -91,6 +132,35 @@ INLINE uint32_t largest_lane(words v) {
   uint32_t most = 0;
   for (int k = 0; k < LANES; k++) most = v[k] > most ? v[k] : most;
   return most;
+}
+INLINE floats swapped(floats v, int h) {
+  floats w;
+  for (int k = 0; k < LANES; k++) w[k] = v[k ^ h];
+  return w;
+}
+INLINE floats whole(words v) {
+  floats f;
+  for (int k = 0; k < LANES; k++) f[k] = (float)(int32_t)v[k];
+  return f;
+}
+INLINE floats floored(floats v) {
+  floats nearest = (v + 0x1p23f) - 0x1p23f;
+  return nearest - (floats)((words)(nearest > v) & ONE);
+}
+INLINE floats one_more(floats v, floats a, floats b) { return v + (floats)((words)(a >= b) & ONE); }
+INLINE pair from_bf16(const void *x) {
+  uint16_t h[PAIR];
+  memcpy(h, x, sizeof h);
+  words a, b;
+  for (int k = 0; k < LANES; k++) a[k] = (uint32_t)h[k] << 16, b[k] = (uint32_t)h[k + LANES] << 16;
+  return (pair){(floats)a, (floats)b};
+}
+INLINE words upper_halves(words a, words b) {
+  uint16_t h[PAIR];
+  for (int k = 0; k < LANES; k++) h[k] = (uint16_t)(a[k] >> 16), h[k + LANES] = (uint16_t)(b[k] >> 16);
+  words both;
+  memcpy(&both, h, sizeof both);
+  return both;
 }
 #endif
 
@@ -112,9 +182,7 @@ INLINE pair load(const void *x, enum dtype dtype, int64_t at) {
 #if LANES > 4
   if (dtype == FP16) return from_fp16(from);
 #endif
-  words both;
-  memcpy(&both, from, sizeof both);
-  return (pair){(floats)(both << 16), (floats)(both & 0xffff0000u)};
+  return from_bf16(from);
 }
 
 /* Prefetches a pair; it may lie beyond the end. Between streaming stores the processor does not predict the next reads
@@ -146,7 +214,7 @@ INLINE void store(void *y, enum dtype dtype, int64_t at, pair v, int exact, int 
   words first = (words)v.a, second = (words)v.b;
   if (dtype == BF16) {
     if (!exact) first = nearest_bf16(v.a), second = nearest_bf16(v.b);
-    first = first >> 16 | (second & 0xffff0000u);
+    first = upper_halves(first, second);
   }
 #if LANES > 4
   if (dtype == FP16) first = to_fp16(v);

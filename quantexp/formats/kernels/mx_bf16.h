@@ -7,7 +7,7 @@
 
    Floats are used where `zero` is not a normal number, for blocks with a NaN or Inf, and without AVX2. */
 
-#include "mx.h"
+#include "panels.h"
 
 #if LANES > 4
 #define FIELD 0x7f80u
@@ -45,6 +45,13 @@ INLINE halves rounded_bits(halves x, halves zero, const bits_grid *g) {
   return sum_or_zero(u, zero) | (x & 0x8000);
 }
 
+/* n elements of bfloat16 from x[at] on, in blocks along them, to y. */
+static __attribute__((noinline)) void round_row(const job *j, void *y, int64_t at, int64_t n, int64_t block) {
+  job own = *j;
+  own.y = y, own.rows = 0, own.tall = 1, own.wide = block;
+  round_panel(&own, BF16, EXACT, &(patch){at, 1, n});
+}
+
 /* Blocks of n elements, at most GROUP. All amaxes come first, so that no rounding waits for its block's amax. */
 INLINE int64_t group_bits(const job *j, const uint16_t *x, void *y, int64_t at, int64_t length, int64_t n,
                           const bits_grid *g, int cached) {
@@ -62,7 +69,7 @@ INLINE int64_t group_bits(const job *j, const uint16_t *x, void *y, int64_t at, 
     zero[b] = (uint16_t)(((amax + g->offset) & FIELD) - g->reach);
   }
   if (unfit)
-    along_bf16(j, y, at, blocks * n);
+    round_row(j, y, at, blocks * n, n);
   else
     for (int64_t b = 0; b < blocks; b++)
       for (int64_t k = b * n; k < b * n + n; k += PAIR) {
@@ -72,13 +79,13 @@ INLINE int64_t group_bits(const job *j, const uint16_t *x, void *y, int64_t at, 
   return blocks * n;
 }
 
-/* `along` on bits, for rows of n elements: x, `pitch` apart, is what the job's x has from `start`, j->inner apart. */
+/* Rows of n elements in blocks along them: x, `pitch` apart, is what the job's x has from `start`, j->inner apart. */
 static __attribute__((noinline)) void along_bits(const job *j, const uint16_t *x, int64_t pitch, void *y, int64_t start,
                                                  int64_t rows, int64_t n, const bits_grid *shared, int cached) {
   const bits_grid g = *shared;
   for (int64_t r = 0; r < rows; r++)
     for (int64_t k = 0; k < n;) {
-      int64_t at = start + r * j->inner + k, block = least(n - k, j->block);
+      int64_t at = start + r * j->inner + k, block = least(n - k, j->tall * j->wide);
       if (block == BLOCK)
         k += group_bits(j, x + r * pitch + k, y, at, n - k, BLOCK, &g, cached);
       else
@@ -86,11 +93,17 @@ static __attribute__((noinline)) void along_bits(const job *j, const uint16_t *x
     }
 }
 
-/* `tile` on bits. If a block needs floats, nothing is written along the tile's columns, and the result is 0. */
-INLINE int tile_bits(const job *j, int64_t unit) {
+/* A panel of blocks down its columns, or along its row. If a block down columns needs floats, nothing is written along
+   them, and the result is 0. */
+INLINE int panel_bits(const job *j, const patch *panel) {
   const bits_grid g = bits_grid_of(j->g);
-  const patch p = patch_of(j, unit);
-  _Alignas(64) uint16_t gathered[TILE], zero[COLUMNS] = {0}; /* zero: first the amax */
+  const patch p = *panel;
+  if (j->wide > 1 || j->tall == 1) {
+    along_bits(j, (const uint16_t *)j->x + p.start, 0, j->y, p.start, 1, p.wide, &g, 0);
+    if (j->rows) along_bits(j, (const uint16_t *)j->x + p.start, 0, j->rows, p.start, 1, p.wide, &g, 1);
+    return 1;
+  }
+  _Alignas(64) uint16_t gathered[PANEL], zero[COLUMNS] = {0}; /* zero: first the amax */
   int64_t pitch = parts_of(p.wide, PAIR) * PAIR;
   const void *x = j->x;
   for (int64_t r = 0; r < p.depth; r++) {

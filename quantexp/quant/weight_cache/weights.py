@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.spec import QuantSpec
+from quantexp.formats.torch_internals import beside_modes
 from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import make_operand, quantise_operand, quantise_pair, source_of
 from quantexp.quant.precision import ModuleId, ModulePrecision
@@ -101,6 +102,7 @@ class WeightCopies:
         """Bytes of the copies kept now."""
         return sum(x.nbytes for x in {id(x): x for x in self._copies.values()}.values())
 
+    @beside_modes
     def for_fprop(self, precision: ModulePrecision, w_OI: Tensor, dgrad_follows: bool) -> Tensor:
         """The weight quantised for fprop; if a dgrad follows, one read also produces the copy for dgrad.
 
@@ -130,6 +132,7 @@ class WeightCopies:
             self._keep(precision.module, first, w_OI, copy)
         return copy
 
+    @beside_modes
     def for_dgrad(self, precision: ModulePrecision, w_OI: Tensor) -> Tensor:
         """The weight quantised for dgrad.
 
@@ -154,7 +157,7 @@ class WeightCopies:
         self, precision: ModulePrecision, spec: QuantSpec, w: Tensor, is_kept: bool
     ) -> Tensor | None:
         """The buffer for a copy; None means fresh memory, also if a hook may keep the copy."""
-        if not spec.quantised or spec.needs_step_state or spec.parts or _is_hooked(precision):
+        if not spec.quantised or spec.parts or _is_hooked(precision):
             return None
         buffers = self.buffers
         return buffers.for_step(w) if is_kept else buffers.for_next_use("w", w)
@@ -193,6 +196,7 @@ class WeightCopies:
             self._weights[module] = _Weight.of(w)
         self._copies[self.number, module, copy_key(spec, spec.stream)] = copy
 
+    @beside_modes
     def _check(self) -> None:
         """Compare the samples of all weights at once: on a GPU the host waits a single time."""
         kept = self._weights

@@ -19,7 +19,7 @@ from .builds import DTYPES, assert_same_bits, by_torch, wild
 def test_a_cpu_has_the_compiled_kernel() -> None:
     assert kernels.kernel_for(torch.ones(3), resolve("mxfp8")) is cpu
     assert kernels.kernel_for_both(torch.ones(3, 3), resolve("mxfp8")) is cpu
-    assert kernels.kernel_for(torch.ones(3), resolve("nvfp4")) is None
+    assert kernels.kernel_for(torch.ones(3), resolve("bf16")) is None
     assert kernels.kernel_for_both(torch.ones(3, 3), resolve("hifp8")) is None
 
 

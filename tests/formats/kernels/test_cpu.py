@@ -148,20 +148,11 @@ def test_a_scale_at_either_end_is_torchs() -> None:
                 assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("nvfp4", {}),
-        ("bf16", {}),
-        ("mxfp8", {"rounding": "stochastic", "seed": 1}),
-        ("mxfp4", {"pre_scale": True}),
-        ("mxfp8", {"block": 512}),
-    ],
-)
-def test_unclaimed_cases_are_left_to_torch(name: str, options: dict[str, Any]) -> None:
-    x = wild(torch.float32, 40, 1024)
-    spec = resolve(name, **{key: value for key, value in options.items() if key != "seed"})
-    assert not cpu.claims(x, spec)
+@pytest.mark.parametrize("name", ["bf16", "mxfp8"])
+def test_unclaimed_cases_are_left_to_torch(name: str) -> None:
+    x = wild(torch.float32, 40, 2048)
+    options = {"block": 1024} if name == "mxfp8" else {}
+    assert not cpu.claims(x, resolve(name, **options))
     assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
 
 

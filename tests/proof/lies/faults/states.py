@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats import QuantSpec, Rounding, finite_amax
+from quantexp.formats import QuantSpec, Rounding, Transform, finite_amax
 from tests.proof.lies.planting import Planter, When
 
 from .fault import Group, add
@@ -188,15 +188,16 @@ def _without_transform(planter: Planter) -> None:
     """No operand is transformed; the product is right."""
 
     def make(original: Any) -> Any:
-        def transformed(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+        def transform_of(spec: QuantSpec, device: torch.device) -> Transform | None:
             if spec.is_transformed:
                 planter.fire()
-                return x
-            return original(x, spec, axis)
+                return None
+            transform: Transform | None = original(spec, device)
+            return transform
 
-        return transformed
+        return transform_of
 
-    planter.function("transformed", make)
+    planter.function("transform_of", make)
 
 
 add("no transform", "no operand has its Hadamard transform", Group.STATE, _without_transform)
@@ -206,15 +207,16 @@ def _half_transform(planter: Planter) -> None:
     """Transforms in blocks of half the length."""
 
     def make(original: Any) -> Any:
-        def transformed(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+        def transform_of(spec: QuantSpec, device: torch.device) -> Transform | None:
             if spec.is_transformed and spec.hadamard.value == "deterministic":
                 planter.fire()
                 spec = replace(spec, hadamard_block=spec.hadamard_block // 2)
-            return original(x, spec, axis)
+            transform: Transform | None = original(spec, device)
+            return transform
 
-        return transformed
+        return transform_of
 
-    planter.function("transformed", make)
+    planter.function("transform_of", make)
 
 
 add("half transform", "transforms in blocks of half the length", Group.STATE, _half_transform)
