@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.training.megatron.without_te import compiling_on_first_call
+from quantexp.training.megatron.without_te import compiling_on_first_call, hidden
 
 PROGRAM = """
 import sys, warnings
@@ -104,3 +105,16 @@ def test_functions_are_compiled_once_and_only_if_called(monkeypatch: pytest.Monk
     assert compiled == []
     assert (double(3), double(4), half(8)) == (6, 8, 4)
     assert compiled == [("double", {}), ("half", {"dynamic": True})]
+
+
+def test_a_package_is_hidden_until_the_end_of_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seldom.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with hidden("seldom"), pytest.raises(ImportError):
+        importlib.import_module("seldom")
+    imported = importlib.import_module("seldom")
+    with hidden("seldom"):
+        assert importlib.import_module("seldom") is imported, "it was imported before"
+    monkeypatch.delitem(sys.modules, "seldom")
