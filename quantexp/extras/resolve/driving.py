@@ -85,9 +85,8 @@ class Driver:
         own = [branch for branch in self._missing if branch.unit.base.seed == seed]
         log = self._design.folder / LOGS / f"seed{seed}.log"
         failures: list[str] = []
-        with log.open("w") as stream:
-            process = self._start(own, stream, at_once)
-            left, error = len(own), ""
+        left, error = len(own), ""
+        with log.open("w") as stream, self._start(own, stream, at_once) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 content = json.loads(line)
