@@ -13,11 +13,13 @@ computes the same.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from quantexp.compiled import address
 from quantexp.formats.kernels import cpu
 from quantexp.formats.layout import Place
 from quantexp.formats.rounding import RANDOM_BITS
@@ -81,8 +83,8 @@ def _from(first: Tensor, extent: int, seed: int, offset: int) -> Tensor:
     """Rows of so many numbers, each from its position on: float32 [rows, extent]."""
     device = first.device
     numbers = torch.empty(len(first), extent, dtype=torch.float32, device=device)
-    if cpu.draws(first):
-        cpu.draw(numbers, first, seed, offset)
+    if _draws(first):
+        _draw(numbers, first, seed, offset)
         return numbers
     chunk = _chunk(device)
     width = min(extent, 4 * chunk)
@@ -133,3 +135,32 @@ def random_numbers(
     if place is not None:
         return random_integers_at(place, x.shape, seed, offset or 0, x.device)
     return random_integers(x.numel(), seed, offset or 0, x.device).view(x.shape)
+
+
+class _Draw(ctypes.Structure):
+    _fields_ = (
+        *cpu.fields(ctypes.c_void_p, "starts numbers"),
+        *cpu.fields(ctypes.c_int64, "rows extent"),
+        *cpu.fields(ctypes.c_uint64, "seed offset"),
+        *cpu.fields(ctypes.c_int64, "next"),
+    )
+
+
+def _draws(starts: Tensor) -> bool:
+    """Whether compiled code accepts these positions."""
+    is_real = type(starts) is Tensor and not torch.compiler.is_compiling()
+    return is_real and starts.device.type == "cpu" and cpu.functions() is not None
+
+
+def _draw(numbers: Tensor, starts: Tensor, seed: int, offset: int) -> None:
+    """Write random numbers, float32 [rows, extent], each row from its position `starts` [rows], int64, on."""
+    compiled = cpu.functions()
+    assert compiled is not None, "claimed"
+    rows, extent = numbers.shape
+    job = _Draw(
+        address(starts, rows, torch.int64),
+        address(numbers, rows * extent, torch.float32),
+        *(rows, extent, seed, offset),
+    )
+    if numbers.numel():
+        compiled.random_numbers(ctypes.byref(job), torch.get_num_threads())

@@ -160,8 +160,7 @@ def quantise_transformed(
     `quantise`.
 
     Raises:
-        TypeError: as for `quantise` and `hadamard`.
-        ValueError: as for `quantise` and `hadamard`.
+        TypeError, ValueError: as for `quantise` and `hadamard`.
         RuntimeError: a derivative is needed: it is not implemented.
     """
     from quantexp.formats.transform import check_transform, hadamard
@@ -174,7 +173,7 @@ def quantise_transformed(
     check_amax_tensor(amax)
     if is_plain(x, amax, transform.signs, out):
         return _quantised(x.detach(), spec, axis, amax, seed, offset, place, out, transform)
-    v = hadamard(x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left)
+    v = hadamard(x, axis=axis, **vars(transform))
     y = quantise(v, spec, axis=axis, amax=amax, seed=seed, offset=offset, place=place)
     return y.to(x.dtype) if out is None else out.copy_(y)
 
@@ -192,30 +191,31 @@ def _quantised(
     transform: Transform | None = None,
 ) -> Tensor:
     """`quantise` of a plain tensor, or of its transform in its own dtype."""
+    check_draw(spec, seed, offset)
+    draw = None
+    if spec.rounding is Rounding.STOCHASTIC:
+        assert seed is not None, "checked"
+        draw = Draw(seed, offset or 0, place)
     kernel = kernel_for(x, spec, transform)
     if kernel is not None:
-        check_draw(spec, seed, offset)
-        draw = None
-        if spec.rounding is Rounding.STOCHASTIC:
-            assert seed is not None, "checked"
-            draw = Draw(seed, offset or 0, place)
         return _by_kernel(kernel, x, spec, axis, amax, draw, out, transform)
     if transform is not None:
         from quantexp.formats.transform import hadamard
 
-        v = hadamard(
-            x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left
-        )
+        v = hadamard(x, axis=axis, **vars(transform))
         v = _quantised(v, spec, axis, amax, seed, offset, place, None)
         return v.to(x.dtype) if out is None else out.copy_(v)
     if spec.fmt.family is Family.PYTHON:
         from quantexp.formats.declared.by_python import quantise_python
 
-        check_draw(spec, seed, offset)
         y = quantise_python(x, spec.fmt, axis, seed, offset)
         return y if out is None else out.copy_(y)
     scale = tensor_scale(x, spec, amax)
-    random = _random_numbers(x, spec, seed, offset, place)
+    random = None
+    if draw is not None:
+        from quantexp.formats.philox import random_numbers
+
+        random = random_numbers(x, spec, seed, offset, place)
     if spec.fmt.across > 1:
         return _quantised_tiles(x, spec, axis, scale, random, out)
     order = memory_order(x)
@@ -247,17 +247,6 @@ def _by_kernel(
         draw.place.check(x.shape)
     kernel.quantise(dense, target.dense, spec, along, scale, draw, transform)
     return target.filled()
-
-
-def _random_numbers(
-    x: Tensor, spec: QuantSpec, seed: int | None, offset: int | None, place: Place | None
-) -> Tensor | None:
-    if spec.rounding is not Rounding.STOCHASTIC:
-        check_draw(spec, seed, offset)
-        return None
-    from quantexp.formats.philox import random_numbers
-
-    return random_numbers(x, spec, seed, offset, place)
 
 
 def _quantised_tiles(

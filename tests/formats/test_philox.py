@@ -7,7 +7,6 @@ import torch
 
 from quantexp.extras.verify import draws as gold
 from quantexp.formats import philox
-from quantexp.formats.kernels import cpu
 from quantexp.formats.layout import Place
 from quantexp.formats.philox import philox4x32, random_integers, random_integers_at
 from quantexp.processes.threads import threads as using_threads
@@ -43,7 +42,7 @@ def test_results_are_the_known_answers(
 def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code where there is a compiler, and torch's."""
     if request.param == "torch":
-        monkeypatch.setattr(cpu, "draws", lambda _: False)
+        monkeypatch.setattr(philox, "_draws", lambda _: False)
 
 
 @pytest.mark.usefixtures("code")
@@ -74,7 +73,7 @@ def test_compiled_code_draws_the_same_in_any_number_of_threads(
                 random_integers(30_001, 3, 4, CPU),
                 random_integers_at(place, shape, 3, 4, CPU),
             ]
-    monkeypatch.setattr(cpu, "draws", lambda _: False)
+    monkeypatch.setattr(philox, "_draws", lambda _: False)
     for numbers, at in (drawn[:2], drawn[2:]):
         assert torch.equal(numbers, random_integers(30_001, 3, 4, CPU))
         assert torch.equal(at, random_integers_at(place, shape, 3, 4, CPU))

@@ -16,6 +16,7 @@ import math
 import struct
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,73 +55,42 @@ _MAX_BLOCK_OF_INTEGERS = 256
 _LEAST_SIGNS = 16
 
 
+def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type."""
+    return [(name, kind) for name in names.split()]
+
+
 class _Grid(ctypes.Structure):
     _fields_ = (
-        ("mantissa_bits", ctypes.c_int32),
-        ("emin", ctypes.c_int32),
-        ("emax", ctypes.c_int32),
-        ("max", ctypes.c_float),
-        ("lowest", ctypes.c_float),
-        ("away", ctypes.c_uint32),
-        ("has_negative_zero", ctypes.c_int32),
-        ("family", ctypes.c_int32),
-        ("beyond", ctypes.c_uint32),
-        ("scale", ctypes.c_float),
-        ("is_power", ctypes.c_int32),
-        ("pre_scale", ctypes.c_float),
-        ("is_divided", ctypes.c_int32),
-        ("kind", ctypes.c_int32),
-        ("rule", ctypes.c_int32),
-        ("offset", ctypes.c_uint32),
-        ("scale_mantissa_bits", ctypes.c_int32),
-        ("scale_emin", ctypes.c_int32),
-        ("scale_min", ctypes.c_float),
-        ("scale_max", ctypes.c_float),
-        ("tensor_first", ctypes.c_int32),
-        ("is_random", ctypes.c_int32),
-        ("in_integers", ctypes.c_int32),
+        *fields(ctypes.c_int32, "mantissa_bits emin emax"),
+        *fields(ctypes.c_float, "max lowest"),
+        *fields(ctypes.c_uint32, "away"),
+        *fields(ctypes.c_int32, "has_negative_zero family"),
+        *fields(ctypes.c_uint32, "beyond"),
+        *fields(ctypes.c_float, "scale"),
+        *fields(ctypes.c_int32, "is_power"),
+        *fields(ctypes.c_float, "pre_scale"),
+        *fields(ctypes.c_int32, "is_divided kind rule"),
+        *fields(ctypes.c_uint32, "offset"),
+        *fields(ctypes.c_int32, "scale_mantissa_bits scale_emin"),
+        *fields(ctypes.c_float, "scale_min scale_max"),
+        *fields(ctypes.c_int32, "tensor_first is_random in_integers"),
     )
 
 
 class _Job(ctypes.Structure):
     _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("dtype", ctypes.c_int64),
-        ("outer", ctypes.c_int64),
-        ("extent", ctypes.c_int64),
-        ("inner", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("tall", ctypes.c_int64),
-        ("wide", ctypes.c_int64),
-        ("grid", ctypes.POINTER(_Grid)),
-        ("hadamard", ctypes.c_int64),
-        ("is_down", ctypes.c_int64),
-        ("is_left", ctypes.c_int64),
-        ("signs", ctypes.c_void_p),
-        ("seed", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("starts", ctypes.c_void_p),
-        ("length", ctypes.c_int64),
-        ("past", ctypes.c_int64),
-        ("amax", ctypes.c_uint32),
-        ("units", ctypes.c_int64),
-        ("step", ctypes.c_int64),
-        ("next", ctypes.c_int64),
-        ("work", ctypes.c_void_p),
-    )
-
-
-class _Draw(ctypes.Structure):
-    _fields_ = (
-        ("starts", ctypes.c_void_p),
-        ("numbers", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("extent", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("next", ctypes.c_int64),
+        *fields(ctypes.c_void_p, "x y rows"),
+        *fields(ctypes.c_int64, "dtype outer extent inner width tall wide"),
+        *fields(ctypes.POINTER(_Grid), "grid"),
+        *fields(ctypes.c_int64, "hadamard is_down is_left"),
+        *fields(ctypes.c_void_p, "signs"),
+        *fields(ctypes.c_uint64, "seed offset"),
+        *fields(ctypes.c_void_p, "starts"),
+        *fields(ctypes.c_int64, "length past"),
+        *fields(ctypes.c_uint32, "amax"),
+        *fields(ctypes.c_int64, "units step next"),
+        *fields(ctypes.c_void_p, "work"),
     )
 
 
@@ -134,7 +104,7 @@ class Compiled:
         self.largest_finite = library.largest_finite
         self.largest_finite.argtypes, self.largest_finite.restype = arguments, ctypes.c_uint32
         self.random_numbers = library.random_numbers
-        self.random_numbers.argtypes = (ctypes.POINTER(_Draw), ctypes.c_int64)
+        self.random_numbers.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self.random_numbers.restype = None
         #: Exact arithmetic in that many of torch's threads (see `exact_in_pool`): whether a mode was changed.
         self.make_threads_exact = library.make_threads_exact
@@ -246,26 +216,6 @@ def finite_amax(x: Tensor, axis: int = 0, transform: Transform | None = None) ->
         del kept
     amax = struct.unpack("<f", struct.pack("<I", bits))[0]
     return torch.tensor(amax, dtype=torch.float32, device="cpu")
-
-
-def draws(starts: Tensor) -> bool:
-    """Whether `draw` accepts these positions."""
-    is_real = type(starts) is Tensor and not torch.compiler.is_compiling()
-    return is_real and starts.device.type == "cpu" and functions() is not None
-
-
-def draw(numbers: Tensor, starts: Tensor, seed: int, offset: int) -> None:
-    """Write random numbers, float32 [rows, extent], each row from its position `starts` [rows], int64, on."""
-    compiled = functions()
-    assert compiled is not None, "claimed"
-    rows, extent = numbers.shape
-    job = _Draw(
-        address(starts, rows, torch.int64),
-        address(numbers, rows * extent, torch.float32),
-        *(rows, extent, seed, offset),
-    )
-    if numbers.numel():
-        compiled.random_numbers(job, torch.get_num_threads())
 
 
 def _job(
