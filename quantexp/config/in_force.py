@@ -6,9 +6,11 @@ precision, or in a format that has all of its values, is not in the name. Needs 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 from quantexp.config.evaluation import map_iteration
+from quantexp.errors import ConfigError
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Format
 from quantexp.quant.outside_products import state_slots
@@ -107,8 +109,9 @@ def name_in_force(experiment: Experiment, sites: InForce) -> str:
     whole = _maps(experiment, quant) if quant.rules else []
     for rule in quant.rules:
         fewer = replace(quant, rules=[each for each in quant.rules if each is not rule])
-        if _maps(experiment, fewer) == whole:
-            quant = fewer
+        with contextlib.suppress(ConfigError):  # without the rule it may be no scheme
+            if _maps(experiment, fewer) == whole:
+                quant = fewer
     return derived_name(quant, sites)
 
 

@@ -18,6 +18,7 @@ from quantexp.capture.select.budget import price
 from quantexp.capture.select.choice import expected_tensors
 from quantexp.capture.store.manifest import ManifestLine
 from quantexp.capture.store.metadata import About
+from quantexp.errors import CaptureError
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
@@ -337,14 +338,12 @@ def test_a_full_disk_ends_the_run_with_one_line_and_no_half_file(
     assert not list(run.tensors.rglob("*.part"))
 
 
-def test_a_folder_that_cannot_be_written_ends_the_run_with_one_line(
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    run = run_tiny(f"capture.dir={tmp_path / 'file'}", expect=1)
-    status = read_status(run.status)
-    assert status is not None
-    assert "captured tensors cannot be written to" in status.reason
+    with pytest.raises(CaptureError, match="captured tensors cannot be written to"):
+        run_tiny(f"capture.dir={tmp_path / 'file'}")
 
 
 def test_torchs_message_for_a_full_disk_is_translated(

@@ -90,7 +90,8 @@ def test_formats_have_bits_block_scale_and_range() -> None:
     assert rows["bf16"]["smallest"] == 2.0**-133
     assert rows["fp8_128x128"]["block"] == [128, 128]
     assert "arXiv 2412.19437" in str(rows["fp8_128x128"]["about"])
-    assert (rows["mxint8"]["values"], rows["mxint8"]["code"]) == (255, "torch code")
+    assert (rows["mxint8"]["values"], rows["mxint8"]["code"]) == (255, "compiled code")
+    assert rows["nvfp4_four_over_six"]["code"] == "torch code"
 
 
 def test_every_format_has_as_many_values_as_its_codes_mean() -> None:

@@ -275,7 +275,7 @@ def test_runs_without_the_measure_are_named_and_the_losses_on_the_way_are_called
     [
         (
             "measure=speed",
-            "measure must be one of loss, validation_loss, perplexity, grad_norm, got speed",
+            "measure must be one of loss, validation_loss, unquantised_loss, perplexity, grad_norm, got speed",
         ),
         ("window=0", "window must be a number of iterations, at least 1, got 0"),
         ("window=", "window must be a number of iterations, at least 1, got nothing"),

@@ -332,7 +332,7 @@ class Planter(contextlib.AbstractContextManager["Planter"]):
             return begun
 
         self.method(Stepper, "step", in_phase("train"))
-        self.method(Stepper, "evaluate", in_phase("validation"))
+        self.method(Stepper, "validation_loss", in_phase("validation"))
         self.method(StepState, "begin", begin)
 
     # The quantiser

@@ -264,6 +264,7 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
     for module, each in (
         (multiply, "quantise"),
         (multiply, "quantise_both"),
+        (multiply, "quantise_transformed"),
         (whole_amax, "hadamard"),
     ):
         monkeypatch.setattr(module, each, counted(getattr(module, each)))

@@ -130,7 +130,7 @@ def _validation_maps(planter: Planter) -> None:
 
         return evaluate
 
-    planter.method(Stepper, "evaluate", make)
+    planter.method(Stepper, "validation_loss", make)
 
 
 add(
