@@ -1,6 +1,6 @@
 """The places at which a fault replaces code of quantexp, none of them part of the proof.
 
-    quantisers   `quantise` and `quantise_both` as the products call them: every quantised operand
+    quantisers   `quantise` and its two relatives as the products call them: every quantised operand
     operands     an operand between its quantiser and its product, by module, slot and moment
     products     the result of a product, from operands of one's own
     maps         what a module believes to be declared
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quantexp.formats import QuantSpec, Rounding, Scaling, finite_amax, quantise
+from quantexp.formats import QuantSpec, Rounding, Scaling, finite_amax, hadamard, quantise
 from quantexp.formats.torch_internals import in_backward
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap
 from quantexp.quant.product_context import is_watched
@@ -370,6 +370,23 @@ class Planter(contextlib.AbstractContextManager["Planter"]):
 
             return quantised
 
+        def after_transform(original: Any) -> Any:
+            def quantised(
+                x: Tensor,
+                fmt: QuantSpec,
+                transform: Any,
+                *,
+                axis: int = -1,
+                amax: Tensor | None = None,
+                out: Tensor | None = None,
+                **draw: Any,
+            ) -> Tensor:
+                source = hadamard(x, axis=axis, **vars(transform))
+                honest = original(x, fmt, transform, axis=axis, amax=amax, out=out, **draw)
+                return changed(Quantising(source, fmt, axis, amax, draw, honest, self)).to(x.dtype)
+
+            return quantised
+
         def two(original: Any) -> Any:
             def quantised(
                 x: Tensor,
@@ -391,6 +408,7 @@ class Planter(contextlib.AbstractContextManager["Planter"]):
 
         self.function("quantise", one)
         self.function("quantise_both", two)
+        self.function("quantise_transformed", after_transform)
 
     # Operands
 
