@@ -104,8 +104,8 @@ def quantise_both(
 @constant_for_dynamo
 def _has_axis(fmt: AnySpec, ndim: int) -> bool:
     """Whether the result depends on the axis. Rows of square blocks are other elements along each of three axes."""
-    of_call = resolve(fmt).fmt
-    return of_call.depends_on_axis or (of_call.across > 1 and ndim > 2)
+    spec = resolve(fmt)
+    return spec.depends_on_axis or (spec.fmt.across > 1 and ndim > 2)
 
 
 def _checked_targets(
@@ -148,7 +148,7 @@ def _from_one_read(
 ) -> tuple[Tensor, Tensor] | None:
     """Both copies; None if no kernel writes them from one read."""
     _check_apart(x, *targets)
-    if axes[0] == axes[1] or not spec.fmt.depends_on_axis:
+    if axes[0] == axes[1] or not spec.depends_on_axis:
         return None
     order = memory_order(x)
     place = {order.index(axis): index for index, axis in enumerate(axes)}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, quantise, quantise_both, resolve
+from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.files import declared_by_name
 from quantexp.formats.kernels import cpu
 
@@ -49,6 +50,13 @@ def test_square_blocks_of_three_axes_have_other_rows_along_each() -> None:
     for axes in ((0, 1), (1, 2), (2, 0)):
         for y, axis in zip(quantise_both(x, SQUARE, axes=axes), axes, strict=True):
             assert_same_bits(y, quantise(x, SQUARE, axis=axis))
+
+
+def test_a_block_that_replaces_one_of_single_elements_lies_along_its_axis() -> None:
+    fmt = declared_format("one", {"element": "int8", "block": 1})
+    x, spec = wild(torch.float32, 40, 130), resolve(fmt, block=16)
+    for y, axis in zip(quantise_both(x, spec, axes=(0, 1)), (0, 1), strict=True):
+        assert_same_bits(y, quantise(x, spec, axis=axis))
 
 
 def test_large_copies_are_those_of_quantise(monkeypatch: pytest.MonkeyPatch) -> None:
