@@ -39,7 +39,7 @@ import psutil
 from quantexp.processes.with_parent import PARENT, end_with_parent, parent_from
 from quantexp.runs.device import has_driver
 from quantexp.runs.fencing import START
-from quantexp.training.drawing import fork_early
+from quantexp.training.drawing import fork_early, keep_threads
 
 WORKER = "quantexp.training.worker"
 #: Variables of which each run has its own value.
@@ -242,6 +242,7 @@ class _Server:
             for number, handler in self._inherited.items():
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            keep_threads()
             fork_early(fds[1:], _show_as)
             code = import_module(WORKER).main(sys.argv[1:])
         except SystemExit as error:

@@ -33,6 +33,7 @@ class Worker(types.ModuleType):
 sys.modules[warm.WORKER] = Worker(warm.WORKER)
 warm.fork_early = lambda own, show_as: None
 warm._IMPORTS = ()
+import quantexp.formats.kernels
 sys.modules["quantexp.training.megatron.without_te"] = without_te = types.ModuleType("without_te")
 without_te.import_megatron = lambda: None
 import quantexp.training.megatron
@@ -112,6 +113,22 @@ def main(words):
     ):
         assert first == f"{arguments} {[warm.WORKER, *arguments]} {claim} True"
         assert second.split() == [str(os.getpid()), str(os.getpgid(0)), str(Path.cwd())]
+
+
+def test_rank_that_quantises_keeps_its_threads(
+    start: Callable[..., WarmRank], tmp_path: Path
+) -> None:
+    code = """
+def main(words):
+    import torch
+    from quantexp.formats import quantise
+    torch.set_num_threads(2)  # launcher.num_threads
+    quantise(torch.ones(1 << 18), "mxfp8")
+    print(torch.get_num_threads(), flush=True)
+    return 0
+"""
+    assert start(code).wait() == 0
+    assert printed(tmp_path) == ["2"]
 
 
 def test_rank_is_found_by_its_command_line(start: Callable[..., WarmRank], tmp_path: Path) -> None:
