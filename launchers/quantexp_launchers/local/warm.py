@@ -134,7 +134,7 @@ class WarmRank:
             line = _line(self._channel)
             if line:
                 self.returncode = int(line)
-            self._has_ended = bool(line) or not psutil.pid_exists(self.pid)
+            self._has_ended = bool(line) or not _runs(self.pid)
         return self.returncode if self._has_ended else None
 
     def wait(self) -> int:
@@ -155,6 +155,14 @@ class WarmRank:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; in a container nobody may reap one whose parent has ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _shared(environment: Mapping[str, str]) -> dict[str, str]:

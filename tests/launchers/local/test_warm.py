@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -192,6 +193,25 @@ def main(words):
     assert not psutil.pid_exists(rank.pid)
     with pytest.raises(TimeoutError):
         start("main = lambda words: 0", patience_s=0.2)
+
+
+def test_rank_that_nobody_reaps_has_ended(start: Callable[..., WarmRank], tmp_path: Path) -> None:
+    """Its warm process was killed, in a container whose first process does not wait for others."""
+    set_subreaper = partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER
+    rank = start("def main(words): print('ready', flush=True); time.sleep(600)")
+    until(partial(is_printed, tmp_path, 1))
+    server = psutil.Process(rank.pid).parent()
+    assert server is not None
+    set_subreaper(1)
+    try:
+        server.kill()
+        until(lambda: psutil.Process(rank.pid).ppid() == os.getpid())
+        rank.kill()
+        until(lambda: rank.poll() is not None)
+        assert rank.wait() == -signal.SIGKILL
+    finally:
+        set_subreaper(0)
+    os.waitpid(rank.pid, 0)
 
 
 def test_another_environment_starts_cold(start: Callable[..., WarmRank]) -> None:
