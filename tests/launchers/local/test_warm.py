@@ -190,7 +190,7 @@ def main(words):
         assert server is not None
         server.send_signal(number)
         assert rank.wait() == -number
-    assert not psutil.pid_exists(rank.pid)
+    until(lambda: not psutil.pid_exists(rank.pid))
     with pytest.raises(TimeoutError):
         start("main = lambda words: 0", patience_s=0.2)
 
