@@ -92,6 +92,13 @@ def start_point(experiment: Experiment) -> StartPoint | None:
         raise DataError(
             f"{option}: there is no checkpoint of iteration {iteration}; {point.run.root} {has}"
         )
+    if training.start_optimizer:
+        other = read(point.run.config).training.optimizer
+        if other is not training.optimizer:
+            raise DataError(
+                f"{option} has the state of training.optimizer={other.value}, which {training.optimizer.value} cannot "
+                "take: leave out training.start_optimizer"
+            )
     if training.start_optimizer and not point.state.is_file():
         raise DataError(
             f"{option}: the checkpoint holds no optimizer; its run needs checkpoint.optimizer=true, or leave out "

@@ -273,7 +273,8 @@ def to_tiles(x: Tensor, fmt: Format, axis: int) -> Tensor:
     rows, columns = _tile_counts((x_RN.shape[0], x_RN.shape[1]), m, n)
     padded = x_RN.new_zeros(rows * m, columns * n)
     padded[: x_RN.shape[0], : x_RN.shape[1]] = x_RN
-    return padded.view(rows, m, columns, n).transpose(1, 2).reshape(rows * columns, m * n)
+    tiles = padded.view(rows, m, columns, n).transpose(1, 2)
+    return tiles.reshape(rows * columns, m * n).contiguous()  # else a view, if n is 1
 
 
 def from_tiles(tiles: Tensor, shape: tuple[int, ...], fmt: Format, axis: int) -> Tensor:

@@ -105,7 +105,13 @@ class QuantSpec:
     @property
     def has_blocks(self) -> bool:
         """Whether its values depend on the axis, through blocks or a transform, or lie along it in parts."""
-        return self.fmt.depends_on_axis or self.is_transformed or bool(self.parts)
+        return self.depends_on_axis or self.is_transformed or bool(self.parts)
+
+    @property
+    def depends_on_axis(self) -> bool:
+        """Whether the axis of the blocks changes the values: as of the format, unless its block is replaced."""
+        is_along = self.fmt.block is not None and self.block != self.fmt.across
+        return is_along or self.fmt.depends_on_axis
 
     @property
     def num_pieces(self) -> int:

@@ -134,7 +134,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType({fmt.name: fmt for fmt in _ALL}
 #: The same by every name and alias.
 BY_ANY_NAME: Mapping[str, Format] = {name: fmt for fmt in _ALL for name in (fmt.name, *fmt.aliases)}
 #: Mantissa bits of the elements of MX that kernels compute in integers, or on a GPU.
-MX_MANTISSAS = range(1, 4)
+_MX_MANTISSAS = range(1, 4)
 #: Elements of a panel of the compiled code: the most, of a column, and of a row's smallest part.
 _PANEL, _COLUMN, _ROW = 16384, 512, 32
 #: Exponent beyond which the float adder cannot round to an element's mantissa: the sum would overflow.
@@ -147,6 +147,11 @@ def panel_fits(block: int, across: int = 1) -> bool:
     """Whether a panel of the compiled code holds such blocks, along memory and across it."""
     sides = (block, across), (across, block)
     return block <= _COLUMN and all(a * (-(-b // _ROW) * _ROW) <= _PANEL for a, b in sides)
+
+
+def is_usual_mx(element: Element) -> bool:
+    """Whether kernels compute such elements of MX in integers, or on a GPU: no rule takes their scales beyond 2^127."""
+    return element.mantissa_bits in _MX_MANTISSAS and element.emax > 0
 
 
 def is_compiled(fmt: Format, block: int | None = None) -> bool:

@@ -47,8 +47,8 @@ def quantise_both(
     """`quantise(x, fmt, axis=axes[0])` and the same along `axes[1]`, from one read of x if a kernel supports it.
 
     A kernel supports it if one of the axes is the last in memory: rounding to nearest, blocks of one row (see
-    docs/backends.md). For a format without blocks, or if both axes are equal, the result is one tensor, returned twice
-    and computed once.
+    docs/backends.md). For a format without blocks, for square blocks of a matrix, or if both axes are equal, the
+    result is one tensor, returned twice and computed once.
 
     Args:
         x: as in `quantise`.
@@ -95,16 +95,17 @@ def quantise_both(
         )
 
     y = copy(first, targets[0])
-    z = copy(second, targets[1]) if first != second and _has_axis(fmt) else y
+    z = copy(second, targets[1]) if first != second and _has_axis(fmt, x.ndim) else y
     if out is None:
         return y, z
     return y if y is out[0] else out[0].copy_(y), z if z is out[1] else out[1].copy_(z)
 
 
 @constant_for_dynamo
-def _has_axis(fmt: AnySpec) -> bool:
-    """Whether the result depends on the axis."""
-    return resolve(fmt).fmt.depends_on_axis
+def _has_axis(fmt: AnySpec, ndim: int) -> bool:
+    """Whether the result depends on the axis. Rows of square blocks are other elements along each of three axes."""
+    spec = resolve(fmt)
+    return spec.depends_on_axis or (spec.fmt.across > 1 and ndim > 2)
 
 
 def _checked_targets(
@@ -147,7 +148,7 @@ def _from_one_read(
 ) -> tuple[Tensor, Tensor] | None:
     """Both copies; None if no kernel writes them from one read."""
     _check_apart(x, *targets)
-    if axes[0] == axes[1] or not spec.fmt.depends_on_axis:
+    if axes[0] == axes[1] or not spec.depends_on_axis:
         return None
     order = memory_order(x)
     place = {order.index(axis): index for index, axis in enumerate(axes)}

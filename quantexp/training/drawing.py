@@ -156,6 +156,13 @@ def fork_early(own: Sequence[int], show_as: Callable[[Sequence[str]], None]) -> 
     _EARLY.append(_Fork(own, show_as))
 
 
+def keep_threads() -> None:
+    """Leave torch its threads in a fork of a process that had started none; without effect if it imported no torch."""
+    kernels = sys.modules.get("quantexp.formats.kernels")
+    if kernels is not None:
+        kernels.keep_threads()
+
+
 def _serve(requests: int, answers: int, show_as: Callable[[Sequence[str]], None]) -> None:
     """Become the process that draws, and end with it."""
     code = 1
@@ -167,6 +174,7 @@ def _serve(requests: int, answers: int, show_as: Callable[[Sequence[str]], None]
         os.dup2(answers, sys.stdout.fileno())
         os.close(requests)
         os.close(answers)
+        keep_threads()
         if line := sys.stdin.readline():
             command, variables = json.loads(line)
             show_as(command)

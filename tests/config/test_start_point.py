@@ -221,6 +221,14 @@ def test_impossible_start_is_refused_before_the_run(started: RunDir, tiny: Tiny)
             r"the checkpoint holds no optimizer; its run needs checkpoint\.optimizer=true",
         ),
         (
+            [
+                f"training.start_from={name}@2",
+                "training.start_optimizer=true",
+                "training.optimizer=muon",
+            ],
+            r"has the state of training\.optimizer=adam, which muon cannot take",
+        ),
+        (
             [f"training.start_from={name}@2", "training.seed=7"],
             r"has its place in the data by training\.seed=1234; here it is 7, so give it that",
         ),

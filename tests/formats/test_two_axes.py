@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, quantise, quantise_both, resolve
+from quantexp.formats.definitions.definition import declared_format
+from quantexp.formats.definitions.files import declared_by_name
 from quantexp.formats.kernels import cpu
 
 from .kernels.builds import DTYPES, assert_same_bits, wild
+
+SQUARE = declared_by_name("nvfp4_16x16", {})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -20,7 +24,7 @@ def test_the_copies_are_those_of_quantise(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(cpu, "functions", lambda: None)
-    for shape in ((64, 96), (70, 33), (3, 40, 50), (2, 35, 3, 40), (600, 700), (1, 1)):
+    for shape in ((64, 96), (70, 33), (3, 40, 50), (2, 35, 3, 40), (600, 700), (1, 1), (70, 1)):
         x = wild(dtype, *shape)
         ends = range(-len(shape), 0)
         for axes in ((first, second) for first in ends for second in ends):
@@ -39,6 +43,20 @@ def test_a_kernel_reads_x_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for view in (x, x.t(), x.view(4, 16, 128).transpose(0, 1)):
         quantise_both(view, "mxfp4", axes=(0, view.ndim - 1))
         quantise_both(view, "mxfp4", axes=(-1, 0))
+
+
+def test_square_blocks_of_three_axes_have_other_rows_along_each() -> None:
+    x = wild(torch.float32, 3, 40, 130)
+    for axes in ((0, 1), (1, 2), (2, 0)):
+        for y, axis in zip(quantise_both(x, SQUARE, axes=axes), axes, strict=True):
+            assert_same_bits(y, quantise(x, SQUARE, axis=axis))
+
+
+def test_a_block_that_replaces_one_of_single_elements_lies_along_its_axis() -> None:
+    fmt = declared_format("one", {"element": "int8", "block": 1})
+    x, spec = wild(torch.float32, 40, 130), resolve(fmt, block=16)
+    for y, axis in zip(quantise_both(x, spec, axes=(0, 1)), (0, 1), strict=True):
+        assert_same_bits(y, quantise(x, spec, axis=axis))
 
 
 def test_large_copies_are_those_of_quantise(monkeypatch: pytest.MonkeyPatch) -> None:

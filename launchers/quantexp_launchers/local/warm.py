@@ -39,7 +39,7 @@ import psutil
 from quantexp.processes.with_parent import PARENT, end_with_parent, parent_from
 from quantexp.runs.device import has_driver
 from quantexp.runs.fencing import START
-from quantexp.training.drawing import fork_early
+from quantexp.training.drawing import fork_early, keep_threads
 
 WORKER = "quantexp.training.worker"
 #: Variables of which each run has its own value.
@@ -134,7 +134,7 @@ class WarmRank:
             line = _line(self._channel)
             if line:
                 self.returncode = int(line)
-            self._has_ended = bool(line) or not psutil.pid_exists(self.pid)
+            self._has_ended = bool(line) or not _runs(self.pid)
         return self.returncode if self._has_ended else None
 
     def wait(self) -> int:
@@ -155,6 +155,14 @@ class WarmRank:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; in a container nobody may reap one whose parent has ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _shared(environment: Mapping[str, str]) -> dict[str, str]:
@@ -242,6 +250,7 @@ class _Server:
             for number, handler in self._inherited.items():
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            keep_threads()
             fork_early(fds[1:], _show_as)
             code = import_module(WORKER).main(sys.argv[1:])
         except SystemExit as error:

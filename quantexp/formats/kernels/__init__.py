@@ -15,7 +15,7 @@ and `exact_in_pool` in torch's threads too, for code that shares its work among 
 pool's mode can only be tested, and flushing is an error.
 
 A forked process has no threads but its first, and torch would wait for the others for ever: `exact` sets torch's number
-of threads to one there.
+of threads to one there, unless `keep_threads` says that there were none to lose.
 """
 
 from __future__ import annotations
@@ -138,6 +138,12 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
+
+
+def keep_threads() -> None:
+    """In a forked process: its parent had started no thread of torch, so torch may start its own here."""
+    global _is_forked
+    _is_forked = False
 
 
 def is_flushing() -> bool:

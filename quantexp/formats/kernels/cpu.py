@@ -25,7 +25,7 @@ from quantexp.compiled import address, library
 from quantexp.formats.layout import Draw, Transform, outer_axis_inner
 from quantexp.formats.rounding import EXPONENT_MASK, NAN_BITS, rule_offset
 from quantexp.formats.spec import QuantSpec
-from quantexp.formats.table import BF16, MX_MANTISSAS, is_compiled, panel_fits
+from quantexp.formats.table import BF16, is_compiled, is_usual_mx, panel_fits
 from quantexp.formats.types import (
     BlockRule,
     BlockScaleKind,
@@ -195,7 +195,7 @@ def quantise_both(
     """
     if not x.numel():
         return
-    job, _ = _job(x, spec, axis, None)
+    job, _ = _job(x, spec, axis, None, is_down=True)
     job.rows = address(rows, x.numel(), x.dtype)
     # Rows without a short block are processed as one long row.
     job.width = x.shape[-1] if x.shape[-1] % spec.block else job.inner
@@ -219,9 +219,16 @@ def finite_amax(x: Tensor, axis: int = 0, transform: Transform | None = None) ->
 
 
 def _job(
-    x: Tensor, spec: QuantSpec | None, axis: int, transform: Transform | None
+    x: Tensor,
+    spec: QuantSpec | None,
+    axis: int,
+    transform: Transform | None,
+    is_down: bool = False,
 ) -> tuple[_Job, Tensor | None]:
-    """The work on x, not empty, in the blocks of a specification; the second result must live as long as it."""
+    """The work on x, not empty, in the blocks of a specification; the second result must live as long as it.
+
+    Blocks run down the extent if the axis is not the last, or if `is_down`.
+    """
     compiled = functions()
     assert compiled is not None, "claimed"
     outer, extent, inner = outer_axis_inner(tuple(x.shape), axis)
@@ -229,7 +236,7 @@ def _job(
     is_blocked = spec is not None and spec.fmt.block is not None
     if spec is not None and is_blocked:
         block, across = spec.block, spec.fmt.across
-    is_down = inner > 1
+    is_down = is_down or inner > 1
     if not is_blocked and transform is None:
         outer, extent, inner, tall, wide = 1, 1, x.numel(), 1, 1
     elif is_down:
@@ -336,4 +343,4 @@ def _in_integers(spec: QuantSpec) -> bool:
     """Whether the code in 16-bit integers has tables for bfloat16 in this format of MX."""
     is_usual = spec.block & (spec.block - 1) == 0 and spec.block <= _MAX_BLOCK_OF_INTEGERS
     is_nearest = spec.rounding is Rounding.EVEN and not spec.is_pre_scaled
-    return is_usual and is_nearest and spec.fmt.element.mantissa_bits in MX_MANTISSAS
+    return is_usual and is_nearest and is_usual_mx(spec.fmt.element)

@@ -25,7 +25,7 @@ from torch import Tensor
 from quantexp.formats.layout import INPUT_DTYPES, Draw, Transform, outer_axis_inner
 from quantexp.formats.rounding import can_saturate, rule_offset
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.table import MX_BLOCK, MX_MANTISSAS
+from quantexp.formats.table import MX_BLOCK, is_usual_mx
 from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 
 #: Format families with kernels.
@@ -59,7 +59,7 @@ def claims_spec(spec: QuantSpec) -> bool:
     if spec.rounding is Rounding.STOCHASTIC or spec.is_pre_scaled:
         return False
     if spec.fmt.family is Family.MX:
-        return spec.block == MX_BLOCK and spec.fmt.element.mantissa_bits in MX_MANTISSAS
+        return spec.block == MX_BLOCK and is_usual_mx(spec.fmt.element)
     return spec.fmt.family in FAMILIES
 
 

@@ -72,6 +72,8 @@ DECLARED: dict[str, dict[str, Any]] = {
         "scale": "e8m0",
         "scale_rule": "rceil",
     },
+    "powers beyond float32": {"element": "int2", "block": 32, "scale": "e8m0"},
+    "one element of many rows": {"element": "e4m3", "block": [16, 1], "scale": "fp32"},
     "ten mantissa bits": {"element": "e5m10", "block": 48, "scale": "e8m0", "scale_rule": "ceil"},
     "whole tensor, lopsided": {
         "element": {"integer_bits": 8, "symmetric": False},
@@ -207,7 +209,8 @@ def test_every_value_after_a_transform_is_torchs(build: str, dtype: torch.dtype)
 @pytest.mark.parametrize("name", EVERY_BLOCKED)
 def test_both_copies_are_those_of_two_calls(build: str, name: str) -> None:
     fmt = fmt_of(name)
-    for shape, axes in itertools.product([(130, 200), (64, 24, 72), (3, 5000)], [(0, -1), (-1, 0)]):
+    shapes = [(130, 200), (64, 24, 72), (3, 5000), (70, 1), (1, 70), (2, 35, 1)]
+    for shape, axes in itertools.product(shapes, [(0, -1), (-1, 0)]):
         x = wild(torch.bfloat16, *shape)
         if resolve(fmt).fmt.across > 1 and x.ndim > 2:
             continue

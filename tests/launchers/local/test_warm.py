@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ class Worker(types.ModuleType):
 sys.modules[warm.WORKER] = Worker(warm.WORKER)
 warm.fork_early = lambda own, show_as: None
 warm._IMPORTS = ()
+import quantexp.formats.kernels
 sys.modules["quantexp.training.megatron.without_te"] = without_te = types.ModuleType("without_te")
 without_te.import_megatron = lambda: None
 import quantexp.training.megatron
@@ -114,6 +116,22 @@ def main(words):
         assert second.split() == [str(os.getpid()), str(os.getpgid(0)), str(Path.cwd())]
 
 
+def test_rank_that_quantises_keeps_its_threads(
+    start: Callable[..., WarmRank], tmp_path: Path
+) -> None:
+    code = """
+def main(words):
+    import torch
+    from quantexp.formats import quantise
+    torch.set_num_threads(2)  # launcher.num_threads
+    quantise(torch.ones(1 << 18), "mxfp8")
+    print(torch.get_num_threads(), flush=True)
+    return 0
+"""
+    assert start(code).wait() == 0
+    assert printed(tmp_path) == ["2"]
+
+
 def test_rank_is_found_by_its_command_line(start: Callable[..., WarmRank], tmp_path: Path) -> None:
     rank = start("main = lambda words: time.sleep(600)")
     expected = [sys.executable, "-m", warm.WORKER, str(tmp_path)]
@@ -172,9 +190,28 @@ def main(words):
         assert server is not None
         server.send_signal(number)
         assert rank.wait() == -number
-    assert not psutil.pid_exists(rank.pid)
+    until(lambda: not psutil.pid_exists(rank.pid))
     with pytest.raises(TimeoutError):
         start("main = lambda words: 0", patience_s=0.2)
+
+
+def test_rank_that_nobody_reaps_has_ended(start: Callable[..., WarmRank], tmp_path: Path) -> None:
+    """Its warm process was killed, in a container whose first process does not wait for others."""
+    set_subreaper = partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER
+    rank = start("def main(words): print('ready', flush=True); time.sleep(600)")
+    until(partial(is_printed, tmp_path, 1))
+    server = psutil.Process(rank.pid).parent()
+    assert server is not None
+    set_subreaper(1)
+    try:
+        server.kill()
+        until(lambda: psutil.Process(rank.pid).ppid() == os.getpid())
+        rank.kill()
+        until(lambda: rank.poll() is not None)
+        assert rank.wait() == -signal.SIGKILL
+    finally:
+        set_subreaper(0)
+    os.waitpid(rank.pid, 0)
 
 
 def test_another_environment_starts_cold(start: Callable[..., WarmRank]) -> None:
