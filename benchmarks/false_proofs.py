@@ -1,10 +1,12 @@
 """Honest runs that the proof refuses: there must be none.
 
     OMP_NUM_THREADS=1 python benchmarks/false_proofs.py [--runs 1000] [--iterations 6] [--first 0] [--processes 1]
+        [--long]
 
 Each run trains a tiny model with another seed, scheme, dtype, path of attention, model, size of the initial weights,
 loss scale and learning rate, drawn from its number. Loss scales begin where gradients overflow, and learning rates
-reach those at which training diverges, so that operands become very large, very small and zero.
+reach those at which training diverges, so that operands become very large, very small and zero. With `--long` drawn
+checks look as in the long iterations of large models: at two modules of each kind, and at the inside of a layer.
 A run counts as refused if it ends with an EngagementError. Everything else that ends a run is printed, too. Each run is
 a fork of this process, which has imported what runs import: gloo's threads outlive a run's groups.
 """
@@ -25,6 +27,7 @@ from pathlib import Path
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError
 from quantexp.launch.attempt import open_run
+from quantexp.proof import turns
 from quantexp.runs.device import device_class
 from quantexp.runs.status import read_status
 from quantexp.training.megatron.without_te import import_megatron
@@ -97,9 +100,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--long", action="store_true", help="look as in long iterations")
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
     import_megatron()
+    if arguments.long:
+        turns._FLOPS_EACH = 1.0
     counts = Counter[str]()
     start = time.monotonic()
     numbers = range(arguments.first, arguments.first + arguments.runs)

@@ -155,6 +155,10 @@ class LayerBorder(PassBorder):
     def _norm_gradient(self, name: str, own: Tensor) -> None:
         found = [g for key, g in self._seen.items() if key.startswith(f"d {name} in ")]
         words = f"of the gradient that entered {NORMS.get(name, name)} are not what left the modules after it"
+        attention = self._layer.self_attention
+        after = sum(norm == name and hasattr(attention, m) for m, (_, norm) in AFTER_NORM.items())
+        if len(found) < after:
+            return  # a module that is not watched has the norm's own tensor
         if len(found) == 1:
             self._tell(own, found[0], words)
         elif found:

@@ -19,6 +19,7 @@ from quantexp.proof.turns import KINDS, MODULES, THOROUGH, Turns
 from quantexp.quant.precision import PrecisionMap, precision_map
 from quantexp.quant.step_state import current_state
 from quantexp.runs.paths import RunDir
+from tests.conftest import TINY_MODELS
 from tests.recorded import failure
 
 RunTiny = Callable[..., RunDir]
@@ -157,3 +158,20 @@ def test_an_honest_run_says_how_much_was_compared(run_tiny: RunTiny) -> None:
     linear = [e for e in record["entries"] if e["site"] == "linear"]
     assert all(entry["product_elements"] >= 16 * 64 for entry in linear)
     assert all(entry["product_rows"] > 0 for entry in linear)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize("model", TINY_MODELS)
+def test_no_honest_run_of_long_iterations_is_refused(
+    model: str, looks: int, run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn checks then look at some modules of a layer, and at what lies between all of them.
+
+    A norm before several modules, as that of latent attention, has a gradient from each, some of them not watched.
+    """
+    monkeypatch.setattr("quantexp.proof.turns.number_of_looks", lambda flops: looks)
+    words = [*TINY_MODELS[model], "quant=FA_linear_mxfp8", "capture=off", "training.iterations=12"]
+    run = run_tiny(*words)
+    drawn = json.loads(run.precision.read_text())["drawn"]
+    assert drawn["iterations"] == 11
