@@ -25,7 +25,7 @@ class IdleObserver:
         return contextlib.nullcontext()
 
     def proof_of_evaluation(
-        self, iteration: int, declared: Any
+        self, iteration: int, declared: Any, *, quantised: bool = True
     ) -> contextlib.AbstractContextManager[None]:
         """Prove nothing."""
         return contextlib.nullcontext()

@@ -151,7 +151,7 @@ def test_a_scale_at_either_end_is_torchs() -> None:
 @pytest.mark.parametrize("name", ["bf16", "mxfp8"])
 def test_unclaimed_cases_are_left_to_torch(name: str) -> None:
     x = wild(torch.float32, 40, 2048)
-    options = {"block": 1024} if name == "mxfp8" else {}
+    options: dict[str, Any] = {"block": 1024} if name == "mxfp8" else {}
     assert not cpu.claims(x, resolve(name, **options))
     assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
 

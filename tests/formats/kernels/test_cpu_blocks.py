@@ -120,7 +120,7 @@ def specs_of(name: str) -> list[tuple[QuantSpec, dict[str, Any]]]:
         ]
     result = []
     for rounding, each in itertools.product(ROUNDINGS, of_family):
-        draw = {key: rounding[key] for key in ("seed", "offset") if key in rounding}
+        draw: dict[str, Any] = {key: rounding[key] for key in ("seed", "offset") if key in rounding}
         result.append((resolve(fmt, rounding=rounding["rounding"], **each), draw))
     return result
 
