@@ -161,7 +161,7 @@ def quantise_transformed(
 
     Raises:
         TypeError, ValueError: as for `quantise` and `hadamard`.
-        RuntimeError: a derivative is needed: it is not implemented.
+        RuntimeError: a derivative of x is needed; this function has none.
     """
     from quantexp.formats.transform import check_transform, hadamard
 

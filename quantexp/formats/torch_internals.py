@@ -57,7 +57,7 @@ without_torch_function = torch._C.DisableTorchFunction
 
 
 def beside_modes(work: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function without `__torch_function__` modes, cost a call for each attribute of a tensor."""
+    """The function without `__torch_function__` modes, which cost a call for each attribute of a tensor."""
 
     @wraps(work)
     def without_modes(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -53,6 +53,9 @@ class Declaration:
     num_layers: int
     of_module: Mapping[ModuleId, QuantConfig] = field(default_factory=dict)
 
+    #: Of the training, which rules with a share of it follow; None leaves them their recorded iterations.
+    num_iterations: int | None = None
+
     #: The map that was right last, and the rules that were in force then.
     _right: tuple[PrecisionMap, list[Rule]] | None = field(default=None, repr=False)
     #: Of rules with conditions: the latest values, and the iteration that met the condition.
@@ -116,7 +119,10 @@ class Declaration:
         return words
 
     def _applies(self, rule: Rule, iteration: int) -> bool:
-        """Whether a rule is in force; where one has a condition, after the iteration that met it."""
+        """Whether a rule is in force: in its share of the training, or after the iteration that met its condition."""
+        if rule.share and self.num_iterations is not None:
+            first, last = (round(share * self.num_iterations) for share in rule.share)
+            return first < iteration <= (last if rule.share[1] < 1 else iteration)
         if rule.when is None:
             return _is_in_force(rule, iteration)
         number = next(n for n, own in enumerate(self.quant.rules) if own is rule)

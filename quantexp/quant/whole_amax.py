@@ -76,7 +76,7 @@ def transformed(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
     transform = transform_of(spec, x.device)
     if transform is None:
         return x
-    return hadamard(x, axis=axis, block=transform.block, signs=transform.signs, left=transform.left)
+    return hadamard(x, axis=axis, **vars(transform))
 
 
 def transform_of(spec: QuantSpec, device: torch.device) -> Transform | None:

@@ -139,9 +139,10 @@ class RunObserver:
         self.watched = Watched(chunks, experiment.training.seed, experiment.model, experiment.quant)
         start, init_from = self.context.start, experiment.model.init_from
         declaration = self.watched.declaration
-        if start is not None and declaration is not None:
-            for line in lines_before(self.run, start.iteration + 1):
-                declaration.see(line)
+        assert declaration is not None
+        declaration.num_iterations = experiment.training.iterations
+        for line in lines_before(self.run, start.iteration + 1) if start is not None else ():
+            declaration.see(line)
         if start is None and experiment.training.start_from is None and init_from is None:
             self.watched.expect_drawn(experiment, self.context.rank.rank)
         if start is not None and start.state.is_file():

@@ -246,3 +246,13 @@ def test_a_condition_that_is_followed_at_another_iteration_ends_the_run(
     assert status["reason"].startswith("what ran is not what was declared")
     begins = {"early": 2, "late": 4, "never": 4}[fault]
     assert f"in iteration {begins}: " in status["reason"]
+
+
+def test_a_share_that_became_other_iterations_ends_the_run(tiny: Tiny) -> None:
+    """The proof derives the iterations of a share by itself."""
+    experiment = tiny("quant=linear_mxfp4", *HERE, f"quant.rules=[{RULE % 'share: [0.5, 1]'}]")
+    assert experiment.quant.rules[0].iterations == [4, None]
+    experiment.quant.rules[0].iterations = [5, None]
+    run = run_here(experiment, 1)
+    reason = json.loads(run.status.read_text())["reason"]
+    assert "what ran is not what was declared, in iteration 4: " in reason

@@ -53,11 +53,11 @@ def noisy(quant: QuantConfig, model: ModelConfig, iteration: int, folder: Path) 
         ConfigError: the scheme does more than rounding.
     """
     name = str(quant.name)
-    is_one_map = changes(quant) == [1]
+    is_one_map = changes(quant) == [1] and not any(rule.when for rule in quant.rules)
     if quant.backend is not Backend.emulated or state_slots(quant) or not is_one_map:
         raise ConfigError(
-            f"--control noise: {name} has another backend, values outside of products or rules of iterations, whose "
-            "errors cannot be mirrored; leave it out, or the control"
+            f"--control noise: {name} has another backend, values outside of products or rules of iterations or with "
+            "conditions, whose errors cannot be mirrored; leave it out, or the control"
         )
     entries = [
         entry

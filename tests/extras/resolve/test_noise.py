@@ -122,6 +122,7 @@ def test_schemes_that_do_more_than_rounding_are_refused(
     [
         ["quant=more/adam_fp8_block"],
         ["quant=linear_mxfp4", "quant.rules=[{iterations: [1, 1], format: bf16}]"],
+        ["quant=linear_mxfp4", "quant.rules=[{when: {below: 1}, format: bf16}]"],
     ],
 )
 def test_schemes_that_change_or_round_elsewhere_are_refused(
