@@ -33,6 +33,9 @@ class IdleObserver:
     def outside_products(self, watch: Any, stepped: bool) -> None:
         """Do nothing."""
 
+    def updated(self, iteration: int, wrong: list[str]) -> None:
+        """Do nothing."""
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Do nothing."""
 

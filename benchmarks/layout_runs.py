@@ -243,6 +243,13 @@ class _Observer(IdleObserver):
         if failures := merged_state(gather(watch.verdict())).failures:
             raise RuntimeError(failures[0])
 
+    def updated(self, iteration: int, wrong: list[str]) -> None:
+        """Fail if the optimizer's step was wrong on any rank."""
+        from quantexp.training.megatron.collectives import gather
+
+        if failures := [words for each in gather(wrong) for words in each]:
+            raise RuntimeError(failures[0])
+
     def needs_gradients(self, iteration: int) -> bool:
         return True
 

@@ -7,8 +7,8 @@ Needs torch with CUDA and its Triton, and this checkout on the path (PYTHONPATH)
 requirements. A matrix is quantised along its last axis, along its first, and along both from one read; outputs are
 reused, inputs alternate. Counted are the bytes that must move: what is read once and written once. The ratio is that to
 copy_'s bandwidth, which moves two tensors; both copies at once move three, and so does HiF8 with its amax. `--peers`
-adds torch's own code, the same through torch.compile, and torchao's to_mx and back. `--tune` measures every candidate
-of `kernels/launches.py`, and names the quickest.
+adds torch's own code, the same through torch.compile for MX and HiF8, and torchao's to_mx and back. `--tune` measures
+every candidate launch (`CANDIDATES` in `kernels/gpu_panels.py`), and names the quickest.
 
 Every case is compared with torch's code before it is timed. Without a GPU, TRITON_INTERPRET=1 and `--device cpu
 --shapes 64x64` check the program; its numbers then mean nothing.
@@ -28,9 +28,12 @@ import torch
 from quantise_peers import by_compiled_torch, by_torch, torchao_round_trip
 from torch import Tensor
 
+from quantexp.formats import Transform, quantise, random_signs
+from quantexp.formats.definitions.files import declared_by_name
 from quantexp.formats.families import tensor_scale
-from quantexp.formats.kernels import gpu
-from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES
+from quantexp.formats.kernels import gpu, torch_alone
+from quantexp.formats.kernels.gpu_panels import CANDIDATES, LAUNCHES
+from quantexp.formats.layout import Draw
 from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.types import Family
 
@@ -41,6 +44,11 @@ FORMATS = {
     "mxfp4 floor": resolve("mxfp4", scale_rule="floor"),
     "hifp8": resolve("hifp8"),
     "hifp8 current": resolve("hifp8", scaling="current"),
+    "nvfp4": resolve("nvfp4", scaling="none"),
+    "nvfp4 current": resolve("nvfp4", scaling="current"),
+    "fp8 1x128": resolve(declared_by_name("fp8_1x128", {})),
+    "fp8 128x128": resolve(declared_by_name("fp8_128x128", {})),
+    "mxint8": resolve(declared_by_name("mxint8", {})),
 }
 WARMUP = 3
 
@@ -79,7 +87,7 @@ def cases_of(tensors: Tensors, peers: Sequence[str] = ()) -> list[Case]:
     first = tensors.outputs[0]
     cases = [Case("copy_", lambda turn: _copy(first, tensors.input(turn)), 2)]
     for name, spec in FORMATS.items():
-        if spec.fmt.family is Family.MX:
+        if spec.depends_on_axis:
             for axis, where in ((1, "last axis"), (0, "first axis")):
                 cases.append(_alone(f"{name}, {where}", tensors, spec, axis))
                 cases += _peers(f"{name}, {where}", tensors, spec, axis, peers)
@@ -89,6 +97,9 @@ def cases_of(tensors: Tensors, peers: Sequence[str] = ()) -> list[Case]:
             cases += _peers(name, tensors, spec, 1, peers)
             if spec.scaling.value != "none":
                 cases.append(_with_amax(f"{name}, with its amax", tensors, spec))
+    signs = random_signs(32, 1, 2, first.device)
+    cases.append(_drawn("mxfp4 at random", tensors, None))
+    cases.append(_drawn("mxfp4 at random, transformed", tensors, Transform(32, signs)))
     cases.append(
         Case("amax", lambda turn: _discard(gpu.finite_amax(tensors.input(turn))), 1, "amax_flat")
     )
@@ -105,8 +116,10 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def _alone(name: str, tensors: Tensors, spec: QuantSpec, axis: int) -> Case:
     scales = [tensor_scale(x, spec, None) for x in tensors.inputs]
-    is_mx = spec.fmt.family is Family.MX
-    kernel = ("mx_tile" if axis == 0 else "mx_flat") if is_mx else "hif8_flat"
+    kernel = None
+    if gpu.has_own_kernel(spec):
+        of_mx = "mx_tile" if axis == 0 else "mx_flat"
+        kernel = of_mx if spec.fmt.family is Family.MX else "hif8_flat"
 
     def run(turn: int) -> None:
         gpu.quantise(tensors.input(turn), tensors.outputs[0], spec, axis, scales[turn % 2])
@@ -116,11 +129,23 @@ def _alone(name: str, tensors: Tensors, spec: QuantSpec, axis: int) -> Case:
 
 def _both(name: str, tensors: Tensors, spec: QuantSpec) -> Case:
     first, second = tensors.outputs
+    scales = [tensor_scale(x, spec, None) for x in tensors.inputs]
 
     def run(turn: int) -> None:
-        gpu.quantise_both(tensors.input(turn), first, second, spec, 0)
+        gpu.quantise_both(tensors.input(turn), first, second, spec, 0, scales[turn % 2])
 
-    return Case(name, run, 3, "mx_tile")
+    return Case(name, run, 3, "mx_tile" if gpu.has_own_kernel(spec) else None)
+
+
+def _drawn(name: str, tensors: Tensors, transform: Transform | None) -> Case:
+    """MXFP4 rounded at random, after a transform or not, as in arXiv 2502.20586."""
+    spec = resolve("mxfp4", rounding="stochastic", pre_scale=True)
+    y = tensors.outputs[0]
+
+    def run(turn: int) -> None:
+        gpu.quantise(tensors.input(turn), y, spec, 1, None, Draw(1, turn), transform)
+
+    return Case(name, run, 2)
 
 
 def _peers(
@@ -135,7 +160,7 @@ def _peers(
             lambda turn: by_torch(tensors.input(turn), y, spec, axis, scales[turn % 2]),
             2,
         )
-    if "compile" in peers:
+    if "compile" in peers and gpu.has_own_kernel(spec):
         compiled = by_compiled_torch(spec, axis)
         yield Case(
             f"{name}, torch.compile",
@@ -164,17 +189,18 @@ def compare(tensors: Tensors) -> None:
     expected = torch.empty_like(x)
     for name, spec in FORMATS.items():
         scale = tensor_scale(x, spec, None)
-        is_mx = spec.fmt.family is Family.MX
-        if is_mx:
+        has_axis = spec.depends_on_axis
+        if has_axis:
             for output in tensors.outputs:
                 output.fill_(3.0)
-            gpu.quantise_both(x, tensors.outputs[0], tensors.outputs[1], spec, 0)
+            gpu.quantise_both(x, tensors.outputs[0], tensors.outputs[1], spec, 0, scale)
             both = [output.clone() for output in tensors.outputs]
-        for axis in (0, 1) if is_mx else (1,):
-            by_torch(x, expected, spec, axis, scale)
+        for axis in (0, 1) if has_axis else (1,):
+            with torch_alone():
+                quantise(x, spec, axis=axis, out=expected)
             tensors.outputs[0].fill_(3.0)
             gpu.quantise(x, tensors.outputs[0], spec, axis, scale)
-            for y in [tensors.outputs[0], *([both[axis]] if is_mx else [])]:
+            for y in [tensors.outputs[0], *([both[axis]] if has_axis else [])]:
                 if not torch.equal(y, expected):
                     raise SystemExit(f"{name} along axis {axis} is not what torch's code gives")
 

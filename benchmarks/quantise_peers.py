@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats.families import quantise_flat, quantise_mx
+from quantexp.formats.families import SCALED_VALUES, quantise_flat, quantise_mx
+from quantexp.formats.kernels import torch_alone
 from quantexp.formats.layout import outer_axis_inner
+from quantexp.formats.quantising import quantise, quantise_by_torch
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family
 
@@ -38,8 +40,13 @@ def by_torch(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | N
     if spec.fmt.family is Family.MX:
         extents = outer_axis_inner(x.shape, axis)
         quantise_mx(x.view(extents), y.view(extents), spec)
-    else:
+    elif spec.fmt.family in SCALED_VALUES:
         quantise_flat(x.view(-1), y.view(-1), spec, scale)
+    elif spec.fmt.across == 1:
+        quantise_by_torch(x, y, spec, axis, scale, None)
+    else:
+        with torch_alone():
+            quantise(x, spec, axis=axis, out=y)
 
 
 def by_compiled_torch(

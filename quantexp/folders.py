@@ -1,15 +1,18 @@
-"""Folders and file names outside of run folders: the shipped configuration, the cache, files that are being written."""
+"""Folders and file names outside of run folders: shipped configuration, cache, unfinished files; paths in commands."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 #: After the name of a file that is not whole yet.
 PART = ".part"
+#: What has a meaning in the grammar of Hydra's overrides, or would be stripped.
+_SIGNS = re.compile(r"[\\,'\"()\[\]{}]|^\s|\s$|^$")
 
 
 def user_path(path: str | Path) -> Path:
@@ -61,10 +64,47 @@ def short_path(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
+def shell_word(text: str) -> str:
+    r"""The text as one word of a command to paste into bash or zsh.
+
+    Characters that a terminal obeys or a reader cannot see are written as their bytes, `$'new\x0aline'`.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_in_dollar_quotes, text))}'"
+
+
+def _in_dollar_quotes(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    is_byte = "\udc80" <= character <= "\udcff"  # of a name that is no UTF-8
+    encoded = character.encode(errors="surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in encoded)
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """The words as a command to paste, each as `shell_word`."""
+    return " ".join(map(shell_word, words))
+
+
 def for_shell(path: Path) -> str:
     """`short_path` as a word of a command to paste, which is no flag."""
     short = str(short_path(path))
-    return shlex.quote(f"./{short}" if short.startswith("-") else short)
+    return shell_word(f"./{short}" if short.startswith("-") else short)
+
+
+def quoted(value: str) -> str:
+    """The value quoted for Hydra's grammar."""
+    inside = re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
+    return f"'{inside}'"
+
+
+def override_word(key: str, value: object) -> str:
+    """`key=value` as a word for a shell, with quotes of the grammar only where the text needs them."""
+    text = str(value)
+    return shell_word(f"{key}={quoted(text) if _SIGNS.search(text) else text}")
 
 
 def existing(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +165,23 @@ def tiny(cache: Path, tmp_path: Path) -> Callable[..., Experiment]:
     """Compose a tiny experiment with more overrides; its runs go below the test's folder."""
 
     def make(*overrides: str) -> Experiment:
-        paths = [f"paths.cache={cache}", f"paths.root={tmp_path / 'runs'}"]
-        return compose([*TINY, *paths, *overrides])
+        return compose_tiny(cache, tmp_path / "runs", overrides)
 
     return make
+
+
+def compose_tiny(cache: Path, root: Path, overrides: tuple[str, ...]) -> Experiment:
+    """Compose a tiny experiment, from the same overrides once in a process if they name no file and no run."""
+    if any(re.search(r"/|_from=|^paths\.", word) for word in overrides):
+        return compose([*TINY, f"paths.cache={cache}", f"paths.root={root}", *overrides])
+    experiment = copy.deepcopy(_composed_once(cache, overrides))
+    experiment.paths.root = str(root)
+    return experiment
+
+
+@lru_cache(maxsize=256)
+def _composed_once(cache: Path, overrides: tuple[str, ...]) -> Experiment:
+    return compose([*TINY, f"paths.cache={cache}", *overrides])
 
 
 def run_here(experiment: Experiment, expect: int = 0) -> RunDir:
@@ -191,14 +206,12 @@ def run_tiny(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
 
 
 @pytest.fixture(scope="module")
-def run_tiny_once(
-    tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., RunDir]:
+def run_tiny_once(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDir]:
     """Run a tiny experiment whose folder a module's tests only read."""
 
     def run(*overrides: str) -> RunDir:
         root = tmp_path_factory.mktemp("runs")
-        return run_here(compose([*tiny_words, f"paths.root={root}", *overrides]))
+        return run_here(compose_tiny(cache, root, overrides))
 
     return run
 

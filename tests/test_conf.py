@@ -17,9 +17,13 @@ from quantexp.config.sweep.points import Point, compose_points
 from quantexp.config.validate.experiment import validate
 from quantexp.folders import conf_dir
 from quantexp.memory.room import needed_gb
+from quantexp.proof.declaration import Declaration
 from quantexp.quant.alignment import unaligned_slots
+from quantexp.quant.precision import precision_map
 from quantexp.quant.scheme import CHOICES, SCHEMES, derived_name
 from quantexp.schema import Experiment, QuantConfig
+
+from .shipped import words_of
 
 FILES = sorted(file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml"))
 #: A group below another one is chosen with slashes; quant/more is a folder of the group quant.
@@ -39,6 +43,8 @@ def choice(file: Path) -> list[str]:
     if group in SUBGROUPS:
         return [f"{group}={name}"]
     group, _, folder = group.partition("/")
+    if group == "quant":
+        return words_of(f"{folder}/{name}" if folder else name)
     chosen = f"{group}={folder + '/' if folder else ''}{name}"
     if group == "parallel" and name != "none":
         model = name.rpartition("_")[0] or "llama32-1b"
@@ -52,6 +58,7 @@ CHOSEN = [file for file in FILES if file.parts[0] not in ("experiment", "format"
 
 @pytest.mark.parametrize("file", CHOSEN, ids=str)
 def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -> None:
+    """A scheme's configuration, read a second time for the proof, also agrees with its map."""
     experiment = compose(choice(file), None, {})
     save(experiment, tmp_path / "config.yaml")
     assert read(tmp_path / "config.yaml") == experiment
@@ -59,6 +66,10 @@ def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -
     if str(file.parent) not in {*SUBGROUPS, CUT} and group != "config":
         section = experiment.training if group == "size" else getattr(experiment, group)
         assert (section.kind if group == "launcher" else section.name) == file.name
+    if group == "quant":
+        declaration = Declaration(experiment.quant, experiment.model.num_layers)
+        declared = precision_map(experiment.model, experiment.quant)
+        assert declaration.differences(declared, 1) == []
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if str(f.parent) == CUT], ids=str)
@@ -154,15 +165,22 @@ def site(group: str, name: str) -> Any:
     return OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(file)))
 
 
-@pytest.mark.parametrize(("linear", "qk", "pv"), list(product(CHOICES, CHOICES, CHOICES)))
-def test_every_combination_of_sites_is_valid_under_its_name(
-    base: Experiment, linear: str, qk: str, pv: str
-) -> None:
-    names = {"linear": linear, "qk": qk, "pv": pv}
-    quant = QuantConfig(**{group: site(group, name) for group, name in names.items()})
-    validate(replace(base, quant=quant))
-    parts = "+".join(f"{group}_{name}" for group, name in names.items() if name != "none")
-    assert derived_name(quant) == CANONICAL.get((linear, qk, pv), parts)
+def scheme_of(linear: str, qk: str, pv: str) -> QuantConfig:
+    return QuantConfig(linear=site("linear", linear), qk=site("qk", qk), pv=site("pv", pv))
+
+
+def test_every_combination_of_sites_has_its_name() -> None:
+    for linear, qk, pv in product(CHOICES, CHOICES, CHOICES):
+        names = {"linear": linear, "qk": qk, "pv": pv}
+        parts = "+".join(f"{group}_{name}" for group, name in names.items() if name != "none")
+        assert derived_name(scheme_of(**names)) == CANONICAL.get((linear, qk, pv), parts)
+
+
+@pytest.mark.parametrize(("linear", "qk"), list(product(CHOICES, CHOICES)))
+def test_every_pair_of_sites_is_valid(base: Experiment, linear: str, qk: str) -> None:
+    """The third site is one of a Latin square, so that each choice of it meets each of the others."""
+    pv = CHOICES[(CHOICES.index(linear) + CHOICES.index(qk)) % len(CHOICES)]
+    validate(replace(base, quant=scheme_of(linear, qk, pv)))
 
 
 @pytest.mark.parametrize("output", CHOICES)

@@ -116,15 +116,16 @@ def test_second_call_is_skipped_with_a_message(first: RunDir, command: Command) 
 def test_a_run_made_by_other_code_runs_again_and_is_not_matched(
     tmp_path: Path, cache: Path
 ) -> None:
-    """Other code has twice the learning rate; a copy with one more comment is the same code."""
+    """Other code takes the samples in another order; a copy with one more comment is the same code."""
     trees = {name: tmp_path / name for name in ("other", "commented")}
     for tree in trees.values():
         for part in ("quantexp", "launchers", "conf"):
             shutil.copytree(Path(__file__).parents[1] / part, tree / part)
-        file = tree / "quantexp" / "training" / "megatron" / "transformer_config.py"
+        file = tree / "quantexp" / "training" / "megatron" / "sample_order.py"
         text = file.read_text()
-        other = tree.name == "other"
-        file.write_text(text.replace("=training.lr,", "=2 * training.lr,") if other else f"{text}#")
+        other = text.replace("().__getitem__(idx)", "().__getitem__(idx and -idx)")
+        assert other != text
+        file.write_text(other if tree.name == "other" else f"{text}#")
 
     def quantexp(tree: Path | None, *words: str) -> str:
         path = {} if tree is None else {"PYTHONPATH": f"{tree}:{tree / 'launchers'}"}
@@ -152,6 +153,7 @@ def test_a_run_made_by_other_code_runs_again_and_is_not_matched(
     assert again in " ".join(quantexp(None, "plan", "quant=bf16", *words).split())
     assert again in quantexp(None, "quant=bf16", *words)
     assert (folders[0].attempts / "1" / "metrics.jsonl").read_bytes() == losses
+    assert _losses(losses) != _losses(folders[0].metrics.read_bytes())
     assert json.loads(folders[0].provenance.read_text())["code"] == code_digest()
     assert "already completed" in quantexp(trees["commented"], "quant=bf16", *words)
     why = f"code ({dishonest[:8]} against {code_digest()[:8]})"
@@ -162,6 +164,10 @@ def test_a_run_made_by_other_code_runs_again_and_is_not_matched(
         if not run["is_baseline"]
     )
     assert (row["code"], row["matched"]) == ([dishonest], False)
+
+
+def _losses(metrics: bytes) -> list[float]:
+    return [json.loads(line)["loss"] for line in metrics.splitlines()]
 
 
 def test_sweep_runs_unfinished_points_and_prints_its_table(

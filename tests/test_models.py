@@ -57,7 +57,7 @@ def test_the_quick_test_fits_a_laptop(
     assert (experiment.model.moe.num_experts if experiment.model.moe else None) == experts
     plan = make_plan(experiment)
     assert plan.parameters < billions * 1e9
-    assert plan.memory_gb_per_gpu < 6, "as docs/models.md says"
+    assert plan.memory_gb_per_gpu < 6, "as docs/training.md says"
     whole = compose([f"model={model}"], None, {}).model
     for key in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "head_dim", "mla"):
         assert getattr(experiment.model, key) == getattr(whole, key)

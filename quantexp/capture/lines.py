@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, TOKENS, ManifestLine, TokenLine
 from quantexp.errors import UnreadableError
+from quantexp.folders import shell_word
 from quantexp.reading import json_files
 from quantexp.reading.files import open_file
 from quantexp.terminal.escaping import printable
@@ -92,7 +92,7 @@ def warn_of_unreadable(file: Path, unreadable: Sequence[UnreadableError]) -> Non
             printable(str(file)),
             len(unreadable),
             printable(str(unreadable[0]).removeprefix(str(file)).lstrip(" ,:")),
-            printable(shlex.quote(str(file.parent))),
+            shell_word(str(file.parent)),
         )
 
 

@@ -112,7 +112,8 @@ def formats_record(
 
 
 _NAME = re.compile(
-    r"(?P<timestamp>\d{8}_\d{6})_(?P<counter>\d+)_(?P<layer_type>attention|linear)_"
+    r"(?P<timestamp>\d{8}_\d{6})_(?P<counter>\d+)_"
+    r"(?P<layer_type>attention|linear|norm|residual|router)_"
     r"(?:L(?P<layer>\d+)(?:-(?P<module>[^_]+))?_)?"
     r"(?P<operation>forward|backward)_"
     r"(?:(?P<phase>pre|post)_(?P<component>[^_]+)_|(?!pre_|post_))"
@@ -129,6 +130,6 @@ def metadata_of(name: str) -> dict[str, Any] | None:
     parts["counter"] = int(parts["counter"])
     if parts["layer"] is not None:
         parts["layer"] = int(parts["layer"])
-    if parts["module"] is None and parts["layer_type"] == "attention":
-        parts["module"] = "attention"
+    if parts["module"] is None and parts["layer_type"] in _COMPONENTS:
+        parts["module"] = parts["layer_type"]
     return parts

@@ -65,7 +65,7 @@ class QuantisedOperand:
     def block(self) -> int | None:
         """Elements that share a block scale; None without scales of blocks of one row."""
         has_rows = self.spec.fmt.block is not None and self.spec.fmt.across == 1
-        return self.spec.block if has_rows else None
+        return self.spec.scale_block if has_rows else None
 
     def dim(self, ndim: int) -> int:
         """The dimension of the captured tensor that the product reduces over; the tensor has `ndim` dimensions."""

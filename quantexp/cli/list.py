@@ -20,7 +20,13 @@ from quantexp.errors import ConfigError
 from quantexp.formats.definitions.files import FOLDER, read_format
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import WHOLE_ROW, Format
-from quantexp.formats.words import code_words, num_values, scale_words, smallest_value
+from quantexp.formats.words import (
+    code_words,
+    element_words,
+    num_values,
+    scale_words,
+    smallest_value,
+)
 from quantexp.quant.scheme import SCHEMES
 from quantexp.terminal.close_matches import did_you_mean, near
 from quantexp.terminal.console import output_console
@@ -112,7 +118,7 @@ def format_rows(config_dir: Path | None = None) -> list[dict[str, object]]:
             "name": fmt.name,
             "about": about,
             "aliases": list(fmt.aliases),
-            "element": fmt.element.name,
+            "element": element_words(fmt),
             "element_bits": fmt.element.bits,
             "values": num_values(fmt),
             "bits": fmt.bits_each(),
@@ -142,6 +148,8 @@ def _block(fmt: Format) -> int | list[int] | str | None:
     """As in a definition."""
     if fmt.block is None or fmt.across > 1:
         return fmt.block and [fmt.across, fmt.block]
+    if fmt.grid_scale is not None and fmt.grid_scale.each:
+        return fmt.grid_scale.each
     return "row" if fmt.block >= WHOLE_ROW else fmt.block
 
 

@@ -21,7 +21,7 @@ from quantexp.runs.find import runs_below
 from quantexp.runs.metrics import last_metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.recorded_config import model_section, model_text
-from quantexp.runs.status import UNREADABLE, read_status
+from quantexp.runs.status import NEVER_STARTED, UNREADABLE, read_status
 from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Row, Shrink, layout_of, wrapped
 
@@ -62,7 +62,7 @@ class Rows(Sequence[dict[str, Any]]):
         try:
             metrics = last_metrics(run)
         except UnreadableError as error:
-            return _unreadable(run, error)
+            return _unreadable(run, run.without_folder(error), row)
         is_finite = metrics is not None and math.isfinite(metrics["loss"])
         return {**row, "loss": metrics["loss"] if metrics and is_finite else None}
 
@@ -72,26 +72,24 @@ class Rows(Sequence[dict[str, Any]]):
 
 
 def run_rows(root: Path) -> Rows:
-    """Every run below the root, newest first."""
+    """Every run below the root, newest first; those whose age cannot be read are last."""
     labels: dict[str, str] = {}
-    rows = [(run, row) for run in runs_below(root) if (row := _row(run, labels)) is not None]
+    rows = [(run, _row(run, labels)) for run in runs_below(root)]
     return Rows(sorted(rows, key=lambda each: str(each[1]["created"] or ""), reverse=True))
 
 
-def _row(run: RunDir, labels: dict[str, str]) -> dict[str, Any] | None:
-    """The row of one run without its loss; None for a folder without a status.
+def _row(run: RunDir, labels: dict[str, str]) -> dict[str, Any]:
+    """The row of one run without its loss.
 
     `labels` gathers the labels of models by their text, which most runs have in common.
     """
     try:
         status = read_status(run.status)
-        if status is None:
-            return None
-        if (text := model_text(run)) not in labels:
-            labels[text] = short_model_label(model_section(text, run))
     except UnreadableError as error:
-        return _unreadable(run, error)
-    return {
+        return _unreadable(run, run.without_folder(error))
+    if status is None:
+        return _unreadable(run, NEVER_STARTED)
+    row = {
         "run": run.root.name,
         "state": status.state.value,
         "iteration": status.iteration,
@@ -99,14 +97,20 @@ def _row(run: RunDir, labels: dict[str, str]) -> dict[str, Any] | None:
         "loss": None,
         "created": status.created,
         "reason": status.reason,
-        "model": labels[text],
+        "model": None,
     }
+    try:
+        if (text := model_text(run)) not in labels:
+            labels[text] = short_model_label(model_section(text, run))
+    except UnreadableError as error:
+        return _unreadable(run, run.without_folder(error), row)
+    return {**row, "model": labels[text]}
 
 
-def _unreadable(run: RunDir, error: UnreadableError) -> dict[str, Any]:
+def _unreadable(run: RunDir, reason: str, row: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The row of a damaged run, with what else of it could be read."""
     nulls = dict.fromkeys(("iteration", "iterations", "loss", "created", "model"))
-    why = str(error).replace(f"{run.root}/", "")
-    return {"run": run.root.name, "state": UNREADABLE, **nulls, "reason": why}
+    return {"run": run.root.name, **(row or nulls), "state": UNREADABLE, "reason": reason}
 
 
 def print_runs(rows: Rows, console: Console) -> None:

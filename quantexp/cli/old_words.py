@@ -1,19 +1,21 @@
 """Answers a command line in the words of the old scripts with the command that does the same now. Needs no torch.
 
-Options with a value (`--model X`, `--quant-type=X`, `quantization=X`), modes (`--mode batch`), flags (`--dry-run`) and
-first words (`collect`) mean overrides, flags or a verb; together they are one command. Our own words stay as they are.
+Options with a value (`--model X`, `--quant-type=X`, `quantization=X`), modes (`--mode batch`), flags (`--dry-run`),
+first words (`collect`) and files (`python run_tensor_collection.py`) mean overrides, flags or a verb; together they are
+one command. Our own words stay as they are.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from quantexp.cli.arguments import flags_with_value, parser_of
 from quantexp.cli.flags import KINDS
 from quantexp.config.choices import choice_files, groups
+from quantexp.folders import shell_line
 from quantexp.schema.keys import OLD_KEYS, keys
 from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
@@ -44,7 +46,11 @@ _MEANINGS = {
     "list": _Meaning("list"),
     **{f"list_{kind}": _Meaning("list", flags=(kind,)) for kind in KINDS},
     "restore": _Meaning(overrides={"quant": "bf16"}),
+    "train_config": _Meaning("list", flags=("presets",)),
+    **dict.fromkeys(("flash_attention_config", "quant_type_modifier"), _Meaning()),
 }
+#: What ran an old script.
+_INTERPRETER = re.compile(r"(\S*/)?(python[\d.]*|bash|sh)")
 #: The verbs whose words are overrides; those of drawing are folders, and only its flags are translated.
 _VERBS = ("train", "plan", "evaluate", "prepare")
 #: The groups whose choices may be bare words.
@@ -124,7 +130,7 @@ def answer(verb: str | None, words: Sequence[str]) -> str | None:
     if verb not in (None, "draw", *_VERBS) or not {"-h", "--help"}.isdisjoint(words):
         return None
     command = _Command(verb or "train")
-    _read(command, list(words), bare=verb != "draw")
+    _read(command, _without_interpreter(list(words)), bare=verb != "draw")
     if command.unknown_mode is not None:
         hint = did_you_mean(near(command.unknown_mode, _MEANINGS, 1)) or "see quantexp help"
         return (
@@ -134,7 +140,26 @@ def answer(verb: str | None, words: Sequence[str]) -> str | None:
         return None
     old = one_of(dict.fromkeys(command.old), "and")
     be = "is a word" if len(set(command.old)) == 1 else "are words"
-    return f"{old} {be} of the old scripts; now it is: quantexp {shlex.join(command.words())}"
+    return f"{old} {be} of the old scripts; now it is: quantexp {shell_line(command.words())}"
+
+
+def _without_interpreter(words: list[str]) -> list[str]:
+    """The words from a script on, where the program that runs it stands before: `python -m run_single`."""
+    if not words or not _INTERPRETER.fullmatch(words[0]):
+        return words
+    first = next((i for i in range(1, len(words)) if not words[i].startswith("-")), 0)
+    script = words[first]
+    return words[first:] if _is_script(script) or _script(script) in _MEANINGS else words
+
+
+def _script(word: str) -> str:
+    """The key of `_MEANINGS` that a word without a value may be, with or without folder and ending of a file."""
+    name = PurePosixPath(word).stem if _is_script(word) else word
+    return name.replace("-", "_").lower()
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith((".py", ".sh"))
 
 
 def _read(command: _Command, words: list[str], *, bare: bool) -> None:
@@ -153,10 +178,10 @@ def _read(command: _Command, words: list[str], *, bare: bool) -> None:
                 command.rest.append(word)
         elif equals and (key := _key_of(name if name in OLD_KEYS else head.lstrip("+"), OLD_KEYS)):
             command.set(head, key, value)
-        elif bare and not equals and name in _MEANINGS:
-            command.add(word, _MEANINGS[name])
+        elif bare and not equals and _script(word) in _MEANINGS:
+            command.add(word, _MEANINGS[_script(word)])
         elif bare and not equals:
-            names.append(word)
+            names += [] if _is_script(word) else [word]
         elif head == "quant":
             command.overrides[head] = value
         else:

@@ -16,6 +16,7 @@ from quantexp.capture.select.budget import price
 from quantexp.capture.select.curves import choose_curves
 from quantexp.cli.plan_backend import BackendPlan, backend_plan, recipes_by_module
 from quantexp.cli.plan_layout import LayoutPlan, layout_plan
+from quantexp.cli.plan_state import state_bytes
 from quantexp.config.environment import environment_lines
 from quantexp.config.evaluation import maps_of
 from quantexp.config.in_force import idle_rules
@@ -34,15 +35,15 @@ from quantexp.model.label import describe_model
 from quantexp.model.sizes import (
     element_bytes,
     num_linear_parameters,
-    num_matrix_parameters,
     num_micro_batches_each,
     num_padding_parameters,
     num_parameters,
     output_shape,
     shapes_by_layer,
 )
-from quantexp.model.training_state import MOMENTS, MOMENTUM
-from quantexp.quant.outside_products import moment_slots, state_records
+from quantexp.quant.outside_products import (
+    state_records,
+)
 from quantexp.quant.precision import Entry, quantises_output
 from quantexp.quant.records import entry_record
 from quantexp.quant.rules import changes, condition_words
@@ -100,6 +101,9 @@ class Plan:
     #: The same of Adam's moments of all parameters, over all processes.
     moment_bytes: int
     packed_moment_bytes: int
+    #: The same of the master weights.
+    master_bytes: int
+    packed_master_bytes: int
     capture_bytes: int
     #: Files with values, and tensors of which statistics are kept.
     capture_tensors: int
@@ -214,8 +218,7 @@ def make_plan(
         memory=_memory_word(experiment),
         linear_weight_bytes=_linear_parameters(model, experiment.quant) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
-        moment_bytes=8 * num_parameters(model) - 4 * num_matrix_parameters(experiment),
-        packed_moment_bytes=_packed_moments(experiment),
+        **state_bytes(experiment),
         capture_bytes=captured.num_bytes,
         capture_tensors=captured.tensors,
         capture_statistics=captured.statistics,
@@ -312,18 +315,6 @@ def _bits_each(entry: Entry, training: TrainingConfig) -> float:
     if not spec.quantised:
         return 8.0 * element_bytes(training)
     return spec.fmt.bits_each(spec.block)
-
-
-def _packed_moments(experiment: Experiment) -> int:
-    """The optimizer's moments, those that the scheme rounds in their formats, the others in float32."""
-    rounded = {
-        slot.operand: slot.spec.fmt.bits_each(slot.spec.block)
-        for slot in moment_slots(experiment.quant)
-    }
-    matrices = num_matrix_parameters(experiment)
-    others = num_parameters(experiment.model) - matrices
-    bits = others * sum(rounded.get(moment, 32) for moment in MOMENTS)
-    return round((bits + matrices * rounded.get(MOMENTUM, 32)) / 8)
 
 
 def _outside_products(experiment: Experiment) -> list[dict[str, object]]:

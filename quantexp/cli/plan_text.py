@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 
 from rich.console import Console
@@ -15,15 +14,17 @@ from quantexp.capture.select.curves import curves_in_words
 from quantexp.cli.plan_backend import backend_lines, layer_ranges
 from quantexp.cli.plan_layout import candidates_table, layout_lines
 from quantexp.cli.plan_record import Plan
+from quantexp.folders import shell_line
 from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.definitions.python import python_name, source_file
 from quantexp.formats.spec import LEFT_OUT, PRE_SCALE
-from quantexp.formats.types import Family, Format
-from quantexp.formats.words import block_scale_words, block_words, code_words
+from quantexp.formats.types import Family, Format, Of
+from quantexp.formats.words import block_scale_words, block_words, code_words, element_words
 from quantexp.launch.duration import about
 from quantexp.launch.machine_rates import rate_in_words
 from quantexp.model.decoder import EMBEDDING, OUTPUT, is_routed, layer_words
 from quantexp.quant.label import describe_format, describe_scheme, factor_words
+from quantexp.quant.outside_products import OPTIMIZER, PULL, RESET, SMOOTH
 from quantexp.quant.records import part_words
 from quantexp.quant.slots import WORKING
 from quantexp.schema import Backend
@@ -106,7 +107,7 @@ def show(plan: Plan, console: Console, complete: Callable[[Plan], Plan]) -> None
         "",
         f"{how or _OF_BACKEND[Backend.emulated.value]}; linear weights take "
         f"{human_bytes(plan.linear_weight_bytes)}, packed on hardware "
-        f"{human_bytes(plan.packed_weight_bytes)}{_moments(plan)}",
+        f"{human_bytes(plan.packed_weight_bytes)}{_state(plan)}",
     )
     table.add_row(
         "work",
@@ -134,7 +135,7 @@ def show(plan: Plan, console: Console, complete: Callable[[Plan], Plan]) -> None
         table.add_line(name, destination)
     if plan.earlier is not None:
         table.add_row("earlier", escape(plan.earlier))
-    table.add_line("command", shlex.join(plan.commands[0]))
+    table.add_line("command", shell_line(plan.commands[0]))
     table.print()
     if plan.layout.candidates:
         console.print(candidates_table(plan.layout))
@@ -143,12 +144,17 @@ def show(plan: Plan, console: Console, complete: Callable[[Plan], Plan]) -> None
         console.print(plan.script, markup=False, soft_wrap=True)
 
 
-def _moments(plan: Plan) -> str:
-    """What Adam's moments take, if the scheme rounds them."""
-    if plan.packed_moment_bytes == plan.moment_bytes or plan.evaluates:
-        return ""
-    taken, packed = human_bytes(plan.moment_bytes), human_bytes(plan.packed_moment_bytes)
-    return f"; Adam's moments {taken}, packed {packed}"
+def _state(plan: Plan) -> str:
+    """What Adam's moments and the master weights take, those that the scheme rounds."""
+    parts = (
+        ("Adam's moments", plan.moment_bytes, plan.packed_moment_bytes),
+        ("master weights", plan.master_bytes, plan.packed_master_bytes),
+    )
+    return "".join(
+        f"; {name} {human_bytes(taken)}, packed {human_bytes(packed)}"
+        for name, taken, packed in parts
+        if packed != taken and not plan.evaluates
+    )
 
 
 def _captured(plan: Plan) -> str:
@@ -228,6 +234,15 @@ def _experts_together(names: list[str]) -> list[str]:
     return [*others, *(f"expert[{layer_ranges(n)}]-{part}" for part, n in together.items())]
 
 
+#: What a scheme does with main weights and their rounded values, by product.
+_STATE_WORDS = {
+    SMOOTH: "{strength:g} times the loss of random rounding in the gradient",
+    PULL: "weights pulled towards it, strength {strength:g}, after {start:.0%} of the training",
+    RESET: "weights that oscillate reset to it, ratio {ratio:g}, {over} of {every} iterations observed, after "
+    "{start:.0%} of the training",
+}
+
+
 def _held_as(entry: dict[str, object], precision: str) -> str:
     if entry["format"] == WORKING:
         return describe_format(WORKING, precision)
@@ -245,16 +260,23 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
         parts.append(str(entry["recipe"]).partition("(")[0])
     if entry["rounding"] == "stochastic":
         parts.append("rounded stochastically")
-    if entry.get("of"):
-        parts.append("of the forward copy")
+    if source := entry.get("of"):
+        is_copy = source == Of.FORWARD
+        parts.append("of the forward copy" if is_copy else f"of its copy in {source}")
     if (pre_scale := entry.get("pre_scale")) is not None:
         part = PRE_SCALE if pre_scale is True else float(str(pre_scale))
         parts.append(f"{factor_words(part)} before and {factor_words(part, inverse=True)} after")
     if entry.get("clip_gradient"):
         parts.append("no gradient where it saturates")
+    if (power := entry.get("dge")) is not None:
+        parts.append(f"gradient by DGE, k = {float(str(power)):g}")
     if entry.get("hadamard"):
         parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
     parts += [_part_words(part, precision) for part in _parts(entry)]
+    if words := _STATE_WORDS.get(str(entry["product"])) if entry["site"] == OPTIMIZER else None:
+        parts.append(words.format(**entry))
+    if entry.get("feedback"):
+        parts.append("what it takes away added to the first moment")
     return ", ".join(parts)
 
 
@@ -283,7 +305,7 @@ def _own_formats(plan: Plan) -> list[str]:
 def _about(fmt: Format) -> str:
     if fmt.family is Family.PYTHON:
         return str(source_file(python_name(fmt)))
-    return f"{fmt.element.name}, {fmt.bits_each():.4g} bits an element"
+    return f"{element_words(fmt)}, {fmt.bits_each():.4g} bits an element"
 
 
 def _declared_words(entry: dict[str, object]) -> list[str]:
@@ -300,7 +322,7 @@ def _declared_words(entry: dict[str, object]) -> list[str]:
         along = f"blocks of {words} {along}"
     rule = entry["scale_rule"]
     scale = block_scale_words(fmt, str(rule) if rule else None)
-    return [fmt.element.name, *([along] if words else []), *([scale] if scale else [])]
+    return [element_words(fmt), *([along] if words else []), *([scale] if scale else [])]
 
 
 def _scaling_words(entry: dict[str, object]) -> list[str]:

@@ -10,7 +10,6 @@ is another one. Without such a checkpoint it begins at its first iteration, and 
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from quantexp.cli.verbs import CHANGEABLE
 from quantexp.config.launchers import check_launcher
 from quantexp.config.load import from_plain, read, with_overrides
 from quantexp.errors import ConfigError, RunError
+from quantexp.folders import shell_word
 from quantexp.launch.backend import Standing, launcher_of
 from quantexp.launch.going_on import differs_in_layout_alone, is_recorded
 from quantexp.launch.identity import folder_name, identity
@@ -96,7 +96,7 @@ def start_again(
     ]
     if not again:
         raise RunError(
-            f"nothing to start again in {where.about}; see quantexp status {shlex.quote(where.about)}"
+            f"nothing to start again in {where.about}; see quantexp status {shell_word(where.about)}"
         )
     for each in again:
         check_launcher(each.experiment.launcher)

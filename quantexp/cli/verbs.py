@@ -166,6 +166,7 @@ GROUPS = {
     "results": (
         "compare",
         "branch",
+        "gradient",
         "report",
         "captures",
         "draw",

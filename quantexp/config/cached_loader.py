@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from quantexp.config.choices import groups
 from quantexp.config.hydra_internals import ConfigLoaderImpl, ConfigRepository
+from quantexp.config.load import check_lists
 from quantexp.config.values import check_values
 from quantexp.config.words import DEEPEST, LONGEST_KEY, MOST_DIGITS
 from quantexp.errors import ConfigError
@@ -65,7 +66,12 @@ class CachedRepository(ConfigRepository):
         content = super().load_config(config_path)
         if file is not None and content is not None and isinstance(content.config, DictConfig):
             try:
-                check_values(OmegaConf.to_container(content.config), _package(config_path, content))
+                plain, section = (
+                    OmegaConf.to_container(content.config),
+                    _package(config_path, content),
+                )
+                check_values(plain, section)
+                check_lists(plain, section)
             except ConfigError as error:
                 raise ConfigError(f"{file}: {error}") from error
         return content

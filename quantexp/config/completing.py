@@ -43,6 +43,14 @@ def complete_dataset(experiment: Experiment) -> None:
                 f"dataset.{key}={value} cannot hold with the built-in sample, which has a "
                 "byte tokenizer; give dataset.path too, or drop it"
             )
+    if dataset.source is not None:
+        from quantexp.data.prepared import default_prefix
+
+        raise ConfigError(
+            f"dataset.source={dataset.source} is text for `quantexp prepare`, which a run does not read, and cannot "
+            f"hold with the built-in sample; prepare it, and give dataset.path={default_prefix(dataset.name)}, or "
+            "drop it"
+        )
     if experiment.model.init_from is not None:
         raise ConfigError(
             f"model.init_from={experiment.model.init_from} cannot hold with the built-in sample, whose byte "

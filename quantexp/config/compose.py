@@ -27,14 +27,20 @@ from quantexp.config.choices import hidden_files, is_shipped, require_folder
 from quantexp.config.composition_errors import NULL_SECTION, clean_errors
 from quantexp.config.environment import environment_overrides
 from quantexp.config.formats import fill_formats, folders_of
-from quantexp.config.in_force import iterations_of, name_in_force, quantises, sites_in_force
-from quantexp.config.load import load, load_sweep
-from quantexp.config.overrides import numbers_as_typed, quoted, readable, words_to_choose_by
+from quantexp.config.in_force import (
+    iterations_of,
+    name_in_force,
+    quantises,
+    sites_in_force,
+    without_idle_rules,
+)
+from quantexp.config.load import check_lists, load, load_sweep
+from quantexp.config.overrides import numbers_as_typed, readable, words_to_choose_by
 from quantexp.config.validate.tracking import check_installed, check_store
-from quantexp.config.values import check_number
+from quantexp.config.values import check_values
 from quantexp.config.words import check_meaning, check_text
 from quantexp.errors import ConfigError
-from quantexp.folders import conf_dir
+from quantexp.folders import conf_dir, quoted
 from quantexp.quant.label import is_unquantised
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.quant.slots import WORKING
@@ -148,7 +154,10 @@ def finished(config: DictConfig) -> Experiment:
     if not quantises(experiment, sites) and not is_unquantised(derived_name(experiment.quant)):
         _refuse_an_idle_scheme(experiment, str(config.hydra.runtime.choices.get("quant")))
     experiment.quant.name = scheme_name(
-        experiment.quant, name_in_force(experiment, sites), config.hydra
+        experiment.quant,
+        name_in_force(experiment, sites),
+        config.hydra,
+        lambda quant: without_idle_rules(experiment, quant),
     )
     return experiment
 
@@ -191,8 +200,8 @@ def composed(words: list[str]) -> DictConfig:
     """
     for override in map(_parsed, words):
         check_meaning(override)
-        if isinstance(number := override.value(), int | float):
-            check_number(override.key_or_group, number)
+        check_values(override.value(), override.key_or_group)
+        check_lists(override.value(), override.key_or_group)
     first = words_to_choose_by(words)
     config = hydra_compose("config", first, return_hydra_config=True)
     if config.model.get("from_hf") is not None:
@@ -219,11 +228,17 @@ def _parsed(word: str) -> Override:
     return OverridesParser.create().parse_override(word)
 
 
-def scheme_name(quant: QuantConfig, derived: str, hydra: DictConfig) -> str:
+def scheme_name(
+    quant: QuantConfig,
+    derived: str,
+    hydra: DictConfig,
+    in_force: Callable[[QuantConfig], QuantConfig] = lambda quant: quant,
+) -> str:
     """The name of a scheme: its file's name if no override changes it, else the name derived from what is quantised.
 
     A file's name is the value of its `name:`, or the file name. Of the shipped schemes only those in `more/` have one;
-    the ten schemes, and compositions of their parts, have derived names.
+    the ten schemes, and compositions of their parts, have derived names. `in_force` leaves out rules that change
+    nothing in the run, in which a file's scheme and the composed one may differ.
     """
     own_name = quant.name
     choice = hydra.runtime.choices.get("quant")
@@ -237,7 +252,7 @@ def scheme_name(quant: QuantConfig, derived: str, hydra: DictConfig) -> str:
             f"quant.name cannot be set to {own_name!r}: the name follows from the scheme, here {derived}; put "
             "the scheme in a YAML file of your own (quant/NAME.yaml in a --config-dir) to name it"
         )
-    if content_hash(plain) != content_hash(quant):
+    if content_hash(plain) != content_hash(quant) and not _same(plain, quant, in_force):
         return derived
     name = choice.rpartition("/")[2] if own_name is None else own_name
     if name == derived or is_unquantised(derived):
@@ -248,6 +263,16 @@ def scheme_name(quant: QuantConfig, derived: str, hydra: DictConfig) -> str:
             "choose another name for the file, or for its `name:`"
         )
     return name
+
+
+def _same(
+    plain: QuantConfig, quant: QuantConfig, in_force: Callable[[QuantConfig], QuantConfig]
+) -> bool:
+    """Whether two schemes are one in the run; a file's scheme need not be valid in it."""
+    try:
+        return content_hash(in_force(plain)) == content_hash(in_force(quant))
+    except ConfigError:
+        return False
 
 
 @cache

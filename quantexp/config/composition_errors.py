@@ -20,8 +20,9 @@ from hydra.errors import (
 from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.config.choices import choice_files, groups
-from quantexp.config.load import located, unknown_key, wrong_type
+from quantexp.config.load import unknown_key
 from quantexp.config.overrides import unreadable
+from quantexp.config.values import A_LIST, A_MAPPING, wrong_type
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.quant.scheme import SCHEMES
@@ -35,7 +36,6 @@ _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
 _NO_CHOICE = re.compile(r"Interpolation key '(\w+)' not found")
 #: OmegaConf's message for a mapping in place of a list, or the other way round.
 _OTHER_SHAPE = "Cannot merge DictConfig with ListConfig"
-_LIST, _MAPPING = "must be a list, in brackets", "must be keys with values, in braces"
 NULL_SECTION = (
     "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
     "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
@@ -143,7 +143,7 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
     if isinstance(inner, ConfigCompositionException) and inner.__context__ is not None:
         inner = inner.__context__  # errors in a file have a context but no cause
     owner = getattr(inner, "object_type", None)
-    key = located(str(getattr(inner, "full_key", None) or ""), owner)
+    key = str(getattr(inner, "full_key", None) or "")
     reason = _first_line(inner)
     if "does not support deletion" in reason:
         return f"~{key} cannot be deleted: every key has a value; set another one, or drop the word"
@@ -153,18 +153,14 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
     if append := _APPEND.search(str(inner)):
         reason = f"{append[2]}: there is no choice to replace; to add one, write {append[1]}"
     file = _file_of(str(error), config_dir)
-    if key.endswith(".") and _OTHER_SHAPE in reason:
-        reason = f"{key[:-1]}: its lists must be in brackets, not in braces"
-    elif key and _OTHER_SHAPE in reason:
-        reason = f"{key} {_LIST if owner is list else _MAPPING}"
+    if key and _OTHER_SHAPE in reason:
+        reason = f"{key} {A_LIST if owner is list else A_MAPPING}"
     elif not key and file and (wrong := _wrong_shape(Path(file), _group_of(str(error)))):
         reason = wrong
     elif key and ("not in" in reason):
         reason = unknown_key(key, owner)
     elif key and (wrong := wrong_type(key, reason)):
         reason = wrong
-    elif key and "is not Optional" in reason:
-        reason = f"{key} must have a value, got null; drop it for the default"
     elif key and key not in reason:
         reason = f"{key}: {reason}"
     return f"{file}: {reason}" if file else reason
@@ -201,7 +197,7 @@ def _wrong_shape(file: Path, group: str) -> str | None:
         if (section := section_of(owner, part)) is not None:
             owner, parents = section, [*parents, part]
     values = yaml.safe_load(text)
-    return _wrong_below(values, owner, parents) if isinstance(values, dict) else f"it {_MAPPING}"
+    return _wrong_below(values, owner, parents) if isinstance(values, dict) else f"it {A_MAPPING}"
 
 
 def _wrong_below(values: Mapping[str, Any], owner: Any, parents: list[str]) -> str | None:
@@ -209,11 +205,11 @@ def _wrong_below(values: Mapping[str, Any], owner: Any, parents: list[str]) -> s
         path = [*parents, str(name)]
         key, section = ".".join(path), section_of(owner, str(name))
         if get_origin(kind_of(key)) is list and isinstance(value, Mapping):
-            return f"{key} {_LIST}"
+            return f"{key} {A_LIST}"
         if section is None and not is_mapping(owner, str(name)):
             continue
         if value is not None and not isinstance(value, Mapping):
-            return f"{key} {_MAPPING}"
+            return f"{key} {A_MAPPING}"
         if section and value and (wrong := _wrong_below(value, section, path)):
             return wrong
     return None

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from quantexp.config.overrides import quoted
 from quantexp.errors import ConfigError
+from quantexp.folders import quoted
 from quantexp.quant.scheme import SCHEME_FORMATS, SCHEMES
 from quantexp.terminal.close_matches import did_you_mean, near
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from quantexp.config.overrides import quoted
 from quantexp.config.start_point import started_run
 from quantexp.errors import ConfigError
+from quantexp.folders import quoted
 from quantexp.model.checkpoints import saved_iterations
 from quantexp.runs.find import find_run
 from quantexp.runs.recorded_config import read_config

@@ -7,6 +7,7 @@ precision, or in a format that has all of its values, is not in the name. Needs 
 from __future__ import annotations
 
 import contextlib
+import copy
 from dataclasses import replace
 
 from quantexp.config.evaluation import map_iteration
@@ -15,7 +16,7 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Format
 from quantexp.quant.outside_products import state_slots
 from quantexp.quant.precision import PrecisionMap, configured, forward_only, precision_map
-from quantexp.quant.rules import changes, variants
+from quantexp.quant.rules import changes, fill_shares, variants
 from quantexp.quant.scheme import InForce, derived_name
 from quantexp.quant.sites import Site
 from quantexp.schema import Experiment, QuantConfig
@@ -104,7 +105,14 @@ def idle_rules(experiment: Experiment) -> str | None:
 
 def name_in_force(experiment: Experiment, sites: InForce) -> str:
     """The derived name of what a run quantises, without rules that change nothing; `sites` are its `sites_in_force`."""
-    quant, idle = experiment.quant, rules_out_of_force(experiment)
+    return derived_name(without_idle_rules(experiment, experiment.quant), sites)
+
+
+def without_idle_rules(experiment: Experiment, quant: QuantConfig) -> QuantConfig:
+    """A scheme without the rules that would change nothing in a run."""
+    quant = replace(quant, rules=copy.deepcopy(quant.rules))
+    fill_shares(quant, experiment.training.iterations)
+    idle = rules_out_of_force(replace(experiment, quant=quant))
     quant = replace(quant, rules=[r for index, r in enumerate(quant.rules) if index not in idle])
     whole = _maps(experiment, quant) if quant.rules else []
     for rule in quant.rules:
@@ -112,7 +120,7 @@ def name_in_force(experiment: Experiment, sites: InForce) -> str:
         with contextlib.suppress(ConfigError):  # without the rule it may be no scheme
             if _maps(experiment, fewer) == whole:
                 quant = fewer
-    return derived_name(quant, sites)
+    return quant
 
 
 def quantises(experiment: Experiment, sites: InForce) -> bool:

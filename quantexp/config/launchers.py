@@ -69,7 +69,7 @@ def options_of(launcher: LauncherConfig, kind: type[_Options]) -> _Options:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-    from quantexp.config.load import wrong_type
+    from quantexp.config.values import wrong_type
 
     try:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), launcher.options))

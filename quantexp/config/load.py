@@ -7,15 +7,13 @@ vocabulary. `save` and `read` write and read a run folder's config.yaml, so a ra
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from functools import cache, lru_cache
+from enum import Enum, EnumType
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -27,42 +25,19 @@ from quantexp.config.evaluation import evaluated_only
 from quantexp.config.formats import fill_formats, user_folders
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
-from quantexp.config.values import check_values, memory_of
+from quantexp.config.values import A_LIST, A_MAPPING, check_values, memory_of, wrong_type
 from quantexp.errors import ConfigError, UnreadableError
 from quantexp.quant.rules import fill_shares
 from quantexp.reading.yaml_files import read_yaml_text
 from quantexp.schema import (
-    CaptureRule,
     Composition,
     Experiment,
-    Part,
-    Rule,
     SweepConfig,
-    When,
 )
-from quantexp.schema.keys import OLD_KEYS, is_mapping, keys, section_of
-from quantexp.schema.limits import FACTOR
+from quantexp.schema.keys import OLD_KEYS, element_of, is_mapping, keys, kind_of, section_of
 from quantexp.terminal.close_matches import did_you_mean, near
 
-#: OmegaConf's message for a value of the wrong type, and the names of the types in messages.
-_TYPE_ERROR = re.compile(
-    r"Value '(?P<given>.*)' (of type '.*' could not be converted to|is not a valid) (?P<wanted>\w+)"
-)
-#: Its message for a value outside a fixed set.
-_CHOICE_ERROR = re.compile(r"Invalid value '(?P<given>.*)', expected one of \[(?P<wanted>.*)\]")
-_KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
-#: Its message for a value of `pre_scale`, the only key of two types.
-_PART_ERROR = re.compile(r"Value '(?P<given>.*)' of type '.*' is incompatible with type hint")
 _Kind = TypeVar("_Kind", bound=Experiment)
-#: Parts of its messages for a missing list, and for a missing dictionary.
-_NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
-#: Data classes that are elements of a list -> the key of the list.
-_RULES: dict[Any, str] = {
-    Rule: "quant.rules[]",
-    CaptureRule: "capture.rules[]",
-    Part: "quant.<slot>.parts[]",
-    When: "quant.rules[].when",
-}
 
 
 def load(config: DictConfig) -> Experiment:
@@ -202,8 +177,8 @@ def unknown_key(full_key: str, owner: Any = None) -> str:
         owner: the dataclass without this key, if it is known.
     """
     parent, _, name = full_key.rpartition(".")
-    if owner in _RULES:
-        return _no_such_key(_RULES[owner], name, owner)
+    if "]" in parent:
+        return _no_such_key(parent, name, owner)
     node: Any = Experiment if owner is Experiment else Composition
     for part in filter(None, parent.split(".")):
         if is_mapping(node, part):
@@ -233,28 +208,34 @@ def _hint(name: str, names: Iterable[str]) -> str:
     return f"{close} " if close else ""
 
 
-def located(key: str, owner: Any) -> str:
-    """The full key; for a key inside a list, OmegaConf reports only the last part and the dataclass."""
-    if owner is When:
-        key = key.removeprefix("when.")
-    return f"{_RULES[owner]}.{key}" if owner in _RULES and "." not in key else key
+def check_lists(value: Any, key: str = "") -> None:
+    """Refuse an element of a list of sections, a rule or a part, that its schema does not take.
 
+    Hydra and OmegaConf refuse it too, and say neither in which list it stands nor at which place.
 
-def wrong_type(key: str, omegaconf_says: str) -> str | None:
-    """The message for a value of the wrong type; None if OmegaConf's message is about something else."""
-    if _NO_LIST in omegaconf_says:
-        return f"{key} must be a list, in brackets"
-    if _NO_MAPPING in omegaconf_says:
-        return f"{key} must be keys with values, in braces"
-    if choice := _CHOICE_ERROR.search(omegaconf_says):
-        close = did_you_mean(near(choice["given"], choice["wanted"].split(", ")))
-        return f"{key} must be one of {choice['wanted']}, got {choice['given']!r}{close and f'; {close}'}"
-    if part := _PART_ERROR.search(omegaconf_says):
-        return f"{key} {FACTOR.requirement}, got {part['given']!r}"
-    typed = _TYPE_ERROR.search(omegaconf_says)
-    if typed is None or typed["wanted"] not in _KINDS:
-        return None
-    return f"{key} must be {_KINDS[typed['wanted']]}, got {typed['given']!r}"
+    Raises:
+        ConfigError: names the full key, `quant.rules[1].layers[0]`.
+    """
+    if isinstance(value, dict):
+        for name, part in value.items():
+            check_lists(part, f"{key}.{name}" if key else str(name))
+    if not isinstance(value, list) or (owner := element_of(key)) is None:
+        return
+    for index, element in enumerate(value):
+        place = f"{key}[{index}]"
+        if not isinstance(element, dict):
+            raise ConfigError(f"{place} {A_MAPPING}")
+        check_lists(element, place)
+        for name, part in element.items():
+            kind = kind_of(f"{place}.{name}")
+            if isinstance(part, dict) and get_origin(kind) is list:
+                raise ConfigError(f"{place}.{name} {A_LIST}")
+            if isinstance(part, list) and dataclasses.is_dataclass(kind):
+                raise ConfigError(f"{place}.{name} {A_MAPPING}")
+        try:
+            OmegaConf.merge(_schema(owner), element)
+        except OmegaConfBaseException as error:
+            raise ConfigError(_message(error, f"{place}.")) from error
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -271,39 +252,56 @@ def _resolved(node: Any) -> Any:
 def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
     """Convert a plain container to a dataclass.
 
-    The points of a sweep share most sections, so each section is converted by itself and cached. If that fails, or if a
-    section is invalid, the whole container is converted, because its messages have the full keys.
+    The values of a composed or recorded configuration have the declared types, and need no OmegaConf, which takes many
+    times longer. It converts all others, or refuses them with the full key.
     """
     plain = plain | {key: memory_of(plain[key]) for key in ("memory",) if key in plain}
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    parts: dict[str, Any] = {}
     try:
-        for key, value in plain.items():
-            section, default = fields[key].default_factory, fields[key].default
-            if isinstance(value, dict) and isinstance(section, type):
-                parts[key] = copy.deepcopy(_section(section, _Section(repr(value), value)))
-            elif type(value) is type(default) or key == "memory":
-                parts[key] = value
-            elif isinstance(default, Enum) and isinstance(value, str):
-                parts[key] = type(default)[value]
-            else:
-                return _whole(plain, kind)
-    except (KeyError, OmegaConfBaseException):
+        return cast(_Kind, _exact(plain, kind))
+    except _InexactError:
         return _whole(plain, kind)
-    return kind(**parts) if set(parts) == set(fields) else _whole(plain, kind)
 
 
-@dataclass(frozen=True)
-class _Section:
-    """A plain container whose cache key is its text, which shows types and order."""
-
-    text: str
-    content: dict[str, Any] = field(compare=False)
+class _InexactError(Exception):
+    """A value that only OmegaConf may convert."""
 
 
-@lru_cache(maxsize=256)
-def _section(kind: type, section: _Section) -> Any:
-    return OmegaConf.to_object(OmegaConf.merge(_schema(kind), section.content))
+def _exact(value: Any, kind: Any) -> Any:
+    """A value of exactly a type; mappings become dataclasses, names members of an Enum, whole numbers floats.
+
+    Raises:
+        _InexactError: it is of another type, or a text that means something else to OmegaConf.
+    """
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(cast(type, kind))
+        if type(value) is dict and value.keys() <= hints.keys():
+            return kind(**{name: _exact(part, hints[name]) for name, part in value.items()})  # type: ignore[operator]
+    elif kind is Any:
+        containers: dict[type, Any] = {dict: dict[str, Any], list: list[Any]}
+        return _exact(value, containers.get(type(value), type(value)))
+    elif isinstance(kind, UnionType):
+        others = [each for each in get_args(kind) if each is not NoneType]
+        if value is None and len(others) < len(get_args(kind)):
+            return None
+        if len(others) == 1 or type(value) in others:
+            return _exact(value, others[0] if len(others) == 1 else type(value))
+    elif get_origin(kind) is list and type(value) is list:
+        return [_exact(part, *get_args(kind)) for part in value]
+    elif get_origin(kind) is dict and type(value) is dict:
+        of_key, of_value = get_args(kind)
+        return {_exact(key, of_key): _exact(part, of_value) for key, part in value.items()}
+    elif kind is float and type(value) is int:
+        return float(value)
+    elif type(value) is kind and not (kind is str and ("${" in value or value == "???")):
+        return value
+    elif isinstance(kind, EnumType) and type(value) is str and value in kind.__members__:
+        return kind[value]
+    raise _InexactError
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 @cache
@@ -313,6 +311,7 @@ def _schema(kind: type) -> DictConfig:
 
 
 def _whole(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
+    check_lists(plain)
     try:
         experiment = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), plain))
     except OmegaConfBaseException as error:
@@ -321,8 +320,8 @@ def _whole(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
     return experiment
 
 
-def _message(error: OmegaConfBaseException) -> str:
-    key = located(str(error.full_key or ""), error.object_type)
+def _message(error: OmegaConfBaseException, parent: str = "") -> str:
+    key = parent + str(error.full_key or "")
     if isinstance(error, ConfigKeyError) and key:
         return unknown_key(key, error.object_type)
     first = str(error).splitlines()[0]

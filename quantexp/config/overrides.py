@@ -9,7 +9,6 @@ error that says what to write.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +18,7 @@ from hydra.errors import HydraException
 
 from quantexp.config.words import check_text
 from quantexp.errors import ConfigError
+from quantexp.folders import quoted, shell_word
 from quantexp.schema.keys import kind_of
 from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
@@ -108,12 +108,6 @@ def _text_as_typed(typed: str, value: object) -> str:
     return quoted(typed.strip()) if is_number and str(value) != typed.strip() else typed
 
 
-def quoted(value: str) -> str:
-    """The value quoted for Hydra's grammar."""
-    inside = re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
-    return f"'{inside}'"
-
-
 def unreadable(word: str) -> str:
     """Why an override cannot be parsed, and what to write instead, in one line."""
     key, equals, value = word.partition("=")
@@ -144,7 +138,8 @@ def unreadable(word: str) -> str:
 
 def _for_the_shell(word: str) -> str:
     """The word quoted for a shell, in double quotes if they preserve it."""
-    return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
+    is_plain = word.isprintable() and not re.search(r'["$`\\!]', word)
+    return f'"{word}"' if is_plain else shell_word(word)
 
 
 def _is_plain_text(value: str) -> bool:

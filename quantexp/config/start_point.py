@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from quantexp.config.load import read
@@ -26,7 +27,7 @@ from quantexp.model.checkpoints import (
 from quantexp.runs.find import runs_named, scope
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, TrainingConfig
 from quantexp.schema.training import run_and_iteration
 
 #: The options that, with the data, determine the tokens of an iteration.
@@ -93,7 +94,7 @@ def start_point(experiment: Experiment) -> StartPoint | None:
             f"{option}: there is no checkpoint of iteration {iteration}; {point.run.root} {has}"
         )
     if training.start_optimizer:
-        other = read(point.run.config).training.optimizer
+        other = _training_of(point.run).optimizer
         if other is not training.optimizer:
             raise DataError(
                 f"{option} has the state of training.optimizer={other.value}, which {training.optimizer.value} cannot "
@@ -142,8 +143,19 @@ def started_run(start_from: str, root: Path) -> RunDir:
     return RunDir(runs[0].root.absolute())
 
 
+def _training_of(run: RunDir) -> TrainingConfig:
+    """Its `training`, to be read only: many experiments of a design start from one run."""
+    file = run.config
+    return _training_at(file, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@lru_cache(maxsize=64)
+def _training_at(file: Path, _changed: int) -> TrainingConfig:
+    return read(file).training
+
+
 def _require_same_order(experiment: Experiment, point: StartPoint, option: str) -> None:
-    other, training = read(point.run.config).training, experiment.training
+    other, training = _training_of(point.run), experiment.training
     for key in _ORDER:
         own_value, other_value = getattr(training, key), getattr(other, key)
         if own_value != other_value:

@@ -5,13 +5,13 @@ By Megatron's rule the ids are uint16 for a vocabulary below 65,500 and int32 ot
 """
 
 import hashlib
-import shlex
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quantexp.errors import DataError
+from quantexp.folders import override_word
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: Incremented whenever the same data and seed give another order of samples.
@@ -66,9 +66,9 @@ def _remedy(prefix: Path) -> str:
         if close := did_you_mean(map(str, _meant(prefix))):
             return close
     if prefix.exists():
-        source = shlex.quote(str(prefix))
+        source = override_word("dataset.source", prefix)
         return (
-            f"raw text is converted by `quantexp prepare dataset.source={source}` with "
+            f"raw text is converted by `quantexp prepare {source}` with "
             "dataset.tokenizer_path=FOLDER, or dataset.tokenizer=byte, which needs nothing; else give "
             "another dataset.path"
         )

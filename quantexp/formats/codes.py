@@ -39,6 +39,22 @@ def code_values(element: Element) -> list[float]:
     return values
 
 
+def values_of(fmt: Format) -> list[float]:
+    """The finite values that an element may have in units of its block's scale, ascending: those of all its elements,
+    with all micro-exponents.
+    """
+    scale = fmt.grid_scale
+    elements = (fmt.element, *(() if scale is None else scale.others))
+    levels = 0 if scale is None else len(scale.micro_exponents)
+    values = {
+        value * 2.0**level
+        for element in elements
+        for value in code_values(element)
+        for level in range(levels + 1)
+    }
+    return sorted(value for value in values if math.isfinite(value))
+
+
 def _magnitude(element: Element, code: int) -> float:
     """Magnitude of a code with a fixed exponent field (OCP MX v1.0 section 5.3)."""
     if code in element.nan_codes:

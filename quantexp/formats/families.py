@@ -85,7 +85,11 @@ def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | No
     if x.device.type == amax.device.type == "cpu" and not is_torch_alone():
         value = _scale_of(float(amax), spec, inverse)
         return torch.tensor(value, dtype=torch.float32, device="cpu")
-    amax = amax.to(device=x.device, dtype=torch.float64)
+    return scale_of_amax(amax.to(device=x.device, dtype=torch.float64), spec, inverse=inverse)
+
+
+def scale_of_amax(amax: Tensor, spec: QuantSpec, *, inverse: bool) -> Tensor:
+    """The scale for each amax, float64, in float32; 1 where it is not finite, or 0."""
     if spec.scaling in POWERS_OF_TWO:
         scale = _power_of_two_below(spec.amax_target, amax)
         scale = 1 / scale if inverse else scale
@@ -278,13 +282,18 @@ def nv_magnitudes(
     x32, q, magic = scratch.of_shape(x_OBKI.shape)
     x32 = x_OBKI if x_OBKI.dtype == torch.float32 else x32.copy_(x_OBKI)
     amax_bits = block_amax_bits(x32, q)
-    block_scale = block_scales(amax_bits, spec.fmt, scale)
-    block_scale.masked_fill_(amax_bits >= EXPONENT_MASK, math.nan)
+    block_scale = known_scales(amax_bits, spec.fmt, scale)
     q.div_(total_scale(block_scale, scale))
     if spec.is_pre_scaled:
         q.mul_(spec.pre_scale)
     round_element(q.clamp_max_(element.max), element, spec.rounding, random_OBKI, magic)
     return q, x32, block_scale
+
+
+def known_scales(amax_bits: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:
+    """b of each block; NaN for a block with NaN or Inf."""
+    scales = block_scales(amax_bits, fmt, scale)
+    return scales.masked_fill_(amax_bits >= EXPONENT_MASK, math.nan)
 
 
 def block_scales(amax_bits: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:

@@ -337,7 +337,7 @@ def quantise_by_torch(
             random = None if random is None else random.view(extents)
             quantise_nv(x.view(extents), y.view(extents), spec, scale, random)
         case Family.GRID:
-            from quantexp.formats.declared.arithmetic import quantise_grid
+            from quantexp.formats.declared.levels import quantise_grid
 
             random = None if random is None else random.view(extents)
             quantise_grid(x.view(extents), y.view(extents), spec, scale, random)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
+from quantexp.formats.declared.levels import factors, factors_of_elements
 from quantexp.formats.families import (
     block_amax_bits,
     block_scales,
@@ -32,7 +33,7 @@ from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_o
 from quantexp.formats.rounding import EXPONENT_MASK, can_saturate, power_of_two, scale_field
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.torch_internals import checked_axis, constant, is_plain
-from quantexp.formats.types import Family
+from quantexp.formats.types import Element, Family
 
 
 def saturated(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
@@ -96,7 +97,6 @@ def _in_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> T
 
 
 def _in_grid(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
-    element = spec.fmt.element
     if spec.fmt.across > 1 and x.ndim:
         tiles = to_tiles(x, spec.fmt, axis)
         of_tile = replace(spec, fmt=replace(spec.fmt, across=1), block=tiles.shape[-1])
@@ -105,11 +105,24 @@ def _in_grid(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Ten
     beyond_ONI = torch.empty(x_ONI.shape, dtype=torch.bool, device=x.device)
     for chunk in grid_chunks(x_ONI, spec):
         part = chunk.elements(x_ONI).to(torch.float32)
-        d = block_factors(part, spec, scale)
-        lowest = -element.max if element.lowest is None else element.lowest
-        is_beyond = (part > element.max * d) | (part < lowest * d)
+        if spec.fmt.grid_scale is None:
+            d, which = block_factors(part, spec, scale), None
+        elif spec.fmt.grid_scale.each:
+            d, which = factors_of_elements(part, spec, scale)
+        else:
+            d, which = factors(part, spec, scale)
+        is_beyond = _is_beyond(part, d, spec.fmt.element)
+        if which is not None:
+            assert spec.fmt.grid_scale is not None, "several elements"
+            for number, element in enumerate(spec.fmt.grid_scale.others, 1):
+                is_beyond = torch.where(which == number, _is_beyond(part, d, element), is_beyond)
         chunk.elements(beyond_ONI).copy_(is_beyond)
     return beyond_ONI.view(x.shape)
+
+
+def _is_beyond(x: Tensor, d: Tensor, element: Element) -> Tensor:
+    lowest = -element.max if element.lowest is None else element.lowest
+    return (x > element.max * d) | (x < lowest * d)
 
 
 def _block_scale(amax_bits: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.declared.arithmetic import block_factors, grid_chunks
+from quantexp.formats.declared.levels import factors_of_blocks
 from quantexp.formats.encoding import (
     Scales,
     TwoLevelScales,
@@ -63,7 +64,7 @@ def zero_blocks(x: Tensor, spec: QuantSpec, *, axis: int) -> Tensor:
     if spec.fmt.across > 1:
         amax_T = to_tiles(x, spec.fmt, axis).abs().amax(-1)
         return (amax_T == 0).reshape(num_tiles(tuple(x.shape), spec.fmt, axis))
-    return _block_amax(x, axis % x.ndim, spec.block) == 0
+    return _block_amax(x, axis % x.ndim, spec.scale_block) == 0
 
 
 @exact_in_pool
@@ -109,6 +110,8 @@ def _of_grid(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Ten
     if spec.fmt.block is None:
         return or_one(None if scale is None else scale.reciprocal(), x)
     x = x if x.ndim else x.reshape(1)
+    if spec.fmt.grid_scale is not None and spec.fmt.grid_scale.each:
+        return _of_several(x, axis, spec, scale)
     shape: tuple[int, ...] = blocked_shape(tuple(x.shape), axis, spec.block)
     if spec.fmt.across > 1:
         shape = num_tiles(tuple(x.shape), spec.fmt, axis)
@@ -122,6 +125,18 @@ def _of_grid(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Ten
             block_factors(chunk.elements(x_ONI).to(torch.float32), spec, scale)
         )
     return d.view(shape)
+
+
+def _of_several(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
+    """d of each of the blocks that a block of the format has, before their correction."""
+    outer, extent, inner = outer_axis_inner(tuple(x.shape), axis)
+    size = max(1, min(spec.block, extent))
+    padded = torch.nn.functional.pad(
+        x.reshape(outer, extent, inner).float(), (0, 0, 0, -extent % size)
+    )
+    d = factors_of_blocks(padded.view(outer, -1, size, inner), spec, scale).flatten(1, 2)
+    shape = blocked_shape(tuple(x.shape), axis, spec.scale_block)
+    return d[:, : shape[axis]].reshape(shape)
 
 
 def _block_amax(x: Tensor, axis: int, block: int) -> Tensor:

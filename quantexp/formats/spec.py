@@ -28,7 +28,6 @@ from quantexp.formats.types import (
 _Choice = TypeVar("_Choice", bound=Enum)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
-
 #: In place of the format of a part that is not multiplied.
 LEFT_OUT = "none"
 
@@ -42,7 +41,7 @@ class Part:
     spec: QuantSpec | None
     #: The axis of the mean, or of each channel's norm.
     along: Axis | None = None
-    #: How many channels or elements, or which share of all; None for a mean.
+    #: How many channels, elements or dimensions of the subspace, or which share of all; None for a mean.
     number: int | None = None
     share: float | None = None
     #: Whether it is taken of the error that is left once the operand is rounded.
@@ -58,7 +57,7 @@ class QuantSpec:
     """
 
     fmt: Format
-    #: Elements along the axis that share a scale; 1 if the format has no blocks.
+    #: Elements along the axis that share a scale, or a correction of their scales; 1 if the format has no blocks.
     block: int = 1
     scale_rule: ScaleRule = ScaleRule.FLOOR
     rounding: Rounding = Rounding.EVEN
@@ -77,12 +76,14 @@ class QuantSpec:
     axis: Axis | None = None
     #: The forward copy, straight through: quantised once, along the forward product's axis.
     reuse: bool = False
-    #: The forward copy that is quantised again, along this product's axis; None means the tensor in high precision.
+    #: What is quantised again: the forward copy (`reuse`), or one stored along rows; None means high precision.
     of: QuantSpec | None = None
     #: Delayed scaling: iterations in the amax history.
     window: int | None = None
     #: Forward product: whether the gradient is zero where the operand saturated.
     clip_gradient: bool = False
+    #: Forward product: the power of the gradient estimator (see `estimator`); None for straight through.
+    dge: float | None = None
     #: What is taken out of the operand, in order; the format rounds what remains.
     parts: tuple[Part, ...] = ()
     #: Whether this is the left operand of its product.
@@ -106,6 +107,11 @@ class QuantSpec:
     def has_blocks(self) -> bool:
         """Whether its values depend on the axis, through blocks or a transform, or lie along it in parts."""
         return self.depends_on_axis or self.is_transformed or bool(self.parts)
+
+    @property
+    def scale_block(self) -> int:
+        """Elements along the axis that share a scale: less than `block` if scales share a correction."""
+        return (self.fmt.grid_scale and self.fmt.grid_scale.each) or self.block
 
     @property
     def depends_on_axis(self) -> bool:
@@ -141,12 +147,17 @@ class QuantSpec:
     @property
     def copy(self) -> QuantSpec | None:
         """The forward copy that a backward product multiplies, or quantises again; None without one."""
-        return self if self.reuse else self.of
+        return self if self.reuse else None if self.is_of_stored else self.of
+
+    @property
+    def is_of_stored(self) -> bool:
+        """Whether it quantises a stored copy of its tensor."""
+        return self.of is not None and not self.of.reuse
 
     @property
     def chain(self) -> tuple[QuantSpec, ...]:
-        """Its quantisations in their order: that of the forward copy, if it is quantised again, and its own."""
-        return (self,) if self.of is None else (self.of, self)
+        """Its quantisations in their order: those of the copy that is quantised again, and its own."""
+        return (self,) if self.of is None else (*self.of.chain, self)
 
     @property
     def once_per_step(self) -> bool:
@@ -159,7 +170,7 @@ class QuantSpec:
     @cached_property
     def along_any_axis(self) -> QuantSpec:
         """Equal for two operands if their copies of one tensor differ at most in the axis of the blocks."""
-        return replace(self, axis=None, reuse=False, clip_gradient=False)
+        return replace(self, axis=None, reuse=False, clip_gradient=False, dge=None)
 
 
 #: A specification, or a format with its own options.
@@ -223,8 +234,7 @@ def resolve(
     }
     if isinstance(fmt, QuantSpec):
         is_set["scaling"] = scaling is not None
-        if any(is_set.values()):
-            names = ", ".join(name for name in is_set if is_set[name])
+        if names := ", ".join(name for name in is_set if is_set[name]):
             raise ValueError(
                 f"a QuantSpec has all its options: leave out {names}, or change them in it"
             )
@@ -234,14 +244,13 @@ def resolve(
     for name, is_option_set in is_set.items():
         if is_option_set:
             _refuse_foreign(fmt, name)
-    rounding = _choice("rounding", rounding or fmt.rounding, Rounding)
     if scaling is Scaling.NONE and amax_target is not None:
         raise _unscaled("amax_target")
     return QuantSpec(
         fmt=fmt,
         block=_checked_block(block, fmt) if block is not None else fmt.block or 1,
         scale_rule=_choice("scale_rule", scale_rule or fmt.scale_rule or "floor", ScaleRule),
-        rounding=rounding,
+        rounding=_choice("rounding", rounding or fmt.rounding, Rounding),
         saturate=saturate,
         scaling=scaling,
         amax_target=_checked_target(fmt.amax_target or 1.0 if amax_target is None else amax_target),

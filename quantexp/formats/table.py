@@ -161,7 +161,7 @@ def is_compiled(fmt: Format, block: int | None = None) -> bool:
     have up to 512 elements along the axis, up to 128 x 128 in all.
     """
     scale, extent = fmt.grid_scale, fmt.block if block is None else block
-    if fmt.family in (Family.PYTHON, Family.BF16) or (scale is not None and scale.is_chosen):
+    if fmt.family in (Family.PYTHON, Family.BF16) or (scale is not None and not scale.is_of_amax):
         return False
     if fmt.block is not None and (extent is None or not panel_fits(extent, fmt.across)):
         return False

@@ -71,16 +71,16 @@ class unseen:  # noqa: N801  (a context manager, and faster than a generator)
     """A context for a watcher's own operations: without derivatives, and seen by no mode and no subclass."""
 
     def __enter__(self) -> None:
-        self._had_gradients = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
         self._guards = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
         for guard in self._guards:
             guard.__enter__()
+        self._had_gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # modes of `__torch_function__` would see it
 
     def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self._had_gradients)
         for guard in reversed(self._guards):
             guard.__exit__(None, None, None)
-        torch._C._set_grad_enabled(self._had_gradients)
 
 
 def current_autograd_node() -> torch.autograd.graph.Node | None:

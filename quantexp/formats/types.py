@@ -59,11 +59,11 @@ class Hadamard(StrEnum):
 
 
 class Of(StrEnum):
-    """What a backward product quantises of an operand that the forward product has quantised."""
+    """What a product quantises of an operand; or a format to which its tensor is rounded before."""
 
     #: The tensor in high precision.
     HIGH = "high"
-    #: The values that the forward product multiplied.
+    #: Backward products: the values that the forward product multiplied.
     FORWARD = "forward"
 
 
@@ -76,6 +76,8 @@ class Take(StrEnum):
     CHANNELS = "channels"
     #: The elements of the largest magnitude.
     ELEMENTS = "elements"
+    #: The projection onto a subspace that has most of the operand.
+    LOW_RANK = "low_rank"
 
 
 class Axis(StrEnum):
@@ -198,25 +200,43 @@ class BlockScale:
     #: What a block's amax may be brought to, each by the rule; empty for the element's largest value alone.
     candidates: tuple[float, ...] = ()
     choose: Choose = Choose.MSE
+    #: Elements that a block may take in place of the format's, each under scales for its own largest value.
+    others: tuple[Element, ...] = ()
+    #: Elements of groups within a block, each in the one before, which have one bit of exponent each.
+    micro_exponents: tuple[int, ...] = ()
+    #: Elements of a block, if the format's block is several of them: a macro block, or those that share a correction.
+    each: int | None = None
+    #: Elements whose blocks' scales share a correction.
+    corrected: int | None = None
+    #: The scale of a macro block, in place of that of the tensor, and what it brings the macro block's amax to.
+    macro: Scaling = Scaling.NONE
+    macro_target: float = 1.0
 
     @property
     def is_chosen(self) -> bool:
         """Whether a scale follows from all elements of its block, not from the amax alone."""
-        return bool(self.candidates) or self.rule is BlockRule.SEARCH
+        return bool(self.candidates or self.others) or self.rule is BlockRule.SEARCH
+
+    @property
+    def is_of_amax(self) -> bool:
+        """Whether a block has one scale, which follows from its amax."""
+        return not (self.is_chosen or self.micro_exponents or self.each)
 
     @property
     def bits(self) -> int:
-        """Storage bits of one scale."""
+        """Storage bits of one scale, and of the choice among elements, which has the sign's bit if it fits."""
         match self.kind:
             case BlockScaleKind.E8M0:
-                return 8
+                own = 8
             case BlockScaleKind.FLOAT:
                 assert self.element is not None
-                return 8 if self.element.bits <= 9 else 16  # without the sign
+                own = self.element.bits - 1
             case BlockScaleKind.BF16:
-                return 16
+                own = 15
             case BlockScaleKind.FP32:
-                return 32
+                own = 31
+        own += len(self.others).bit_length()
+        return next(bits for bits in (8, 16, 32, 64) if own <= bits)
 
 
 @dataclass(frozen=True)
@@ -257,8 +277,13 @@ class Format:
         block = self.block if block is None else block
         if self.block is None or block is None:
             return float(self.element.bits)
-        scale_bits = 8 if self.grid_scale is None else self.grid_scale.bits
-        return self.element.bits + scale_bits / (block * self.across)
+        if self.grid_scale is None:
+            return self.element.bits + 8 / (block * self.across)
+        scale = self.grid_scale
+        levels = sum(1 / size for size in scale.micro_exponents)
+        if scale.macro is not Scaling.NONE:
+            levels += (32 if scale.macro is Scaling.EXACT else 8) / block
+        return self.element.bits + levels + scale.bits / ((scale.each or block) * self.across)
 
     @property
     def depends_on_axis(self) -> bool:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from quantexp.formats.table import is_compiled
-from quantexp.formats.types import WHOLE_ROW, BlockRule, BlockScaleKind, Family, Format, Scaling
+from quantexp.formats.types import (
+    WHOLE_ROW,
+    BlockRule,
+    BlockScaleKind,
+    Family,
+    Format,
+    Scaling,
+)
 
 #: The scale of a tensor in words, by scaling.
 _TENSOR_SCALE = {
@@ -24,6 +31,8 @@ def block_words(fmt: Format, block: int | None = None) -> str:
     extent = fmt.block if block is None else block
     if fmt.block is None or extent is None:
         return ""
+    if fmt.grid_scale is not None and fmt.grid_scale.each:
+        extent = fmt.grid_scale.each
     if extent >= WHOLE_ROW:
         return "row"
     return f"{extent}" if fmt.across == 1 else f"{fmt.across} x {extent}"
@@ -42,8 +51,32 @@ def block_scale_words(fmt: Format, rule: str | None = None) -> str:
     name = scale.element.name.upper() if scale.element else _KINDS[scale.kind]
     own = "" if scale.rule is BlockRule.EXACT else f", {scale.rule}"
     if scale.candidates:
-        own += f", to {' or '.join(f'{c:g}' for c in scale.candidates)} by {scale.choose}"
-    return f"{name} a {'row' if block_words(fmt) == 'row' else 'block'}{own}"
+        own += f", to {' or '.join(f'{c:g}' for c in scale.candidates)}"
+    if len(scale.candidates) > 1 or scale.others:
+        own += f" by {scale.choose}"
+    return f"{name} a {'row' if block_words(fmt) == 'row' else 'block'}{own}{level_words(fmt)}"
+
+
+def level_words(fmt: Format) -> str:
+    """`, one bit for 8 and 4 elements` or `, corrected over 32`; empty for plain scales."""
+    scale = fmt.grid_scale
+    if scale is None or scale.is_of_amax:
+        return ""
+    words = ""
+    if scale.micro_exponents:
+        words = f", one bit for {' and '.join(map(str, scale.micro_exponents))} elements"
+    if scale.corrected:
+        words = f", corrected over {scale.corrected}"
+    if scale.macro is not Scaling.NONE:
+        of = "a row" if fmt.block == WHOLE_ROW else f"for {fmt.block} elements"
+        words += f", {_TENSOR_SCALE[scale.macro].removesuffix(' a tensor')} {of}"
+    return words
+
+
+def element_words(fmt: Format) -> str:
+    """The element's name, or those of all that a block may take: `e2m1 or int4`."""
+    others = () if fmt.grid_scale is None else fmt.grid_scale.others
+    return " or ".join(element.name for element in (fmt.element, *others))
 
 
 def scale_words(fmt: Format) -> str:

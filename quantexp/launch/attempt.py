@@ -36,7 +36,7 @@ from quantexp.model.checkpoints import require_room
 from quantexp.quant.slots import python_sources
 from quantexp.runs.fencing import claimed
 from quantexp.runs.lock import PROBE_S, cannot_write, may_write, take_lock
-from quantexp.runs.paths import RunDir
+from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.provenance import (
     Provenance,
     Source,
@@ -44,7 +44,7 @@ from quantexp.runs.provenance import (
     read_provenance,
 )
 from quantexp.runs.redaction import redacted
-from quantexp.runs.snapshot import check_snapshot, take_snapshot
+from quantexp.runs.snapshot import check_snapshot, snapshot_name, take_snapshot
 from quantexp.runs.status import State, Status, now, read_status, write_json, write_status
 from quantexp.schema import Code, Experiment
 
@@ -161,13 +161,14 @@ def _of_another_user(experiment: Experiment, run: RunDir, job_lookup: JobLookup)
     Raises:
         RunError: it would have to start there.
     """
-    snapshot = take_snapshot(root_of(experiment))
-    skipped, notice = skip_or_rerun_reason(experiment, run, snapshot=snapshot)
-    folder = Opened(run, snapshot, skipped, notice, _elsewhere(run, job_lookup))
+    skipped, notice = skip_or_rerun_reason(experiment, run)
+    unused = RunsRoot(root_of(experiment)).snapshots / snapshot_name()  # maybe not writable either
+    folder = Opened(run, unused, skipped, notice, _elsewhere(run, job_lookup))
     if folder.ready:
+        why = "force=true would write it anew" if experiment.force else "it is not completed"
         raise RunError(
-            f"the run folder {run.root} is another user's, who alone may write it, and "
-            f"{notice or 'it is not completed'}; set paths.root to a folder of your own"
+            f"the run folder {run.root} is another user's, who alone may write it, and {notice or why}; set paths.root "
+            "to a folder of your own"
         )
     return folder
 

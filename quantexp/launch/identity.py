@@ -74,10 +74,9 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         training.pop("nonfinite")
     if experiment.training.optimizer is Optimizer.adam:
         del training["optimizer"], training["muon_momentum"]
-    if not experiment.training.chaos:
-        training.pop("chaos")
-    if experiment.training.stop_after is None:
-        training.pop("stop_after")
+    for key in ("held_iterations", "chaos", "stop_after"):
+        if not training[key]:
+            training.pop(key)
     if not _shares_draws(experiment):
         training.pop("weight_cache")
     data = data_identity(experiment.dataset, experiment.model.vocab_size)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.errors import RunError, RunInUseError
+from quantexp.folders import shell_word
 from quantexp.launch.progress import dossier_words, left_out_words, time_left_s
 from quantexp.runs.metrics import Speed, early_end, recent_metrics, speed_of, without_a_step
 from quantexp.runs.paths import RunDir
@@ -54,7 +54,7 @@ def stopping_words(grace_s: float) -> str:
 def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:
     """The error for a run that is pending or running in a scheduler."""
     return RunInUseError(
-        f"{run.root} is in use: {where}; wait for it, or quantexp cancel {shlex.quote(str(run.root))}"
+        f"{run.root} is in use: {where}; wait for it, or quantexp cancel {shell_word(str(run.root))}"
     )
 
 

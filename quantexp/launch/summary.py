@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from quantexp.analysis.evaluation_table import (
     print_tasks,
 )
 from quantexp.config.in_force import idle_rules
-from quantexp.folders import for_shell, short_path
+from quantexp.folders import for_shell, override_word, short_path
 from quantexp.launch.label import differences, names
 from quantexp.launch.outcome import Outcome
 from quantexp.launch.progress import captured_size, proof_line, tokens_words
@@ -121,7 +120,7 @@ def print_how_to_go_on(run: RunDir, console: Console) -> None:
     _print_command(f"quantexp resume {folder}", console)
     if saved:
         console.print("To begin another run with its last checkpoint:")
-        start = shlex.quote(f"training.start_from={short_path(run.root)}@{saved[-1]}")
+        start = override_word("training.start_from", f"{short_path(run.root)}@{saved[-1]}")
         _print_command(f"quantexp ... {start}", console)
 
 

@@ -33,6 +33,8 @@ from quantexp.model.sizes import (
     output_shape,
     shapes_by_layer,
 )
+from quantexp.model.training_state import KEPT
+from quantexp.quant.outside_products import MASTER, weight_slots
 from quantexp.quant.precision import (
     PrecisionMap,
     declared_maps,
@@ -114,6 +116,7 @@ def _rank_parts_gb(
     if training.optimizer is Optimizer.muon:
         moments -= 4 * part.matrices(model)
     size = element_bytes(training)
+    kept = _kept_bytes(experiment, part, updated / parameters.total)
     master = 0 if training.precision is Precision.fp32 else 4
     activations = activation_bytes(model, training, is_cpu=is_cpu, part=part)
     # Of what a CPU has as scratch, a GPU's count has the operands of the output layer, by far the largest.
@@ -125,7 +128,7 @@ def _rank_parts_gb(
     parts = {
         "weights": parameters.total * size / 1e9,
         "main_gradients": parameters.total * 4 * (1 + experiment.gradient.only) / 1e9,
-        "optimizer": (moments + updated * master) / 1e9,
+        "optimizer": (moments + updated * master + kept) / 1e9,
         "activations": activations / 1e9,
         "weight_copies": copies * size / 1e9,
         "temporaries": temporaries / 1e9,
@@ -138,7 +141,9 @@ def _rank_parts_gb(
         + summed_bytes(experiment, maps, part) / 1e9,
         "capture": _capture_bytes(experiment, maps, moments) / 1e9,
         "checkpoint": (
-            _copied_bytes(experiment, parameters.total, updated * 4 + moments) if is_cpu else 0
+            _copied_bytes(experiment, parameters.total, updated * 4 + moments + kept)
+            if is_cpu
+            else 0
         )
         / 1e9,
     }
@@ -190,6 +195,14 @@ def _updated(experiment: Experiment, parameters: Parameters, layout: Layout) -> 
         return parameters.total
     dense = -(-parameters.dense // (layout.data * layout.context))
     return dense + -(-parameters.routed // layout.expert_data)
+
+
+def _kept_bytes(experiment: Experiment, part: Part, share: float) -> int:
+    """What some schemes keep of linear weights besides, of a share of the rank's, and a copy of them in a step."""
+    slots = [slot.product for slot in weight_slots(experiment.quant)]
+    kept = sum(len(KEPT.get(product, ())) for product in slots)
+    copies = any(product != MASTER for product in slots)
+    return round(4 * (kept + copies) * part.matrices(experiment.model) * share)
 
 
 def _weight_copies(

@@ -24,7 +24,7 @@ from quantexp.errors import DataError, RunError
 from quantexp.folders import existing, sync
 from quantexp.model.huggingface import INDEX, SINGLE
 from quantexp.model.huggingface.mapping import mapping, published
-from quantexp.model.sizes import element_bytes, num_matrix_parameters
+from quantexp.model.sizes import element_bytes, num_linear_parameters, num_matrix_parameters
 from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment
 
@@ -126,7 +126,16 @@ def checkpoint_bytes(experiment: Experiment) -> int:
     if checkpoint.optimizer:  # main weights and two moments in fp32, of Muon's matrices one
         per_element += 12
         matrices = num_matrix_parameters(experiment)
+        matrices -= _kept(experiment) * num_linear_parameters(experiment.model)
     return sum(math.prod(shape) for shape in shapes) * per_element - 4 * matrices
+
+
+def _kept(experiment: Experiment) -> int:
+    """The tensors besides that a scheme keeps of linear weights, at most."""
+    from quantexp.model.training_state import KEPT  # with numpy
+
+    state = experiment.quant.optimizer
+    return sum(len(kinds) for key, kinds in KEPT.items() if getattr(state, key).format is not None)
 
 
 def checkpoints_at_once(experiment: Experiment) -> int:

@@ -3,7 +3,8 @@
     state/state.json                what every rank has alike (`StateIndex`), and the names of the other files
     state/rank00003.safetensors     the pieces of rank 3 in fp32: `main/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` by
                                     the global name of a parameter, of one that Muon moves `momentum/NAME` in place of
-                                    both; the metadata says which elements they are
+                                    both, and what some schemes keep (`KEPT`); the metadata says which elements
+                                    they are
 
 While a checkpoint without training state is written, such files hold `main/NAME` alone, in the working dtype.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
 VERSION = 2
 #: The tensors of a piece: main weights, and once the optimizer has stepped Adam's moments, or Muon's momentum.
 MAIN, MOMENTS, MOMENTUM = "main", ("exp_avg", "exp_avg_sq"), "momentum"
+#: What is kept of weights for `quant.optimizer.reset` while it observes them (weights, rounded weights, the paths of
+#: both), and for `quant.optimizer.smooth`.
+KEPT = {
+    "reset": ("reset_w", "reset_rounded", "reset_path", "reset_rounded_path"),
+    "smooth": ("curvature",),
+}
 _PIECES = "pieces"
 
 
@@ -153,6 +161,10 @@ class SavedPieces:
             if next(common(piece, target), None) is not None
         }
 
+    def has(self, name: str, kind: str) -> bool:
+        """Whether a tensor of a parameter was saved."""
+        return all(kind in tensors for _, tensors in self.pieces[name])
+
     def read(self, name: str, target: Piece, kinds: Collection[str]) -> dict[str, Tensor]:
         """The tensors of a piece in fp32, flat, by kind.
 
@@ -196,7 +208,7 @@ def _piece(
     piece = Piece(tuple(record["shape"]), shard, *record["flat"])
     tensors = {
         kind: stored[key]
-        for kind in (MAIN, *MOMENTS, MOMENTUM)
+        for kind in (MAIN, *MOMENTS, MOMENTUM, *chain(*KEPT.values()))
         if (key := f"{kind}/{name}") in stored
     }
     counts = {(each.stop - each.start) / DTYPES[each.dtype][1] for each in tensors.values()}

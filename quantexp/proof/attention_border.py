@@ -9,48 +9,29 @@ the gradients of q, k and v are compared with attention in float64 on the expect
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
-from quantexp.proof.border import (
-    COMPLETE,
-    Border,
-    SequenceShares,
-    Unit,
-    added,
-    plain,
-    some_rows,
-)
+from quantexp.proof.border import COMPLETE, Border, SequenceShares, Unit, added, some_rows
 from quantexp.proof.call import Call
 from quantexp.proof.fused_check import fused_contrasts, fused_reference
-from quantexp.proof.heads import OVER_QUERIES, TILES, Heads, in_tile
+from quantexp.proof.heads import OVER_QUERIES, TILES, Heads
+from quantexp.proof.hooked import plain
 from quantexp.proof.lines import Lines, no_elements
 from quantexp.proof.products import Expected, Reference
-from quantexp.proof.softmax import (
-    Tile,
-    num_wrong_gradients,
-    num_wrong_probabilities,
-)
+from quantexp.proof.softmax import Tile, num_wrong_gradients, num_wrong_probabilities
 from quantexp.quant.product_context import ProductContext
-from quantexp.quant.sites import (
-    FPROP_K,
-    FPROP_P,
-    FPROP_Q,
-    FPROP_V,
-    Operand,
-    Product,
-    Site,
-    Slot,
-)
+from quantexp.quant.sites import FPROP_K, FPROP_P, FPROP_Q, FPROP_V, Operand, Product, Site, Slot
 from quantexp.schema import AttentionPath
 
 #: The products that leave to the softmax, which kernels do not use.
-_OF_TILES = ((Site.QK, Product.FPROP), (Site.PV, Product.DGRAD_P))
+_SCORES, _OF_P = _OF_TILES = ((Site.QK, Product.FPROP), (Site.PV, Product.DGRAD_P))
 
 
 class AttentionBorder(Border):
@@ -90,6 +71,10 @@ class AttentionBorder(Border):
         self._hook(softmax.register_forward_hook(plain(self._softmax)))
         self._hook(dropout.register_forward_hook(plain(self._dropout)))
 
+    def _forget(self) -> None:
+        super()._forget()
+        self.heads = None
+
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -104,7 +89,14 @@ class AttentionBorder(Border):
             for operand, x in (Operand.Q, q), (Operand.K, gather(k)), (Operand.V, gather(v)):
                 call.see(operand, x.detach(), is_taken=operand not in needed and not is_fused)
         numbers, mask = (self.extent.left, self.extent.right), others[0] if others else None
-        self.heads = Heads(call, self._run, numbers, mask, self.uses_kernels(q, v))
+        self.heads = Heads(
+            call,
+            self._run,
+            partial(self.looks_at, call=call),
+            numbers,
+            mask,
+            self.uses_kernels(q, v),
+        )
         see = (
             ((Site.QK, Product.DGRAD_Q), self._query_gradient),
             ((Site.QK, Product.DGRAD_K), self._key_gradient),
@@ -127,8 +119,8 @@ class AttentionBorder(Border):
         assert heads is not None
         return lambda gradient: see(heads, gradient)
 
-    def _looks_at_any(self, heads: Heads, *units: Unit) -> bool:
-        return any(self.looks_at(unit, heads.call) for unit in units)
+    def _looks_at_any(self, heads: Heads, first: Unit, second: Unit) -> bool:
+        return self.looks_at(first, heads.call) or self.looks_at(second, heads.call)
 
     def _scores(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         S, *others = args
@@ -136,34 +128,35 @@ class AttentionBorder(Border):
         if heads is None:
             return args
         start = heads.start
-        self._tile = Tile(start)
-        with unseen():
-            self._check_scores(heads, S.detach())
-            if self._looks_at_any(heads, (Site.PV, Product.FPROP), (Site.QK, Product.DGRAD_Q)):
+        if self.looks_at(_SCORES, heads.call):
+            with unseen():
+                self._check_tile(heads, _SCORES, S.detach(), start, self.softmax_scale)
+        heads.tile = Tile(start)
+        if self._looks_at_any(heads, (Site.PV, Product.FPROP), (Site.QK, Product.DGRAD_Q)):
+            with unseen():
                 rows = heads.rows_of(S.detach(), start)
                 hidden = heads.hidden_rows(S, others[0] if others else None, start)
-                self._tile = Tile(start, rows, hidden)
+                heads.tile = Tile(start, rows, hidden)
         if self._looks_at_any(heads, (Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)):
             softmax: Any = module
             if S.requires_grad and not (softmax.input_in_float16 and softmax.softmax_in_fp32):
                 # The stock softmax masks scores that it does not convert in place, and a view then loses its hooks.
                 S = S.clone()
-            tile = self._tile
+            tile = heads.tile
             self._on_gradient(
                 S, self._of_call(lambda heads, dS: self._scores_gradient(heads, dS, tile))
             )
         return (S, *others)
 
-    def _check_scores(self, heads: Heads, S_BHRK: Tensor) -> None:
-        if not self.looks_at((Site.QK, Product.FPROP), heads.call):
-            return
-        rows, _ = in_tile(heads.queries, heads.start, S_BHRK.shape[2])
-        keys = heads.keys[heads.keys < S_BHRK.shape[3]]
+    def _check_tile(
+        self, heads: Heads, unit: Unit, x_BHRK: Tensor, start: int, scale: float = 1.0
+    ) -> None:
+        """Compare the drawn elements of a tile of S or dP."""
+        rows, _ = heads.in_tile(start, x_BHRK.shape[2])
+        keys = heads.keys_below(x_BHRK.shape[3])
         if len(rows) and len(keys):
-            seen = heads.rows_of(S_BHRK, heads.start)[:, keys]
-            unit = Site.QK, Product.FPROP
-            expected = heads.product(unit, rows, keys, self.softmax_scale * self._scale(*unit))
-            self._report(heads, unit, seen, expected)
+            expected = heads.product(unit, rows, keys, scale * self._scale(*unit))
+            self._report(heads, unit, heads.rows_of(x_BHRK, start)[:, keys], expected)
 
     def _softmax(self, module: nn.Module, args: object, P: Tensor) -> None:
         """P of a tile; what follows it is dropout, in the plain path."""
@@ -171,41 +164,43 @@ class AttentionBorder(Border):
         if heads is None:
             return
         start = heads.start
-        with unseen():
-            if self.looks_at((Site.PV, Product.FPROP), heads.call) and self._is_plain_softmax:
+        if self.looks_at((Site.PV, Product.FPROP), heads.call) and self._is_plain_softmax:
+            with unseen():
                 rows = heads.rows_of(P.detach(), start)
-                wrong = num_wrong_probabilities(rows, self._tile)
+                wrong = num_wrong_probabilities(rows, heads.tile)
                 self._report_softmax(heads, "P", wrong, rows.numel())
-            self._keep_probabilities(heads, P, start)
+        self._keep_probabilities(heads, P, start)
         heads.start = (start + P.shape[2]) % heads.num_queries
-        self._last = self._watch_probabilities(P, self._tile)
+        heads.softmaxed = weakref.ref(P), P._version
+        self._watch_probabilities(heads, P)
 
     def _keep_probabilities(self, heads: Heads, P: Tensor, start: int) -> None:
         if self._looks_at_any(heads, (Site.PV, Product.FPROP), (Site.PV, Product.DGRAD_V)):
-            heads.keep(Operand.P, P.detach(), start)
+            with unseen():
+                heads.keep(Operand.P, P.detach(), start)
 
     def _dropout(self, module: nn.Module, args: object, P: Tensor) -> None:
-        if self.heads is None:
+        heads = self.heads
+        if heads is None:
             return
-        tile = self._tile
-        self._last["is_last"] = False
-        with unseen():
-            self._keep_probabilities(self.heads, P, tile.start)
-        self._last = self._watch_probabilities(P, tile)
+        before, version = heads.softmaxed
+        if P is not before() or P._version != version:  # something is dropped
+            self._keep_probabilities(heads, P, heads.tile.start)
+            self._watch_probabilities(heads, P)
 
-    def _watch_probabilities(self, P: Tensor, tile: Tile) -> dict[str, bool]:
+    def _watch_probabilities(self, heads: Heads, P: Tensor) -> None:
         """See the gradient of P, unless another tensor takes its place."""
-        state = {"is_last": True}
+        tile = heads.tile
+        tile.num_watched += 1
+        number = tile.num_watched
 
         def see(heads: Heads, dP: Tensor) -> None:
-            if state["is_last"]:
+            if number == tile.num_watched:
                 self._check_gradient(heads, dP, tile.start)
                 tile.dP = heads.rows_of(dP, tile.start)
 
-        assert self.heads is not None
-        if self._looks_at_any(self.heads, (Site.PV, Product.DGRAD_P), (Site.QK, Product.DGRAD_Q)):
+        if self._looks_at_any(heads, (Site.PV, Product.DGRAD_P), (Site.QK, Product.DGRAD_Q)):
             self._on_gradient(P, self._of_call(see))
-        return state
 
     def _scores_gradient(self, heads: Heads, dS: Tensor, tile: Tile) -> None:
         heads.keep(Operand.DS, dS, tile.start)
@@ -251,15 +246,10 @@ class AttentionBorder(Border):
         heads.call.is_recomputed, heads.start = False, 0
 
     def _check_gradient(self, heads: Heads, dP_BHRK: Tensor, start: int) -> None:
-        unit = Site.PV, Product.DGRAD_P
-        if self.declared.spec(FPROP_P).clip_gradient or not self.looks_at(unit, heads.call):
-            return
-        rows, _ = in_tile(heads.queries, start, dP_BHRK.shape[2])
-        keys = heads.keys[heads.keys < dP_BHRK.shape[3]]
-        if Operand.DO not in heads.call.sources or not (len(rows) and len(keys)):
-            return
-        expected = heads.product(unit, rows, keys, self._scale(*unit))
-        self._report(heads, unit, heads.rows_of(dP_BHRK, start)[:, keys], expected)
+        is_clipped = self.declared.spec(FPROP_P).clip_gradient
+        is_due = self.looks_at(_OF_P, heads.call) and not is_clipped
+        if is_due and Operand.DO in heads.call.sources:
+            self._check_tile(heads, _OF_P, dP_BHRK, start)
 
     def _query_gradient(self, heads: Heads, dq: Tensor) -> None:
         unit, scale = (Site.QK, Product.DGRAD_Q), self.softmax_scale

@@ -24,7 +24,7 @@ from quantexp.proof.products import Reference, largest_finite, unit
 #: Below this a float32 result may be zero: exp overflows where x * sigmoid(x) is still normal.
 _LOST = 2.0**-120
 #: The largest sum of squares that float32 holds.
-_LARGEST_SQUARES = 2.0**127
+LARGEST_SQUARES = 2.0**127
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Norm:
         x = self.x.double()
         squares = x.square()
         inverse = torch.rsqrt(squares.mean(-1, keepdim=True) + self.eps)
-        inverse = inverse.masked_fill(squares.sum(-1, keepdim=True) >= _LARGEST_SQUARES, math.nan)
+        inverse = inverse.masked_fill(squares.sum(-1, keepdim=True) >= LARGEST_SQUARES, math.nan)
         return x * inverse, inverse
 
     def _reference(

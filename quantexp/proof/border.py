@@ -15,21 +15,21 @@ more of them, and at all rows by a projection.
 
 from __future__ import annotations
 
-import contextlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from quantexp.formats.torch_internals import in_backward, unseen, without_torch_function
+from quantexp.formats.torch_internals import in_backward
 from quantexp.proof.call import Call, Largest
 from quantexp.proof.contrast import Contrast
 from quantexp.proof.draws import Moment, lines, run_of
 from quantexp.proof.expected import is_along_rows
 from quantexp.proof.histories import Histories
+from quantexp.proof.hooked import Enter, Hooked, InForward, Leave, plain, unseen_hook
 from quantexp.proof.lines import Lines
 from quantexp.proof.products import Expected, Reference
 from quantexp.quant.precision import Entry, ModulePrecision
@@ -68,12 +68,8 @@ class SequenceShares:
     own: Callable[[int], Tensor] = torch.arange
 
 
-#: Sees the arguments of a forward pass, and may replace them.
-Enter = Callable[
-    [nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]
-]
-#: Sees the output of a forward pass, after its arguments.
-Leave = Callable[[nn.Module, tuple[Any, ...], Any], None]
+#: The forward operand of the product that makes each gradient.
+CLIPPING = {Product.DGRAD: FPROP_X, Product.WGRAD: FPROP_W}
 #: A product of a module.
 Unit = tuple[Site, Product]
 
@@ -114,36 +110,6 @@ DRAWN = Extent(4, 16, 1 << 12)
 WITHOUT_CONTRASTS = replace(DRAWN, probabilities=0)
 
 
-class Hooked(ABC):
-    """What sees modules by hooks of its own, while it watches."""
-
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch inside."""
-        self._install()
-        try:
-            yield
-        finally:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-            self._forget()
-
-    @abstractmethod
-    def _install(self) -> None:
-        """Register the hooks."""
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drop what the hooks have kept."""
-
-    def _hook(self, handle: Any) -> None:
-        self._handles.append(handle)
-
-
 class Border(Hooked):
     """One module's border while it is watched."""
 
@@ -158,23 +124,42 @@ class Border(Hooked):
         extent: Extent,
         units: Mapping[Unit, int | None] | None = None,
     ) -> None:
-        """`units` are the products to look at, each in one micro-batch (None: in all); None means every product."""
+        """See `look` for `units`."""
         super().__init__()
-        self._units = units
+        self._runs: dict[Slot, int] = {}
         self._needed: dict[int, frozenset[Operand]] = {}
-        self.module, self.declared, self.findings = module, declared, findings
-        self.moment, self.largest, self.extent = moment, largest, extent
-        self.histories = histories
-        #: Whether it stands in the module's forward in place of its hooks.
-        self.is_in_forward = False
+        self.module, self.declared = module, declared
+        self.moment, self.largest, self.histories = moment, largest, histories
+        self.look(findings, extent, units)
         #: The call whose forward or backward pass runs, or ran last.
         self.call: Call | None = None
         self.num_calls = 0
         #: The products whose results must be seen to leave.
         self.due: set[tuple[Site, Product]] = set()
 
+    def look(
+        self,
+        findings: Findings,
+        extent: Extent,
+        units: Mapping[Unit, int | None] | None = None,
+        *,
+        is_in_forward: bool = False,
+    ) -> None:
+        """What to look at when it watches next, and who receives the results.
+
+        Args:
+            findings: receives them.
+            extent: of each product.
+            units: the products, each in one micro-batch (None: in all); None means every product.
+            is_in_forward: whether it stands in the module's forward in place of its hooks.
+        """
+        self.findings, self.extent, self.is_in_forward = findings, extent, is_in_forward
+        self._units = units
+
     def _forget(self) -> None:
-        self.call = None
+        self.call, self.num_calls = None, 0
+        self.due.clear()
+        self._needed.clear()
 
     def _stand(self, enter: Enter, leave: Leave, *, prepend: bool = False) -> None:
         """Call `enter` before a forward pass of the module and `leave` after it.
@@ -186,7 +171,7 @@ class Border(Hooked):
         module = self.module
         enter, leave = plain(enter), plain(leave)
         if self.is_in_forward:
-            self._hook(_InForward(module, enter, leave))
+            self._hook(InForward(module, enter, leave))
             return
         self._hook(module.register_forward_pre_hook(enter, with_kwargs=True))
         self._hook(module.register_forward_hook(leave, prepend=prepend))
@@ -210,7 +195,9 @@ class Border(Hooked):
         """The operands of the products that are looked at in a call's micro-batch."""
         index = call.moment.index
         if index not in self._needed:
-            units = {(slot.site, slot.product) for slot in self.declared.slots}
+            units = self._units
+            if units is None:
+                units = dict.fromkeys((slot.site, slot.product) for slot in self.declared.slots)
             self._needed[index] = frozenset(
                 slot.operand
                 for unit in units
@@ -220,10 +207,11 @@ class Border(Hooked):
         return self._needed[index]
 
     def _clipping(self, product: Product) -> tuple[Slot, ...]:
-        """The forward operand that decides where a gradient is zero, if its slot clips."""
-        slot = {Product.DGRAD: FPROP_X, Product.WGRAD: FPROP_W}.get(product)
-        clips = slot in self.declared.slots and self.declared.slots[slot].clip_gradient
-        return (slot,) if slot is not None and clips else ()
+        """The forward operand that a gradient depends on, if its slot clips or has an estimator."""
+        slot = CLIPPING.get(product)
+        spec = None if slot is None else self.declared.slots.get(slot)
+        depends = spec is not None and (spec.clip_gradient or spec.dge is not None)
+        return (slot,) if slot is not None and depends else ()
 
     def _on_gradient(self, x: Tensor, see: Callable[[Tensor], None]) -> None:
         """Call `see` with the gradient of a tensor, unseen by dispatch modes, until the graph is gone."""
@@ -255,54 +243,17 @@ class Border(Hooked):
         return lines(chosen, extent, self._run(slot), number)
 
     def _run(self, slot: Slot) -> int:
+        if slot not in self._runs:
+            self._runs[slot] = self._run_of(slot)
+        return self._runs[slot]
+
+    def _run_of(self, slot: Slot) -> int:
         spec = self.declared.slots.get(slot)
         if spec is None:
             return 1  # of a map of forward products alone
         k_rows = slot.dim in (0, -2)
         run = run_of([spec], [spec.quantised and is_along_rows(slot, spec) is not k_rows])
         return run if spec.of is None else max(run, spec.of.hadamard_block)
-
-
-class _InForward:
-    """Stands in a module's forward until it is removed."""
-
-    def __init__(self, module: nn.Module, enter: Enter, leave: Leave) -> None:
-        forward = module.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = enter(module, args, kwargs)
-            output = forward(*args, **kwargs)
-            leave(module, args, output)
-            return output
-
-        self._module, self._own = module, vars(module).get("forward")
-        vars(module)["forward"] = run
-
-    def remove(self) -> None:
-        """Give the module its forward back."""
-        del vars(self._module)["forward"]
-        if self._own is not None:
-            vars(self._module)["forward"] = self._own
-
-
-def plain(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The same hook of a module, without a call of the `__torch_function__` modes for each attribute of a tensor."""
-
-    def run(*args: Any) -> Any:
-        with without_torch_function():
-            return hook(*args)
-
-    return run
-
-
-def unseen_hook(see: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """A hook on a gradient, whose products no dispatch mode sees."""
-
-    def hook(gradient: Tensor) -> None:
-        with unseen():
-            see(gradient.detach())
-
-    return hook
 
 
 def added(expected: Reference, add: Callable[[Tensor], Tensor], size: int) -> Reference:
@@ -332,5 +283,5 @@ def some_rows(expected: Reference, rows: Tensor | slice) -> Reference:
         largest=largest,
         values=expected.values[rows],
         rounded=expected.rounded[rows],
-        summed=expected.summed[rows],
+        sums=expected.summed[rows],
     )

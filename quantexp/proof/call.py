@@ -7,8 +7,10 @@ q      [T, B, H, D]     k, v   [T, B, G, D]          P, dS   [N, T queries, T ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -67,7 +69,7 @@ class Call:
         """
         self.sources[operand] = x
         if not is_taken:
-            self._seen[operand] = _sample(x)
+            self._seen[operand] = _sample(x).clone()
 
     def is_unchanged(self, operand: Operand) -> bool:
         """Whether a source still has the values that it had when it was seen."""
@@ -75,9 +77,14 @@ class Call:
             return True
         return torch.equal(_sample(self.sources[operand]), self._seen[operand])
 
+    def with_spec(self, slot: Slot, spec: QuantSpec) -> Call:
+        """The call if a slot declared this."""
+        declared = replace(self.declared, slots=self.declared.slots | {slot: spec})
+        return replace(self, declared=declared)
+
     def spec(self, slot: Slot) -> QuantSpec:
         """What the slot declares."""
-        return self.declared.spec(slot)
+        return self.declared.slots[slot]
 
     def amax_key(self, slot: Slot) -> AmaxKey:
         """Equal for slots of one amax: those that quantise a tensor alike along any axis, under no transform."""
@@ -132,16 +139,26 @@ def laid_out(rows: Rows, x: Tensor) -> Tensor:
 
 def _sample(x: Tensor) -> Tensor:
     """Some elements of a tensor, spread over it, as bits, so that NaN equals itself."""
-    bits = x.view(torch.int32 if x.element_size() == 4 else torch.int16)
-    if bits.is_contiguous():
-        step = bits.numel() // _SAMPLE | 1
-        return bits.view(-1)[step // 2 :: step].clone()
-    return bits[tuple(slice(extent // 2 % step, None, step) for extent, step in _steps(x))].clone()
+    size, stride, start = _places(x.shape, x.stride(), x.is_contiguous())
+    some = x.as_strided(size, stride, x.storage_offset() + start)
+    return some.view(torch.int32 if x.element_size() == 4 else torch.int16)
 
 
-def _steps(x: Tensor) -> list[tuple[int, int]]:
-    """Each extent, and the step that leaves a few elements of it: more of the last dimension."""
-    return [
-        (extent, max(1, extent // (_SAMPLE // 4 if dim == x.dim() - 1 else 2)))
-        for dim, extent in enumerate(x.shape)
-    ]
+@lru_cache(maxsize=256)
+def _places(
+    shape: tuple[int, ...], strides: tuple[int, ...], is_contiguous: bool
+) -> tuple[list[int], list[int], int]:
+    """Size, strides and start of a few elements of memory, or of each dimension, more of the last."""
+    if is_contiguous:
+        shape, strides = (math.prod(shape),), (1,)
+        steps = [shape[0] // _SAMPLE | 1]
+        starts = [steps[0] // 2]
+    else:
+        steps = [max(1, extent // 2) for extent in shape[:-1]]
+        steps.append(max(1, shape[-1] // (_SAMPLE // 4)))
+        starts = [extent // 2 % step for extent, step in zip(shape, steps, strict=True)]
+    return (
+        [len(range(*each)) for each in zip(starts, shape, steps, strict=True)],
+        [stride * step for stride, step in zip(strides, steps, strict=True)],
+        sum(start * stride for start, stride in zip(starts, strides, strict=True)),
+    )

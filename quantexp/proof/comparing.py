@@ -34,7 +34,12 @@ def whole_finding(call: Call, entry: Entry, x: Tensor, source: Tensor, explain: 
     other = _of_high(call, entry.slot) if number else None
     if other is not None and not Images(other).num_differing(entry.slot, x):
         explain = _explained_of_high
-    return compared(x, source, entry.spec, axis, number, explain)
+    return compared(x, _seen(call, entry.slot, source), entry.spec, axis, number, explain)
+
+
+def _seen(call: Call, slot: Slot, source: Tensor) -> Tensor:
+    """What a quantised operand differs from: its source, or the tensor of which that is a stored copy."""
+    return call.source(slot) if call.spec(slot).is_of_stored else source
 
 
 def _of_high(call: Call, slot: Slot) -> Call | None:
@@ -45,12 +50,11 @@ def _of_high(call: Call, slot: Slot) -> Call | None:
     spec = call.spec(slot)
     if spec.of is None or spec.is_scaled:
         return None
-    slots = call.declared.slots | {slot: replace(spec, of=None)}
-    return replace(call, declared=replace(call.declared, slots=slots))
+    return call.with_spec(slot, replace(spec, of=None))
 
 
 def _explained_of_high(*_: object) -> str:
-    return "; it is quantised from the tensor in high precision, not from the forward copy"
+    return "; it is quantised from the tensor in high precision, not from its copy"
 
 
 def sum_finding(call: Call, entry: Entry, x: Tensor, explain: Explain) -> Finding:
@@ -78,7 +82,7 @@ def sum_finding(call: Call, entry: Entry, x: Tensor, explain: Explain) -> Findin
             )
             return Finding(Status.MISMATCH, words, quantised=True)
     first = x if spec.parts else x.narrow(dim, 0, extent).reshape(source.shape)
-    return compared(first, source, spec, axis, number, explain)
+    return compared(first, _seen(call, slot, source), spec, axis, number, explain)
 
 
 def attention_finding(

@@ -193,7 +193,10 @@ def _resolved(
                 _spec(slot, get_format(word, own), options),
                 parts=tuple(_part(slot, each, own) for each in options.get("parts", ())),
             )
-            if options.get("of") == "forward" and _has_copy(slot):
+            source = options.get("of", "high")
+            if source not in ("high", "forward"):
+                resolved[slot] = replace(resolved[slot], of=_stored(slot, get_format(source, own)))
+            elif source == "forward" and _has_copy(slot):
                 copy = _copy_of(resolved[slot._replace(product=Product.FPROP)])
                 resolved[slot] = replace(resolved[slot], of=copy if copy.quantised else None)
     return resolved
@@ -201,7 +204,15 @@ def _resolved(
 
 def _copy_of(forward: QuantSpec) -> QuantSpec:
     """The forward copy in a backward product."""
-    return replace(forward, reuse=True, clip_gradient=False)
+    return replace(forward, reuse=True, clip_gradient=False, dge=None)
+
+
+def _stored(slot: Slot, fmt: Format) -> QuantSpec | None:
+    """The copy of x or g of a linear layer in a format, along its rows."""
+    width = {Operand.X: Axis.INPUT_WIDTH, Operand.G: Axis.OUTPUT_WIDTH}.get(slot.operand)
+    if width is None or slot.site not in (Site.LINEAR, Site.OUTPUT):
+        return None
+    return replace(_spec(slot, fmt, {}), axis=width)
 
 
 def _has_copy(slot: Slot) -> bool:
@@ -263,6 +274,7 @@ def _spec(slot: Slot, fmt: Format, options: Mapping[str, Any]) -> QuantSpec:
         axis=slot.axis,
         window=options.get("window", 16) if scaling is Scaling.DELAYED else None,
         clip_gradient=slot.product is Product.FPROP and options.get("clip_gradient", False),
+        dge=options.get("dge") if slot == FPROP_W else None,
         left=slot.is_left,
         weight=slot.operand is Operand.W,
     )
@@ -323,6 +335,9 @@ def _difference(own: QuantSpec | None, expected: QuantSpec) -> str:
             if isinstance(ours, Format):
                 return f"configured as {theirs.name}, and the map has {ours.name}"
             if each.name == "of":
-                ours, theirs = ("high" if of is None else "forward" for of in (ours, theirs))
+                ours, theirs = (
+                    "high" if of is None else "forward" if of.reuse else of.fmt.name
+                    for of in (ours, theirs)
+                )
             return f"configured with {each.name} {theirs}, and the map has {ours}"
     return ""

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from quantexp.formats.torch_internals import unseen
 from quantexp.model.decoder import is_routed
 from quantexp.proof.bits import are_equal, num_unequal
-from quantexp.proof.border import Border, Hooked
+from quantexp.proof.border import Border
 from quantexp.proof.call import Call
 from quantexp.proof.contrast import Contrast, Contrasts
+from quantexp.proof.hooked import Hooked
 from quantexp.proof.lines import Lines, make
 from quantexp.proof.products import Expected, are_right, num_wrong
 from quantexp.proof.verdict import Observed, product_label
@@ -26,9 +27,9 @@ from quantexp.proof.watch import ProductWatch
 from quantexp.quant.precision import Entry, ModuleId
 from quantexp.quant.product_context import (
     FusedContext,
+    ObserverHandle,
     ProductContext,
     current_product,
-    observe_products,
 )
 from quantexp.quant.sites import Product, Site, Slot
 
@@ -137,31 +138,33 @@ class DrawnChecks:
         self.failures.setdefault(label, f"{label}: {words}, in micro-batch {micro_batch}")
 
 
-class DrawnWatch:
+class DrawnWatch(Hooked):
     """Watches some modules in one iteration, or in an evaluation."""
 
-    def __init__(self, checks: DrawnChecks, borders: Mapping[ModuleId, Border]) -> None:
+    def __init__(self, checks: DrawnChecks, borders: dict[ModuleId, Border]) -> None:
+        super().__init__()
         self.checks, self._borders = checks, borders
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch inside; at the end, what should have left the modules and did not is a failure."""
-        if not self._borders:
-            yield
-            return
-        with contextlib.ExitStack() as stack:
-            for border in self._borders.values():
-                stack.enter_context(border.watching())
-            stack.enter_context(observe_products(self._see))
-            yield
-            self._require_all()
+    def _install(self) -> None:
+        for name, border in self._borders.items():
+            border.__enter__()
+            self._hook(border)
+            self._hook(ObserverHandle(name, self._see))
+
+    def finish(self) -> None:
+        """Compare what was seen; what should have left the modules and did not is a failure."""
+        self._require_all()
+        for border in reversed(self._borders.values()):
+            border.finish()
         with unseen():
             self.checks.settle()
 
+    def _forget(self) -> None:
+        """The borders forget."""
+
     def _see(self, context: ProductContext, left: Tensor, right: Tensor) -> None:
-        border = self._borders.get(context.module)
-        unit = context.site, context.product
-        if border is None or not border.looks_at(unit, border.call):
+        border = self._borders[context.module]
+        if not border.looks_at((context.site, context.product), border.call):
             return
         with unseen():
             if not left.numel() or not right.numel():
@@ -172,17 +175,19 @@ class DrawnWatch:
 
     def _require_all(self) -> None:
         for name, border in self._borders.items():
-            if is_routed(name.name):
+            missing = [
+                unit
+                for unit in border.due
+                if border.looks_at(unit) and (name, unit[1]) not in self.checks.left
+            ]
+            if (border.num_calls and not missing) or is_routed(name.name):
                 continue  # an expert may have no tokens
             if not border.num_calls:
                 self.checks.failures.setdefault(str(name), f"{name}: its module was not called")
-            for site, product in sorted(border.due, key=str):
-                if not border.looks_at((site, product)):
-                    continue
-                if (name, product) not in self.checks.left:
-                    label = product_label(name, site, product)
-                    words = f"{label}: its result was not seen to leave the module"
-                    self.checks.failures.setdefault(label, words)
+            for site, product in sorted(missing, key=str):
+                label = product_label(name, site, product)
+                words = f"{label}: its result was not seen to leave the module"
+                self.checks.failures.setdefault(label, words)
 
 
 class LayerWatch(ProductWatch):  # type: ignore[no-untyped-call]
@@ -213,7 +218,7 @@ class LayerWatch(ProductWatch):  # type: ignore[no-untyped-call]
                 for router in self._routers.values():
                     stack.enter_context(router.watching())
                 for layer in self._layers:
-                    stack.enter_context(layer.watching())
+                    stack.enter_context(layer)
                 with self._owners.watching():
                     yield
         finally:

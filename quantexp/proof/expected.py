@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,14 +26,13 @@ from quantexp.proof.arithmetic.transform import transformed
 from quantexp.proof.bits import is_same_memory, num_unequal
 from quantexp.proof.call import Call
 from quantexp.proof.draws import Randomness, is_stochastic
-from quantexp.proof.image import image, num_differing, own_amax
+from quantexp.proof.image import derivative, image, num_differing, own_amax
 from quantexp.proof.lines import Lines
 from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import Operand, Product, Slot, captured_dim, dim_of, operands_of
 
 
-@dataclass(frozen=True)
-class Plane:
+class Plane(NamedTuple):
     """A matrix of an operand's source, and where it lies in the whole source."""
 
     x: Tensor
@@ -62,6 +62,7 @@ def is_along_rows(slot: Slot, spec: QuantSpec) -> bool:
     return dim_of(slot.operand, spec) in (0, -2)
 
 
+@cache
 def reduces_rows(slot: Slot) -> bool:
     """Whether the product reduces over the first dimension of its operand's plane."""
     return captured_dim(slot.operand, slot.axis) in (0, -2)
@@ -84,10 +85,12 @@ class Images:
         self.call = call
 
     def source(self, slot: Slot) -> Tensor:
-        """What a slot quantises, in that layout: the expected copy of the forward product, or what the watcher saw."""
-        call = self.call
-        if call.spec(slot).of is None:
+        """What a slot quantises, in that layout: the expected copy that it takes, or what the watcher saw."""
+        call, copy = self.call, self.call.spec(slot).of
+        if copy is None:
             return call.source(slot)
+        if not copy.reuse:
+            return Images(call.with_spec(slot, copy)).whole(slot)
         return call.laid_out(slot, self.whole(slot._replace(product=Product.FPROP)))
 
     def amax(self, slot: Slot) -> Tensor | None:
@@ -200,10 +203,18 @@ class Images:
                 result[call.rows.of_source(source)] = own
         return result
 
+    def derivative(self, forward: Slot) -> Tensor | None:
+        """What the gradient of a weight is multiplied by whose slot has `dge`, in the weight's layout; else None."""
+        spec = self.call.declared.slots.get(forward)
+        if spec is None or spec.dge is None or forward.operand not in self.call.sources:
+            return None
+        w, axis = self.call.sources[forward.operand], dim_of(forward.operand, spec)
+        return derivative(w, spec, axis % w.dim(), spec.dge, self.amax(forward))
+
     def is_summed(self, slot: Slot) -> bool:
         """Whether its product is that of sums of parts, its own or the other operand's."""
-        pair = operands_of(slot.site, slot.product)
-        return any(spec.parts and spec.num_pieces > 1 for spec in map(self.call.spec, pair))
+        left, right = map(self.call.spec, operands_of(slot.site, slot.product))
+        return any(spec.num_pieces > 1 for spec in (left, right) if spec.parts)
 
     def pieces(self, slot: Slot) -> Iterator[Piece]:
         """The parts that an operand must be the sum of; the operand alone if it has none."""

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from quantexp.formats.torch_internals import unseen
 from quantexp.proof.between import total
 from quantexp.proof.bits import as_integers
-from quantexp.proof.border import Hooked, plain
 from quantexp.proof.draws import Moment
+from quantexp.proof.hooked import Hooked, plain
 from quantexp.proof.layer_pass import Pass
 from quantexp.proof.products import Reference, num_wrong
 from quantexp.quant.rows import Rows

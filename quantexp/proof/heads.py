@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from quantexp.proof.expected import Images, Plane, own_amax_of
 from quantexp.proof.lines import Lines
 from quantexp.proof.places import Piece
 from quantexp.proof.products import Expected, reference
+from quantexp.proof.softmax import Tile
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import (
     DGRAD_K_DS,
@@ -53,6 +54,13 @@ _OF_DIMS = (DGRAD_Q_K, DGRAD_K_Q)
 _OF_VALUE_DIMS = (FPROP_V, DGRAD_V_DO)
 
 
+#: The products that multiply rows and columns of P and dS.
+_MULTIPLYING = {
+    Operand.P: ((Site.PV, Product.FPROP), (Site.PV, Product.DGRAD_V)),
+    Operand.DS: ((Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)),
+}
+
+
 @dataclass
 class Kept:
     """What is kept of P or dS."""
@@ -70,6 +78,8 @@ class Heads:
     call: Call
     #: The number of neighbouring lines that a slot's blocks need.
     run: Callable[[Slot], int]
+    #: Whether a product is looked at.
+    looks_at: Callable[[tuple[Site, Product]], bool]
     #: Numbers of lines of left and of right operands.
     numbers: tuple[int, int]
     #: True where a query does not see a key, [B or 1, 1, T, K]; None means causal.
@@ -79,6 +89,9 @@ class Heads:
     #: The first row of the tile whose softmax runs next.
     start: int = 0
     kept: dict[Operand, Kept] = field(default_factory=dict)
+    #: The tile whose softmax ran last, what left that, and its version.
+    tile: Tile = field(default_factory=partial(Tile, 0))
+    softmaxed: tuple[Callable[[], Tensor | None], int] = field(default=(lambda: None, 0))
     #: By slot and head, those of `lines_of` that were taken.
     _lines: dict[tuple[Slot, int], Lines] = field(default_factory=dict)
 
@@ -162,16 +175,27 @@ class Heads:
             return self.keys
         return self.dims if slot in _OF_DIMS else self.value_dims
 
+    def in_tile(self, start: int, num_rows: int) -> tuple[Tensor, Tensor]:
+        """The chosen queries that lie in a tile, and their places in it."""
+        if num_rows == self.num_queries:
+            return self.queries, self.queries
+        inside = self.queries[(self.queries >= start) & (self.queries < start + num_rows)]
+        return inside, inside - start
+
+    def keys_below(self, number: int) -> Tensor:
+        """The chosen keys among the first."""
+        return self.keys if number == self.num_keys else self.keys[self.keys < number]
+
     def rows_of(self, x_BHRK: Tensor, start: int) -> Tensor:
         """The chosen rows of the first head that lie in a tile."""
-        _, at = in_tile(self.queries, start, x_BHRK.shape[2])
+        _, at = self.in_tile(start, x_BHRK.shape[2])
         return x_BHRK[self.sequence, self.heads[0]][at]
 
     def hidden_rows(self, S_BHRK: Tensor, mask: Tensor | None, start: int) -> Tensor:
         """Where the chosen queries of a tile must not see a key; causal without a mask."""
         if mask is not None:
             return self.rows_of(mask.expand(S_BHRK.shape), start)
-        rows, _ = in_tile(self.queries, start, S_BHRK.shape[2])
+        rows, _ = self.in_tile(start, S_BHRK.shape[2])
         return torch.arange(S_BHRK.shape[3], device=S_BHRK.device) > rows[:, None]
 
     def by_head(self, o: Tensor) -> Tensor:
@@ -187,7 +211,11 @@ class Heads:
         own = x_BHRK[self.sequence]
         group = own[self.heads.start : self.heads.stop]
         if self.num_queries == R and self.num_keys == K:
-            self.kept[operand] = Kept(own[self.heads[0]][self.queries], group[:, :, self.keys])
+            by_query, by_key = map(self.looks_at, _MULTIPLYING[operand])
+            self.kept[operand] = Kept(
+                own[self.heads[0]][self.queries if by_query else slice(0)],
+                group[:, :, self.keys if by_key else slice(0)],
+            )
             return
         kept = self.kept.get(operand)
         if kept is None:
@@ -281,9 +309,9 @@ class Heads:
                 continue
             picked = own = self.lines_of(slot)
             if part is not None and slot.is_left:
-                picked, own = in_tile(picked, part.rows.start, matrix.shape[0])
+                picked, own = self.in_tile(part.rows.start, matrix.shape[0])
             elif part is not None and slot.axis is not Axis.KEYS:
-                picked = own = picked[picked < matrix.shape[0]]
+                picked = own = self.keys_below(matrix.shape[0])
             if len(own):
                 lines, seen = self.lines(slot, picked), matrix[own]
                 if part is not None and seen.shape[1] < lines.source.shape[1]:
@@ -300,12 +328,6 @@ class Heads:
         if slot.product in OVER_QUERIES:
             return Plane(kept.columns[head - self.heads[0]], start, stride, rows, self.keys)
         return Plane(kept.rows, start, stride, rows[self.queries])
-
-
-def in_tile(picked: Tensor, start: int, num_rows: int) -> tuple[Tensor, Tensor]:
-    """The picked rows that lie in a tile, and their places in it."""
-    inside = picked[(picked >= start) & (picked < start + num_rows)]
-    return inside, inside - start
 
 
 def _place(pieces: Sequence[Piece], shape: tuple[int, ...], n: int) -> tuple[int, int, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -20,12 +21,20 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Rounding, Scaling
 from quantexp.proof.arithmetic import tables
 from quantexp.proof.arithmetic.layout import Tiles, blocks, chunk_limit, chunks
+from quantexp.proof.arithmetic.levels import of_levels
 from quantexp.proof.arithmetic.philox import integers_of_whole, random_integers
-from quantexp.proof.arithmetic.rounding import under
-from quantexp.proof.arithmetic.scales import divisors, finite_amax, tensor_scale
+from quantexp.proof.arithmetic.rounding import noise, slopes, under
+from quantexp.proof.arithmetic.scales import divisors, finite_amax, is_of_amax, tensor_scale
 from quantexp.proof.arithmetic.transform import transformed
 
-__all__ = ["image", "num_differing", "own_amax", "random_integers"]
+__all__ = [
+    "derivative",
+    "image",
+    "noise_slope",
+    "num_differing",
+    "own_amax",
+    "random_integers",
+]
 
 
 @exact
@@ -160,10 +169,49 @@ def _fill(
         y_OBKI[at] = _of_blocks(v_OBKI[at], spec, t, random, y_OBKI.dtype)
 
 
+@exact
+def derivative(x: Tensor, spec: QuantSpec, axis: int, power: float, amax: Tensor | None) -> Tensor:
+    """What DGE multiplies the gradient of each element of x by, float32; arguments as of `image`."""
+    return _in_blocks(x, spec, axis, amax, lambda v, d: slopes(v, d, spec, power))
+
+
+@exact
+def noise_slope(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
+    """The derivative of the variance of each element's stochastic rounding, float32; arguments as of `image`."""
+    return _in_blocks(x, spec, axis, amax, lambda v, d: noise(v, d, spec))
+
+
+def _in_blocks(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    amax: Tensor | None,
+    of: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """A function of the elements and of the factors of their blocks, float32."""
+    scale = 1.0
+    if spec.scaling is not Scaling.NONE:
+        scale = tensor_scale(spec, float(finite_amax(x) if amax is None else amax))
+    t = _scale(scale, x.device)
+    if spec.fmt.across > 1:
+        tiles = Tiles(x.shape, spec, axis)
+        v_OBKI = tiles.of(x).float()
+        return tiles.joined(of(v_OBKI, divisors(v_OBKI, spec, t)).float())
+    result = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    both = zip(blocks(x.contiguous(), spec, axis), blocks(result, spec, axis), strict=True)
+    for x_OBKI, y_OBKI in both:
+        for at in chunks(x_OBKI):
+            v = x_OBKI[at].float()
+            y_OBKI[at] = of(v, divisors(v, spec, t))
+    return result
+
+
 def _of_blocks(
     v_OBKI: Tensor, spec: QuantSpec, t: Tensor, random_OBKI: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     v = v_OBKI.float()
+    if not is_of_amax(spec):
+        return of_levels(v, spec, t, random_OBKI).to(dtype)
     return under(v, divisors(v, spec, t), spec, random_OBKI).to(dtype)
 
 

@@ -22,22 +22,49 @@ from torch.nn import functional
 
 from quantexp.formats.torch_internals import unseen
 from quantexp.proof.between import Activation, Norm, total
-from quantexp.proof.border import plain
 from quantexp.proof.draws import Moment
+from quantexp.proof.hooked import plain
 from quantexp.proof.layer_pass import AFTER_NORM, NORMS, Claims, Pass, PassBorder
 from quantexp.proof.norm_border import NormBorder
 from quantexp.proof.projected_heads import ProjectedHeads
 from quantexp.proof.rotary import Rotary
 
 
-class LayerBorder(PassBorder):
-    """One decoder layer's inside while it is watched.
+class LayerEntry(PassBorder):
+    """What enters a decoder layer, while the one before it is watched.
 
     Args:
         name: of the layer, in messages.
         layer: a Megatron-Core `TransformerLayer`.
         moment: when the running pass is.
-        report: receives what is wrong, in words.
+        claims: for what is seen.
+    """
+
+    def __init__(self, name: str, layer: Any, moment: Callable[[], Moment], claims: Claims) -> None:
+        super().__init__(name, moment, claims)
+        self._layer = layer
+
+    def _install(self) -> None:
+        see = plain(self._enter)
+        self._hook(self._layer.register_forward_pre_hook(see, with_kwargs=True, prepend=True))
+
+    def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs["hidden_states"]
+        self._now = Pass(self._moment(), kwargs.get("rotary_pos_emb"), x.shape[1])
+        with unseen():
+            self._seen["x"] = self._drawn(x)
+            self._arrive("the layer", x)
+        self._on_gradient(x, "x", self._gave)
+
+    def _gave(self, own: Tensor) -> None:
+        """Compare the gradient that the layer gives back with its inside, where that is watched."""
+
+
+class LayerBorder(LayerEntry):
+    """One decoder layer's inside while it is watched.
+
+    Args:
+        name, layer, moment, claims: as above.
         rotary: the rotary embedding that is configured; None if its angles are taken as they are.
         norms: the norms of the map, which have gains and results of their own.
     """
@@ -51,19 +78,14 @@ class LayerBorder(PassBorder):
         rotary: Rotary | None = None,
         norms: Mapping[nn.Module, NormBorder] | None = None,
     ) -> None:
-        super().__init__(name, moment, claims)
-        self._norms = norms or {}
-        self._layer, self._config, self._rotary = layer, layer.config, rotary
+        super().__init__(name, layer, moment, claims)
+        self._norms, self._config, self._rotary = norms or {}, layer.config, rotary
         #: What must be seen in every forward pass.
         self._due: set[str] = set()
-        #: What takes the layer's result.
-        self.following: PassBorder | None = None
 
     def _install(self) -> None:
+        super()._install()
         layer, attention, mlp = self._layer, self._layer.self_attention, self._layer.mlp
-        self._hook(
-            layer.register_forward_pre_hook(plain(self._enter), with_kwargs=True, prepend=True)
-        )
         for name, module in layer.named_modules():
             if isinstance(module, nn.RMSNorm):
                 own = name.rpartition(".")[2]
@@ -103,18 +125,12 @@ class LayerBorder(PassBorder):
                 self._on_input(module.linear_fc2, partial(self._act, key))
         self._on_output(layer, self._leave)
 
-    def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x, moment = args[0] if args else kwargs["hidden_states"], self._moment()
-        with unseen():
-            self._now = Pass(moment, kwargs.get("rotary_pos_emb"), x.shape[1])
-            self._seen["x"] = self._drawn(x)
-            self._arrive("the layer", x)
-        gradient = partial(self._stream_gradient, "x", "h", "input_layernorm")
-        self._on_gradient(x, "x", gradient)
+    def _gave(self, own: Tensor) -> None:
+        self._stream_gradient("x", "h", "input_layernorm", own)
 
     def _leave(self, output: Any, _: Any) -> None:
         self._sum("left the layer", output[0], "h", "mlp", "the feed-forward")
-        self._on_gradient(output[0], "y")
+        self._on_gradient(output[0], "y", self._take_back)
         for name in sorted(self._due - self._seen.keys()):
             words = f"{NORMS.get(name, name)} was not called"
             self._claims.tell(self._name, words, self._pass.moment.micro_batch)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import in_backward, unseen
 from quantexp.proof.bits import are_equal, num_unequal
-from quantexp.proof.border import Hooked, unseen_hook
 from quantexp.proof.draws import Moment, lines
+from quantexp.proof.hooked import Hooked, unseen_hook
 from quantexp.proof.products import Reference, are_right, num_wrong
 
 #: Linear layers and the norms whose results they multiply, by Megatron-Core's names, with ours.
@@ -45,6 +46,8 @@ class Pass:
     #: The angles of the rotary embedding, [at least T, 1, 1, D].
     angles: Tensor | tuple[Tensor, Tensor] | None
     num_sequences: int
+    #: Whether this forward pass has a graph, as the first one of a layer that is recomputed whole has not.
+    has_graph: bool = field(default_factory=torch.is_grad_enabled)
     #: The drawn tokens of what was seen; gradients have the names of their tensors after a `d `.
     seen: dict[str, Tensor] = field(default_factory=dict)
     #: Tokens of a sequence in attention's products, which may be more than the layer's.
@@ -138,9 +141,13 @@ class PassBorder(Hooked):
         self._now: Pass | None = None
         #: What left the module before it, at its moment.
         self._arriving: tuple[Moment, Tensor] | None = None
+        #: The gradient of what entered, at its moment, until the module before it has it.
+        self._returned: tuple[Moment, Tensor] | None = None
+        #: What takes what leaves.
+        self.following: PassBorder | None = None
 
     def _forget(self) -> None:
-        self._now = self._arriving = None
+        self._now = self._arriving = self._returned = None
         with unseen():
             self._claims.settle()
 
@@ -149,9 +156,25 @@ class PassBorder(Hooked):
         if following is not None and not in_backward():
             following._arriving = self._moment(), self._drawn(x)
 
+    def _take_back(self, own: Tensor) -> None:
+        """Compare the gradient of what left with that of what entered the module after it.
+
+        They are one tensor's, and this one is seen first, unless layers are recomputed whole: each is then a graph of
+        its own.
+        """
+        after = self.following
+        if after is not None and after._returned is not None:
+            moment, gradient = after._returned
+            after._returned = None
+            if moment == self._pass.moment:
+                words = "of the gradient that entered the layer are not what left the one after it"
+                self._tell(own, gradient, words)
+
     def _arrive(self, what: str, x: Tensor) -> None:
         """Compare what enters with what left the module before it."""
         arriving, self._arriving = self._arriving, None
+        if not in_backward():
+            self._returned = None
         if arriving is not None and arriving[0] == self._pass.moment and not in_backward():
             self._seen["arriving"] = arriving[1]
             self._same(what, "arriving", "left the one before it", x)
@@ -180,21 +203,32 @@ class PassBorder(Hooked):
     def _on_gradient(
         self, x: Tensor, name: str, check: Callable[[Tensor], None] | None = None
     ) -> None:
-        """Keep the drawn tokens of a tensor's gradient, and check them."""
+        """Keep the drawn tokens of a tensor's gradient, and check them.
+
+        Not in the first pass of a layer that is recomputed whole: its result has a graph for a moment, which Megatron
+        replaces, and a hook on the tensor that is registered meanwhile silences all later ones (torch 2.13). This one
+        is therefore on the node, where the hooks of the tensor have already run.
+        """
         own = self._now
-        if own is None or not x.requires_grad:
+        if own is None or not own.has_graph or not x.requires_grad:
             return
 
         def see(gradient: Tensor) -> None:
             before, self._now = self._now, own
             try:
                 own.seen[f"d {name}"] = drawn = own.drawn(gradient)
+                if name == "x":
+                    self._returned = own.moment, drawn
                 if check is not None:
                     check(drawn)
             finally:
                 self._now = before
 
-        x.register_hook(unseen_hook(see))  # type: ignore[no-untyped-call]
+        if x.grad_fn is None:
+            x.register_hook(unseen_hook(see))  # type: ignore[no-untyped-call]
+        else:
+            hook, place = unseen_hook(see), x.output_nr
+            x.grad_fn.register_prehook(lambda g: None if g[place] is None else hook(g[place]))
 
     @property
     def _pass(self) -> Pass:

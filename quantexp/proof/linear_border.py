@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,18 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantexp.formats.torch_internals import unseen
+from quantexp.formats.torch_internals import unseen, without_torch_function
 from quantexp.proof.bits import num_unequal
-from quantexp.proof.border import Border, Shares, added, some_rows, unseen_hook
+from quantexp.proof.border import CLIPPING, Border, Shares, added, some_rows
 from quantexp.proof.call import Call
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, is_along_rows, reduces_rows
+from quantexp.proof.hooked import unseen_hook
 from quantexp.proof.lines import Lines
 from quantexp.proof.products import Projection, Reference, num_wrong_rows, reference
 from quantexp.proof.turning import turned_back
 from quantexp.proof.verdict import product_label
 from quantexp.quant.product_context import ProductContext
-from quantexp.quant.sites import FPROP_W, FPROP_X, Operand, Product, Site, Slot, operands_of
+from quantexp.quant.sites import FPROP_W, Operand, Product, Site, Slot, operands_of
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,25 @@ class LinearBorder(Border):
         self._added: Added | None = None
         self._is_first, self._is_tied = True, False
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """See `Border`."""
-        self._added, self._is_first = None, True
-        with super().watching():
-            yield
-            if self.keeps_gradients:
-                with unseen():
-                    self._check_added()
-
     def _install(self) -> None:
         module = self.module
         # Before the module's own hooks where they gather columns.
         is_first = self.shares.size > 1
         self._stand(self._enter, self._leave, prepend=is_first)
-        is_seen = self.weight.requires_grad and self.looks_at((Site.LINEAR, Product.WGRAD))
-        if is_seen and getattr(module, "weight", None) is self.weight:
-            self._hook(self.weight.register_hook(unseen_hook(self._weight_gradient)))
+        if self.looks_at((Site.LINEAR, Product.WGRAD)):
+            with without_torch_function():
+                if self.weight.requires_grad and getattr(module, "weight", None) is self.weight:
+                    self._hook(self.weight.register_hook(unseen_hook(self._weight_gradient)))
+
+    def finish(self) -> None:
+        """See `Hooked`."""
+        if self._added is not None and self.keeps_gradients:
+            with unseen():
+                self._check_added()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._added, self._is_first = None, True
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -166,7 +167,7 @@ class LinearBorder(Border):
         )
         before = main[rows][:, columns]
         if call.moment.index == 0 and self._is_first:
-            wrong = int((before != 0).sum())
+            wrong = int(before.count_nonzero())
             words = "of the main gradient are not zero before the first is added"
             self._other(call, wrong, before.numel(), words)
         self._is_first = False
@@ -208,6 +209,8 @@ class LinearBorder(Border):
         )
         clipped, copy, shares = self._clipped(call, product), call.spec(slots[1]).copy, self.shares
         is_zero = None if clipped is None else clipped[left][:, right]
+        slopes = Images(call).derivative(FPROP_W) if product is Product.WGRAD else None
+        factors = None if slopes is None else slopes[left][:, right]
         is_turned = copy is not None and copy.is_transformed
         bias = None if after is None else after[right].double()
         rows, own = left, None
@@ -218,7 +221,7 @@ class LinearBorder(Border):
 
         def expected() -> Reference:
             result = reference(of_left(), of_right().t(), self._scale(Site.LINEAR, product))
-            result = result.zero_where(is_zero)
+            result = result.times(factors).zero_where(is_zero)
             if copy is not None and is_turned:
                 result = turned_back(result, right, copy, out.dtype)
             if sums:
@@ -238,6 +241,7 @@ class LinearBorder(Border):
             and not (sums or is_turned)
             and after is None
             and clipped is None
+            and factors is None
         ):
             wrong = num_wrong_rows(out, projection)
             self.findings.rows(call, Site.LINEAR, product, wrong, len(out))
@@ -245,7 +249,7 @@ class LinearBorder(Border):
     @staticmethod
     def _clipped(call: Call, product: Product) -> Tensor | None:
         """Where dx, or the weight's gradient, is zero because the forward operand saturated."""
-        slot = {Product.DGRAD: FPROP_X, Product.WGRAD: FPROP_W}.get(product)
+        slot = CLIPPING.get(product)
         clipped = None if slot is None else Images(call).clipped(slot)
         return None if clipped is None else _matrix(clipped)
 

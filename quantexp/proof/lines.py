@@ -57,7 +57,7 @@ class Lines:
 
 def make(lines: Iterable[Lines]) -> None:
     """Make several lines; the fewer images are computed the better, as small ones take the time of their calls."""
-    left = list(lines)
+    left = list(dict.fromkeys(lines))
     while left:
         alike = [each for each in left if each is left[0] or each.is_like(left[0])]
         left = [each for each in left if each not in alike]

@@ -21,14 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from quantexp.proof.between import Norm
-from quantexp.proof.border import Hooked, plain, unseen_hook
 from quantexp.proof.draws import Moment, lines
 from quantexp.proof.expert_border import ExpertBorder
-from quantexp.proof.layer_border import LayerBorder
+from quantexp.proof.hooked import Hooked, plain, unseen_hook
+from quantexp.proof.layer_border import LayerBorder, LayerEntry
 from quantexp.proof.layer_pass import Claims, Pass, PassBorder
 from quantexp.proof.norm_border import NormBorder
+from quantexp.proof.objective import NOT_KNOWN, Objective
 from quantexp.proof.products import Reference, largest_finite, reference
 from quantexp.proof.rotary import Rotary
+from quantexp.proof.vector_border import vector_borders
 
 #: Columns of the logits that are compared with the product.
 _COLUMNS = 64
@@ -48,9 +50,14 @@ class ModelBorder(PassBorder):
         claims: Claims,
         first: LayerBorder | None,
         norms: Mapping[nn.Module, NormBorder],
+        objective: Objective = NOT_KNOWN,
     ) -> None:
-        """`chunk` is a Megatron-Core `GPTModel`; `first` its first layer, if that is watched; `norms` as in a layer."""
+        """`chunk` is a Megatron-Core `GPTModel`; `first` its first layer, if that is watched; `norms` as in a layer.
+
+        `objective`: what its passes learn.
+        """
         super().__init__("model", moment, claims)
+        self._objective = objective
         self._norms = norms
         self._chunk, self._config, self._first = chunk, chunk.config, first
         self._tokens: Tensor | None = None
@@ -84,6 +91,18 @@ class ModelBorder(PassBorder):
         self._now = None
         if known and not any(others):
             self._now = Pass(self._moment(), None, known[0].shape[0])
+            if len(known) == 2:
+                mask = args[2] if len(args) > 2 else kwargs.get("attention_mask")
+                self._compare_tokens(known[0], known[1], mask)
+
+    def _compare_tokens(self, tokens: Tensor, labels: Tensor, mask: Tensor | None) -> None:
+        if wrong := self._objective.num_unlike(tokens, labels):
+            self._tell_of_tokens(wrong, "labels are not the next token")
+        if torch.is_grad_enabled():  # of training
+            wrong = self._objective.num_other(tokens, labels, mask, self._pass.moment)
+            if wrong:
+                words = "tokens and labels are not those of the samples that are due"
+                self._tell_of_tokens(wrong, words)
 
     def _embed(self, output: Tensor, _: Any) -> None:
         """Sums over the ranks turn a zero's sign."""
@@ -165,9 +184,15 @@ class ModelBorder(PassBorder):
                 output.register_hook(unseen_hook(partial(self._see_loss_gradient, now)))
         self._now = None
 
-    @staticmethod
-    def _see_loss_gradient(now: Pass, g: Tensor) -> None:
+    def _see_loss_gradient(self, now: Pass, g: Tensor) -> None:
         now.seen["d loss"] = now.drawn(g.t()[..., None])
+        if wrong := self._objective.num_wrong(g):
+            self._now = now
+            self._tell_of_tokens(wrong, "tokens do not have their part in the mean of the losses")
+            self._now = None
+
+    def _tell_of_tokens(self, number: int, words: str) -> None:
+        self._claims.tell(self._name, words, self._pass.moment.micro_batch, f"{number} ")
 
     def _logits_gradient(self, own: Tensor) -> None:
         if not {"d loss", "total"} <= self._seen.keys():
@@ -209,10 +234,14 @@ def pass_borders(
     report: Callable[[str], None],
     rotary: Rotary | None = None,
     norms: Mapping[nn.Module, NormBorder] | None = None,
+    *,
+    keeps_vectors: bool = False,
+    objective: Objective = NOT_KNOWN,
 ) -> list[Hooked]:
     """Those of the decoder's layers, by their names `layer N`, of their experts, and of what surrounds the layers.
 
-    The latter is watched with any layer of its chunk. `norms` are those of the map.
+    The latter is watched with any layer of its chunk. `norms` are those of the map; `keeps_vectors`: nothing but
+    this rank's micro-batches is added to the main gradients of vectors. `objective` as in `ModelBorder`.
     """
     norms, claims = norms or {}, Claims(report)
     layers = {
@@ -220,18 +249,29 @@ def pass_borders(
         for name, module in decoder.items()
         if hasattr(module, "self_attention")
     }
+    modules = {f"layer {m.layer_number - 1}": m for chunk in chunks for m in chunk.decoder.layers}
+    entries: list[Hooked] = []
     for name, border in layers.items():
-        border.following = layers.get(f"layer {int(name.split()[1]) + 1}")
+        after = f"layer {int(name.split()[1]) + 1}"
+        border.following = layers.get(after)
+        if border.following is None and after in modules:
+            border.following = LayerEntry(after, modules[after], moment, claims)
+            entries.append(border.following)
     borders: list[Hooked] = [
         ExpertBorder(f"{name} experts", module.mlp, moment, report)
         for name, module in decoder.items()
         if ExpertBorder.can_watch(getattr(module, "mlp", None))
     ]
+    seen = moment, claims, keeps_vectors
+    for name in layers:
+        borders += vector_borders(name, modules[name], *seen)
     for chunk in chunks:
         names = [f"layer {layer.layer_number - 1}" for layer in chunk.decoder.layers]
         if not layers.keys().isdisjoint(names):
-            around = ModelBorder(chunk, moment, claims, layers.get(names[0]), norms)
+            around = ModelBorder(chunk, moment, claims, layers.get(names[0]), norms, objective)
             if getattr(chunk, "post_process", False) and names[-1] in layers:
                 layers[names[-1]].following = around
             borders.append(around)
-    return [*layers.values(), *borders, *norms.values()]
+            if (last := getattr(chunk.decoder, "final_layernorm", None)) is not None:
+                borders += vector_borders("model", last, *seen)
+    return [*layers.values(), *entries, *borders, *norms.values()]

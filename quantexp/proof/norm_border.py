@@ -12,8 +12,7 @@ some rows (`between.Norm`).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,15 +21,15 @@ from torch import Tensor, nn
 from quantexp.formats.torch_internals import in_backward, unseen
 from quantexp.proof.between import Norm
 from quantexp.proof.bits import num_unequal
-from quantexp.proof.border import Hooked, plain
 from quantexp.proof.call import Largest
 from quantexp.proof.draws import Moment, lines
 from quantexp.proof.findings import Finding, Status
+from quantexp.proof.hooked import Hooked, plain
 from quantexp.proof.image import image, own_amax
 from quantexp.proof.products import num_wrong
 from quantexp.proof.verdict import Explain, Observed, compared
 from quantexp.quant.precision import Entry, ModulePrecision
-from quantexp.quant.product_context import ProductContext, observe_products
+from quantexp.quant.product_context import ObserverHandle, ProductContext
 from quantexp.quant.sites import NORM_W, NORM_Y, Slot
 
 #: Receives the result for a slot, and whether the forward pass is recomputed.
@@ -77,21 +76,15 @@ class NormBorder(Hooked):
         """The gain that the norm must use."""
         return self._image(NORM_W, self._module.weight.detach())
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch inside."""
-        with observe_products(self._show), super().watching():
-            yield
-
     def _install(self) -> None:
+        self._hook(ObserverHandle(self.declared.module, self._show))
         self._hook(self._module.register_forward_hook(plain(self._leave)))
 
     def _forget(self) -> None:
         self._shown = None
 
-    def _show(self, context: ProductContext, _: Tensor, gain: Tensor) -> None:
-        if context.module == self.declared.module:
-            self._shown = gain.detach()
+    def _show(self, _: ProductContext, __: Tensor, gain: Tensor) -> None:
+        self._shown = gain.detach()
 
     def _leave(self, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         with unseen():

@@ -1,37 +1,45 @@
-"""Judges what a scheme rounds outside of products: moments as Adam holds them, gradients as a rank sends them.
+"""Judges what a scheme rounds outside of products: weights and moments as Adam holds them, gradients as they are sent.
 
 What is judged is the tensor in Adam's state after the step, which the next step reads, and the tensor that reaches a
-collective of torch.distributed, seen by a TorchDispatchMode; not what the code that rounds returns.
+collective of torch.distributed (`quantexp.proof.sending`); not what the code that rounds returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.formats import Place
-from quantexp.model.finite import tensors_in
 from quantexp.proof.bits import num_unequal
 from quantexp.proof.diagnosis import instead
 from quantexp.proof.draws import Randomness
 from quantexp.proof.expected import places_of
-from quantexp.proof.findings import Status
-from quantexp.proof.image import image
+from quantexp.proof.findings import Finding, Status
+from quantexp.proof.image import image, noise_slope
+from quantexp.proof.master_weights import (
+    AdamStep,
+    after_pull,
+    after_reset,
+    first_change,
+    follows,
+    num_not_stepped,
+    smoothed,
+    tracked_after,
+    with_error,
+)
 from quantexp.proof.merging import merged_entry, named_failures
 from quantexp.proof.verdict import NOT_FINITE, SlotCalls, compared, judged_entry
-from quantexp.quant.outside_products import GRAD_REDUCE, StateSlot
+from quantexp.quant.outside_products import GRAD_REDUCE, PULL, RESET, SMOOTH, StateSlot
 from quantexp.schema import RoundedAt
 
 EACH_HOP = RoundedAt.each_hop.value
 #: Why values that a scheme rounds were not judged.
 NOT_SENT, NOT_ROUNDED = "no collective has sent it", "no step has rounded it"
-#: The operators of torch.distributed that send a tensor to be summed, by the beginning of their names.
-_SENDING = ("allreduce", "reduce_scatter", "_reduce_scatter", "send")
+_RARE = ("note", "reset")
+NOT_YET = "the training ends before the first reset"
 
 
 @dataclass
@@ -57,10 +65,27 @@ class StateVerdict:
 
 
 class StateWatch:
-    """Collects the results of one rank in one iteration; a call is a part of a parameter that is rounded at once."""
+    """Collects the results of one rank in one iteration; a call is a part of a parameter that is rounded at once.
 
-    def __init__(self, slots: Sequence[StateSlot]) -> None:
+    Args:
+        slots: what is judged.
+        iteration: when.
+        iterations: those of the schedule.
+        only: the parameter that is judged, in an iteration that is not proved completely.
+    """
+
+    def __init__(
+        self, slots: Sequence[StateSlot], iteration: int, iterations: int, only: str | None = None
+    ) -> None:
         self._seen = {slot: _Seen(SlotCalls(), {}) for slot in slots}
+        self.iteration, self._iterations, self.only = iteration, iterations, only
+
+    def covers(self, slot: StateSlot, name: str) -> bool:
+        """Whether a parameter is judged: each one where an observation begins or ends, which is rare."""
+        return self.only in (None, name) or self._follows(slot) in _RARE
+
+    def _follows(self, slot: StateSlot) -> str:
+        return follows(slot, self.iteration, self._iterations)
 
     def see(
         self,
@@ -84,6 +109,9 @@ class StateWatch:
             draw: seed and offset of random numbers, if the values depend on them.
         """
         spec = slot.spec
+        if slot.product == SMOOTH:
+            self._see_slopes(slot, name, x, noise_slope(before, spec, 1, amax))
+            return
         positions = places_of(place, tuple(before.shape), before.device) if draw else None
         expected = image(before, spec, -1, amax=amax, positions=positions, **draw)
         # A value that is not finite stays so, also where the format would saturate it.
@@ -97,6 +125,132 @@ class StateWatch:
             seen.calls.findings.append(finding)
         if finding.status is Status.MISMATCH:
             seen.wrong.setdefault(name, finding.reason)
+
+    def _see_slopes(self, slot: StateSlot, name: str, x: Tensor, expected: Tensor) -> None:
+        number, seen = num_unequal(x.detach(), expected), self._seen[slot]
+        seen.calls.calls += 1
+        seen.calls.quantised_calls += 1
+        finding = Finding(Status.ENGAGED, quantised=True)
+        if number:
+            words = f"{number} of {x.numel()} elements are not the slopes of its noise"
+            finding = Finding(Status.MISMATCH, words, quantised=True)
+            seen.wrong.setdefault(name, words)
+        if finding not in seen.calls.findings:
+            seen.calls.findings.append(finding)
+
+    def smoothed(
+        self,
+        slot: StateSlot,
+        name: str,
+        before: tuple[Tensor, Mapping[str, Tensor], Tensor],
+        after: tuple[Tensor, Mapping[str, Tensor]],
+        beta: float,
+    ) -> None:
+        """Compare a gradient and the curvature with what they must become; flat.
+
+        Args:
+            slot: the declaration.
+            name: the parameter's.
+            before: the gradient, what was kept, and the slopes of the noise.
+            after: the gradient, and what is kept.
+            beta: of the curvature's mean.
+        """
+        gradient, kept, slopes = before
+        strength, wrong = dict(slot.options)["strength"], self._seen[slot].wrong
+        last = next(iter(kept.values()), None)
+        expected = smoothed(gradient, last, slopes, strength, beta)
+        for words, x, y in zip(
+            ("curvature", "gradient"), (*after[1].values(), after[0]), expected, strict=True
+        ):
+            if number := num_unequal(x, torch.from_numpy(y).to(x.device)):
+                reason = f"{number} of {len(gradient)} elements of the {words} are wrong"
+                wrong.setdefault(name, reason)
+
+    def stepped(
+        self,
+        slot: StateSlot,
+        name: str,
+        weights: tuple[Tensor, Tensor],
+        moments: tuple[Tensor, Tensor],
+        step: AdamStep,
+    ) -> None:
+        """Compare main weights with AdamW's step from those that were stored; weights before and after, flat."""
+        if number := num_not_stepped(*weights, *moments, step):
+            words = "weights are not AdamW's step from those that were stored"
+            self._seen[slot].wrong.setdefault(name, f"{number} of {len(weights[0])} {words}")
+
+    def fed_back(
+        self,
+        slot: StateSlot,
+        name: str,
+        error: Tensor,
+        moments: tuple[Tensor, Tensor, Tensor],
+        step: AdamStep,
+    ) -> None:
+        """Compare the first moment with what feedback makes of it.
+
+        Args:
+            slot: the declaration.
+            name: the parameter's.
+            error: what rounding took away of the weights, float64.
+            moments: the first one before the error was added to it and after, and the second.
+            step: its numbers.
+        """
+        m, m_after, v = moments
+        expected = torch.from_numpy(with_error(m, v, error, step)) if slot.feedback else m
+        if number := num_unequal(m_after, expected.to(m.device)):
+            words = "are not those with the error of rounding" if slot.feedback else "have changed"
+            reason = f"{number} of {len(m)} elements of the first moment {words}"
+            self._seen[slot].wrong.setdefault(name, reason)
+
+    def pulled(
+        self, slot: StateSlot, name: str, weights: tuple[Tensor, Tensor, Tensor], rate: float
+    ) -> None:
+        """Compare weights before, rounded, and after they were pulled at a rate; flat."""
+        w, rounded, after = weights
+        when = self.iteration, self._iterations
+        expected = torch.from_numpy(after_pull(w, rounded, slot, when, rate))
+        if number := num_unequal(after, expected.to(after.device)):
+            reason = f"{number} of {len(w)} weights are not as they must be pulled"
+            self._seen[slot].wrong.setdefault(name, reason)
+
+    def followed(
+        self,
+        slot: StateSlot,
+        name: str,
+        weights: tuple[Tensor, Tensor, Tensor],
+        tracked: Mapping[str, Tensor],
+        tracked_later: Mapping[str, Tensor],
+    ) -> None:
+        """Compare what is tracked of weights that may oscillate, or the weights that are reset.
+
+        Args:
+            slot: the declaration.
+            name: the parameter's.
+            weights: before, rounded, and after; flat.
+            tracked: before; empty if nothing was noted.
+            tracked_later: after.
+        """
+        w, rounded, after = weights
+        what, wrong = self._follows(slot), self._seen[slot].wrong
+        expected, kept = w, [x.cpu().numpy() for x in tracked.values()]
+        if what == "reset" and tracked:
+            ratio = dict(slot.options)["ratio"]
+            expected, kept = torch.from_numpy(after_reset(w, rounded, tracked, ratio)), []
+        elif what == "note" or (what == "track" and tracked):
+            kept = tracked_after(what, w, rounded, tracked)
+        if number := num_unequal(after, expected.to(after.device)):
+            wrong.setdefault(name, f"{number} of {len(w)} weights are not as they must be reset")
+        pairs = list(zip(tracked_later.values(), map(torch.from_numpy, kept), strict=False))
+        differ = sum(num_unequal(x, y.to(x.device)) for x, y in pairs)
+        if differ or len(tracked_later) != len(kept):
+            wrong.setdefault(name, f"{differ} numbers of what was observed of them are wrong")
+
+    def published(self, slot: StateSlot, name: str, own: Tensor, w: Tensor) -> None:
+        """Compare the weights that the model has after a step with the master weights."""
+        if number := num_unequal(own, w.to(own.dtype)):
+            words = f"{number} of {w.numel()} weights of the model are not the master weights"
+            self._seen[slot].wrong.setdefault(name, words)
 
     def scale(self, slot: StateSlot, tensor: str, own: Tensor, stated: Tensor) -> None:
         """Note the amax that a tensor's scale follows from, and that of this rank's part of it before it was rounded.
@@ -122,6 +276,8 @@ class StateWatch:
             entry = judged_entry(slot.record(), seen.calls if seen.calls.calls else None)
             if not seen.calls.calls:
                 entry["reason"] = _absent(slot)
+                if slot.product in (PULL, RESET) and not self._follows(slot):
+                    entry |= self._later(slot)
             if seen.wrong and entry["status"] != Status.MISMATCH.value:
                 entry |= {
                     "status": Status.MISMATCH.value,
@@ -132,10 +288,18 @@ class StateWatch:
                 f"{slot} of {name}: declared {slot.spec.fmt.name}, {reason}"
                 for name, reason in seen.wrong.items()
             ]
-            if entry["status"] == Status.NOT_REACHED.value and slot.product != EACH_HOP:
+            is_missing = entry["status"] == Status.NOT_REACHED.value
+            is_whole = self.only is None or self._follows(slot) in _RARE
+            if is_missing and is_whole and slot.product != EACH_HOP:
                 failures.append(_not_reached(slot))
         amaxes = [seen.amaxes for seen in self._seen.values()]
         return StateVerdict(list(self._seen), entries, failures, amaxes)
+
+    def _later(self, slot: StateSlot) -> dict[str, str]:
+        """Of a slot that is not rounded in this iteration."""
+        first = first_change(slot, self._iterations)
+        words = NOT_YET if first is None else f"the first {slot.product} is in iteration {first}"
+        return {"status": Status.INCONCLUSIVE.value, "reason": words}
 
 
 def merged_state(verdicts: Sequence[StateVerdict]) -> StateVerdict:
@@ -180,43 +344,3 @@ def _not_reached(slot: StateSlot) -> str:
 
 def _absent(slot: StateSlot) -> str:
     return NOT_SENT if slot.site == GRAD_REDUCE else NOT_ROUNDED
-
-
-class SendWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Finds gradients in the tensors that reach torch.distributed's collectives.
-
-    Args:
-        expected: by name, a tensor whose memory must lie in one of the tensors that are sent.
-        sent: is called with the name when it is, before the tensor is sent.
-    """
-
-    def __init__(self, expected: Mapping[str, Tensor], sent: Callable[[str], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._expected, self._sent = dict(expected), sent
-
-    @property
-    def left(self) -> list[str]:
-        """The names that no collective has sent yet."""
-        return list(self._expected)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func.namespace == "c10d" and func.overloadpacket.__name__.startswith(_SENDING):
-            for _, tensor in tensors_in(args):
-                for name in [name for name, x in self._expected.items() if _lies_in(x, tensor)]:
-                    del self._expected[name]
-                    self._sent(name)
-        return func(*args, **(kwargs or {}))
-
-
-def _lies_in(x: Tensor, sent: Tensor) -> bool:
-    """Whether a contiguous tensor's memory lies within another's."""
-    if x.device != sent.device:
-        return False
-    start, size = sent.data_ptr(), sent.numel() * sent.element_size()
-    return start <= x.data_ptr() and x.data_ptr() + x.numel() * x.element_size() <= start + size

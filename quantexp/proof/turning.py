@@ -31,7 +31,7 @@ def turned_back(
         expected.again(),
         values=expected.values @ matrix,
         rounded=rounded,
-        summed=expected.summed @ magnitude + rounded * (steps / LAMBDA),
+        sums=expected.summed @ magnitude + rounded * (steps / LAMBDA),
         flushed=(expected.flushed + smallest) * float(magnitude.sum(0).max()),
         largest=expected.rounded.amax(),
     )

@@ -3,7 +3,7 @@
 Each iteration looks at all products of some linear layers and of some attention modules. Where it is so short that this
 would take a noticeable part of it, the first `THOROUGH` look at all modules, and each later one at a single product, of
 every kind (`KINDS`) in turn. A fault of all products of a kind is then found in the iteration in which it begins or in
-one of the next four, one of a single product when its turn comes.
+one of the next five, one of a single product when its turn comes.
 
 Whose turn it is follows from the seed, the iteration and the names of the modules; in which micro-batch and at which
 lines, from the seed besides. All ranks that share a module look at it together.
@@ -75,6 +75,8 @@ class Turns:
         self.are_short = not looks
         #: The first iteration that was asked for.
         self._first: int | None = None
+        #: By what has turns: the last round, and the repeats up to it.
+        self._rounds: dict[str, tuple[int, int]] = {}
         #: By kind, the looks at shared modules in their order, and at routed experts with their numbers.
         self._kinds: list[tuple[list[Look], list[tuple[int, Look]]]] = []
         self._delayed = {
@@ -103,16 +105,34 @@ class Turns:
                 for name, module in self._declared.items()
             }
         if kinds and not looks:
-            kinds, turn, looks = [kinds[iteration % len(kinds)]], iteration // len(kinds), 1
+            kinds = [kinds[self.whose("kind", iteration, len(kinds))]]
+            turn, looks = iteration // len(self._kinds), 1
         chosen: dict[ModuleId, dict[Unit, int | None]] = {}
         for shared, routed in kinds:
             number = min(looks, len(shared))
-            now = [shared[(turn * number + n) % len(shared)] for n in range(number)]
+            label = str(shared[:1])
+            places = (self.whose(label, turn * number + n, len(shared)) for n in range(number))
+            now = [shared[place] for place in places]
             every = max(1, len(routed) // looks)
             now += [look for place, look in routed if (place + turn) % every == 0]
             for name, units in now:
                 chosen[name] = dict.fromkeys(units, self._index(iteration, name))
         return chosen
+
+    def whose(self, label: str, turn: int, number: int) -> int:
+        """Which of a number of candidates has a turn: one after another, at most `number` + 1 turns apart.
+
+        After a round, with a probability of one half, the last one has another turn. A fault in every tenth or
+        hundredth iteration then meets all candidates, and not always the same few.
+        """
+        last, repeats = self._rounds.get(label, (0, 0))
+        current = turn // number
+        if current < last:
+            last, repeats = 0, 0
+        for each in range(last + 1, current + 1):
+            repeats += _number(self._seed, label, each) % 2
+        self._rounds[label] = current, repeats
+        return (turn - repeats) % number
 
     def are_in_forward(self, turn: int) -> bool:
         """Whether the borders of an iteration stand in the modules' forward in place of hooks: in one of two."""
@@ -133,6 +153,8 @@ class Turns:
         """The micro-batch to look at, the same on all ranks that share the module."""
         if not self._num_micro_batches or name in self._delayed:
             return None
+        if self._num_micro_batches == 1:
+            return 0
         return _number(self._seed, iteration, name) % self._num_micro_batches
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.formats.torch_internals import in_backward
 from quantexp.model.decoder import is_routed
-from quantexp.proof.border import Border, Hooked
+from quantexp.proof.border import Border
 from quantexp.proof.call import Call
 from quantexp.proof.comparing import (
     TILES,
@@ -34,6 +34,7 @@ from quantexp.proof.comparing import (
 )
 from quantexp.proof.expected import Images, own_amax_of
 from quantexp.proof.findings import Finding, Status
+from quantexp.proof.hooked import Hooked
 from quantexp.proof.owners import Owners
 from quantexp.proof.products import project
 from quantexp.proof.router_border import RouterBorder
@@ -126,11 +127,11 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Watch every product that is called inside."""
         with contextlib.ExitStack() as stack:
             for border in self._borders.values():
-                stack.enter_context(border.watching())
+                stack.enter_context(border)
             for router in self._routers.values():
                 stack.enter_context(router.watching())
             for layer in self._layers:
-                stack.enter_context(layer.watching())
+                stack.enter_context(layer)
             for context in (self._owners.watching(), watch_products(), self):
                 stack.enter_context(context)
             yield

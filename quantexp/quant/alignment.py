@@ -227,6 +227,8 @@ def _blocks(spec: QuantSpec) -> Iterator[tuple[int, Axis | None]]:
         yield WHOLE_ROW, _OTHER_AXIS.get(spec.axis)
     if spec.is_transformed and spec.hadamard_block != spec.block:
         yield spec.hadamard_block, spec.axis
+    if spec.of is not None and spec.is_of_stored:
+        yield from _blocks(spec.of)
     for part in spec.parts:
         yield from () if part.spec is None else _blocks(part.spec)
 

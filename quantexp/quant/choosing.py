@@ -27,7 +27,7 @@ GRADIENT_AMAX = 224.0
 QUANTISE_OPTIONS = ("block", "scale_rule", "rounding", "scaling", "saturate", "pre_scale")
 #: The Hadamard transform precedes quantisation in any format.
 TRANSFORM_OPTIONS = ("hadamard", "hadamard_block")
-OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS, "of", "parts")
+OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", "dge", *TRANSFORM_OPTIONS, "of", "parts")
 #: Iterations in the amax history of delayed scaling, unless a slot sets `window`.
 WINDOW = 16
 #: Elements of one Hadamard transform if neither the slot nor its format has a block.
@@ -54,7 +54,7 @@ def scheme_spec(
     options = options or {}
     known = {o for o in QUANTISE_OPTIONS if o in format_.options} | set(TRANSFORM_OPTIONS)
     known |= {"window"} if "scaling" in format_.options else set()
-    known |= {"clip_gradient", "of", "parts"}
+    known |= {"clip_gradient", "dge", "of", "parts"}
     for setting in options.values():
         refuse(format_.name, setting, tuple(o for o in OPTIONS if o not in known))
     scaling = chosen(options, "scaling", Scaling, _default_scaling(format_))

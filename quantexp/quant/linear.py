@@ -6,11 +6,11 @@
 
     # T tokens, B sequences, I input width, O output width; Megatron's layout is [T, B, width]
 
-Every operand is quantised from the high-precision tensor, except one of a slot with `of: forward`: that quantises the
-values that the forward product multiplied, which it makes again. If two products quantise a tensor in blocks of the
-same format, one read produces both copies (rows and columns). A format without blocks, and a slot that reuses the
-forward copy, need one copy for both. Whole tensors read (R) and written (W) by each of n micro-batches in a step; in
-brackets what is saved if both products multiply one copy:
+Every operand is quantised from the high-precision tensor, except one of a slot with `of`: that quantises the values
+that the forward product multiplied, or a stored copy, either of which it makes again. If two products quantise a tensor
+in blocks of the same format, one read produces both copies (rows and columns). A format without blocks, and a slot that
+reuses the forward copy, need one copy for both. Whole tensors read (R) and written (W) by each of n micro-batches in a
+step; in brackets what is saved if both products multiply one copy:
 
              quantise                               multiply
     fprop    x: R W [W], w: R W [W] once a step     R x, R w, W y
@@ -72,6 +72,7 @@ def fprop(
     `rows` are as in `wgrad`.
     """
     if quantised_x is None:
+        x_TBI = source_of_rows(precision, FPROP_X, x_TBI, rows)
         quantised_x = quantise_by_source(precision, FPROP_X, x_TBI, rows)
     return multiply_rows(
         precision,
@@ -95,6 +96,7 @@ def dgrad(
     `rows` are as in `wgrad`.
     """
     if quantised_g is None:
+        g_TBO = source_of_rows(precision, DGRAD_G, g_TBO, rows)
         quantised_g = quantise_by_source(precision, DGRAD_G, g_TBO, rows)
     return multiply_rows(
         precision,
@@ -119,6 +121,8 @@ def wgrad(
     """
     if quantised_x is None:
         x_TBI = source_of_rows(precision, WGRAD_X, x_TBI, rows)
+    if quantised_g is None:
+        g_TBO = source_of_rows(precision, WGRAD_G, g_TBO, rows)
     if rows is not None and any(precision.spec(slot).has_blocks for slot in (WGRAD_G, WGRAD_X)):
         g_TBO, x_TBI = rows.laid_out(g_TBO), rows.laid_out(x_TBI)
         quantised_g = None if quantised_g is None else rows.laid_out(quantised_g)
@@ -174,16 +178,18 @@ def _copies(
     first, second = precision.spec(slots[0]), precision.spec(slots[1])
     if not first.quantised:
         return x, None if second.quantised else x
+    source = source_of_rows(precision, slots[0], x, rows)
     axes = dim_of(slots[0].operand, first), dim_of(slots[1].operand, second)
-    by_source = quantise_by_source(precision, slots[0], x, rows)
+    by_source = quantise_by_source(precision, slots[0], source, rows)
     if by_source is not None:
         return by_source, by_source if shares_copy(first, second) else None
     if first.parts or second.parts:
-        return make_operand(precision.module, x, first, axes[0], out[0]), None
-    amax = whole_amax(precision.module, x, first, axes[0])
+        return make_operand(precision.module, source, first, axes[0], out[0]), None
+    amax = whole_amax(precision.module, source, first, axes[0])
     if _lies_by_sequence(second, rows):
-        return quantise_operand(x, first, axes[0], amax, out=out[0]), None
-    return quantise_pair(x, first, second, axes, out, amax)
+        return quantise_operand(source, first, axes[0], amax, out=out[0]), None
+    copy, other = quantise_pair(source, first, second, axes, out, amax)
+    return copy, other if second.quantised else x
 
 
 def _buffer(

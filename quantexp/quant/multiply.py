@@ -31,6 +31,7 @@ from quantexp.formats import (
     saturated,
     scales_of,
 )
+from quantexp.formats.estimator import dge_factors
 from quantexp.formats.torch_internals import beside_modes
 from quantexp.quant.hooks import Layout, call_operand_hooks, same_layout
 from quantexp.quant.parts import every_pair, take_part
@@ -115,12 +116,12 @@ def quantised_operand(
 
 
 def source_of(precision: ModulePrecision, slot: Slot, x: Tensor) -> Tensor:
-    """What a slot quantises of x: the forward product's copy, made again without effect on histories, or x itself."""
-    copy = precision.spec(slot).of
-    if copy is None:
-        return x
-    axis = dim_of(slot.operand, copy)
-    return make_operand(precision.module, x, copy, axis)
+    """What a slot quantises of x: x itself, its stored copy, or the forward product's, made again without effect on
+    histories.
+    """
+    for copy in precision.spec(slot).chain[:-1]:
+        x = make_operand(precision.module, x, copy, dim_of(slot.operand, copy))
+    return x
 
 
 def make_operand(
@@ -281,7 +282,7 @@ def clipped_gradient(
     `amax` is that of the whole tensor, if it is known.
     """
     spec = precision.spec(slot)
-    if not spec.clip_gradient:
+    if not spec.clip_gradient and spec.dge is None:
         return gradient
     axis = dim_of(slot.operand, spec)
     amax = whole_amax(precision.module, x, spec, axis) if amax is None else amax
@@ -293,12 +294,18 @@ def clipped(
 ) -> Tensor:
     """The gradient of `x`, zero where `x` saturated in the forward product if the slot sets `clip_gradient`.
 
+    If the slot sets `dge`, the gradient is multiplied by the derivative of the estimator, in float32, and rounded.
     Under a Hadamard transform both are those of the transform. `amax` is as in `quantise_operand`.
     """
-    if not spec.clip_gradient:
+    if not spec.clip_gradient and spec.dge is None:
         return gradient
     v = transformed(x, spec, axis)
     amax = _delayed_amax(v, spec) if amax is None else amax
+    if spec.dge is not None:
+        factors = dge_factors(x, spec, spec.dge, axis % x.dim(), amax)
+        gradient = factors.mul_(gradient).to(gradient.dtype)
+    if not spec.clip_gradient:
+        return gradient
     return gradient.masked_fill(saturated(v, spec, axis=axis, amax=amax), 0.0)
 
 

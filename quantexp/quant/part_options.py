@@ -54,7 +54,7 @@ def parts_of(
             "its inverse would also multiply the products of the parts, which have no such factor",
         ),
         (
-            "of=forward",
+            f"of={'forward' if spec.copy else 'a stored copy'}",
             spec.of is not None and bool(parts),
             "parts are taken of the tensor in high precision",
         ),
@@ -62,6 +62,11 @@ def parts_of(
             "clip_gradient",
             spec.clip_gradient and bool(parts),
             "what saturates is the remainder, not the operand",
+        ),
+        (
+            "dge",
+            spec.dge is not None and bool(parts),
+            "its derivative is that of one rounding",
         ),
         (
             "scaling=delayed",
@@ -102,27 +107,29 @@ def _part(key: str, config: PartConfig, slot: Slot, declared: Mapping[str, Forma
             f"softmax, got take={config.take}, along={config.along}, number={config.number}, share={config.share}, "
             f"from_error={str(config.from_error).lower()} and format={config.format}"
         )
-    axes = [] if take is Take.ELEMENTS else [axis.value for axis in _AXES[slot.operand]]
+    has_axis = take in (Take.MEAN, Take.CHANNELS)
+    axes = [axis.value for axis in _AXES[slot.operand]] if has_axis else []
     if axes and config.along not in axes:
         raise ConfigError(
             f"{key}.along must be an axis of {slot.operand}, {' or '.join(axes)}, got {config.along!r}"
         )
     counts = [name for name in ("number", "share") if getattr(config, name) is not None]
-    unused = ["along"] if take is Take.ELEMENTS and config.along is not None else []
+    unused = ["along"] if not has_axis and config.along is not None else []
     unused += counts if take is Take.MEAN else []
     if unused:
         raise ConfigError(
             f"{key}.{unused[0]} has no meaning with take={take.value}, got {getattr(config, unused[0])}; remove it"
         )
     if take is not Take.MEAN and len(counts) != 1:
+        counted = "dimensions" if take is Take.LOW_RANK else take.value
         raise ConfigError(
-            f"{key} must have a number of {take.value} or their share of all, and not both, got number={config.number} "
+            f"{key} must have a number of {counted} or their share of all, and not both, got number={config.number} "
             f"and share={config.share}"
         )
     return Part(
         take,
         None if slot == FPROP_K else _spec(key, config.format, slot, declared),
-        None if take is Take.ELEMENTS else Axis(str(config.along)),
+        Axis(str(config.along)) if has_axis else None,
         config.number,
         config.share,
         config.from_error,

@@ -12,13 +12,14 @@ accumulates in fp32 and is rounded once.
     mean       exact sums, so that they are equal in any order: see `mean`
     channels   all whose sum of squares along the axis is at least that of the number-th largest; exact sums too
     elements   all whose magnitude is at least that of the number-th largest
+    low_rank   its projection onto so many dimensions: see `quantexp.quant.low_rank`
 
 A part without a format is left out of the product: the mean of k over keys, which adds the same number to all scores of
 a query, and so changes nothing after the softmax (SageAttention, arXiv 2410.02367; SageBwd, arXiv 2603.02170).
 
 Of equal ones all are taken, so that no order decides. NaN or Inf makes the mean of its channel NaN; where it is in an
-operand, no channel of that is taken. The mean: Averis (arXiv 2603.10444); channels of the error: CHON (arXiv
-2602.02047).
+operand, no channel and no low rank of that is taken. The mean: Averis (arXiv 2603.10444); channels of the error: CHON
+(arXiv 2602.02047); the low rank: Metis (arXiv 2509.00404).
 
     # R rows (all tokens of a micro-batch, or a weight's output width), W width
 """
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from quantexp.formats.spec import Part
 from quantexp.formats.types import Axis, Take
+from quantexp.quant.low_rank import low_rank_part
 
 #: Bits of a sum that float64 holds exactly.
 _EXACT_BITS = 52
@@ -52,6 +54,8 @@ def take_part(x: Tensor, part: Part) -> Tensor:
     if part.take is Take.ELEMENTS:
         chosen = _among_largest(x_RW.abs().flatten(), part).view_as(x_RW)
         return torch.where(chosen, x_RW, 0.0).view_as(x)
+    if part.take is Take.LOW_RANK:
+        return low_rank_part(x_RW, _number(part, min(x_RW.shape))).view_as(x)
     dim = 0 if _is_over_rows(part) else 1
     if part.take is Take.MEAN:
         return mean(x_RW, dim).expand_as(x_RW).reshape(x.shape)
@@ -83,11 +87,13 @@ def _exact_sum(x: Tensor, dim: int, amax: Tensor) -> Tensor:
 
 def _among_largest(magnitudes: Tensor, part: Part) -> Tensor:
     """Whether each is among the largest, of as many as the part takes."""
-    total = magnitudes.numel()
+    return magnitudes >= magnitudes.topk(_number(part, magnitudes.numel())).values[-1]
+
+
+def _number(part: Part, total: int) -> int:
     number = round(part.share * total) if part.share is not None else part.number
     assert number is not None
-    number = min(max(number, 1), total)
-    return magnitudes >= magnitudes.topk(number).values[-1]
+    return min(max(number, 1), total)
 
 
 def _is_over_rows(part: Part) -> bool:

@@ -58,7 +58,7 @@ class FusedContext:
 
 
 class _Untracked:
-    """Marks products that run only to be captured."""
+    """Marks products that are none of training: those of captures, and those that find a part of an operand."""
 
 
 UNTRACKED = _Untracked()
@@ -94,22 +94,24 @@ class product_context:  # noqa: N801  (a context manager, and faster than a gene
 #: Receives a product about to be computed, and both operands.
 ProductObserver = Callable[[ProductContext, Tensor, Tensor], None]
 
-_observers: list[ProductObserver] = []
+_observers: dict[ModuleId, list[ProductObserver]] = {}
 
 
-@contextlib.contextmanager
-def observe_products(observer: ProductObserver) -> Iterator[None]:
-    """Show every product that is called inside to an observer, including those of backward passes on other threads."""
-    _observers.append(observer)
-    try:
-        yield
-    finally:
-        _observers.remove(observer)
+class ObserverHandle:
+    """Shows a module's products to an observer until it is removed, those of backward passes on other threads too."""
+
+    def __init__(self, module: ModuleId, observer: ProductObserver) -> None:
+        self._module, self._observer = module, observer
+        _observers.setdefault(module, []).append(observer)
+
+    def remove(self) -> None:
+        """Show it no more products."""
+        _observers[self._module].remove(self._observer)
 
 
 def show_product(context: ProductContext, left: Tensor, right: Tensor) -> None:
-    """Show a product to the observers."""
-    for observer in _observers:
+    """Show a product to the observers of its module."""
+    for observer in _observers.get(context.module, ()):
         observer(context, left, right)
 
 
@@ -133,5 +135,5 @@ def is_watched() -> bool:
 
 
 def untracked() -> product_context:
-    """For products that run only to be captured: the proof of engagement ignores them."""
+    """For products that are none of training: the proof of engagement ignores them, and sees what they lead to."""
     return product_context(UNTRACKED)

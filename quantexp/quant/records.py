@@ -24,7 +24,7 @@ def entry_record(entry: Entry) -> dict[str, object]:
 def spec_record(spec: QuantSpec) -> dict[str, object]:
     """A specification as JSON: Enums as their values, null for an option that the format does not have."""
     options = {
-        "block": spec.block,
+        "block": spec.scale_block,
         "scale_rule": spec.scale_rule.value,
         "rounding": spec.rounding.value,
         "scaling": spec.scaling.value,
@@ -58,7 +58,13 @@ def _later_options(spec: QuantSpec) -> dict[str, object]:
         else None,
         "window": spec.window,
         "clip_gradient": spec.clip_gradient or None,
-        "of": Of.FORWARD.value if spec.of is not None else None,
+        "dge": spec.dge,
+        "of": None
+        if spec.of is None
+        else spec.of.fmt.name
+        if spec.is_of_stored
+        else Of.FORWARD.value,
+        "of_definition": spec.of.fmt.definition or None if spec.of and spec.is_of_stored else None,
         "hadamard": spec.hadamard.value if spec.is_transformed else None,
         "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
         "parts": [part_record(part) for part in spec.parts] or None,
@@ -81,9 +87,10 @@ def part_record(part: Part) -> dict[str, object]:
 
 def part_words(record: Mapping[str, object]) -> str:
     """A recorded part in words, without its format: `mean along tokens`."""
-    words = str(record["take"])
-    if words != Take.MEAN:
-        share, number = record.get("share"), record.get("number")
+    words, share, number = str(record["take"]), record.get("share"), record.get("number")
+    if words == Take.LOW_RANK:
+        words = f"rank {number}" if share is None else f"rank {share} of full"
+    elif words != Take.MEAN:
         words = f"largest {number} {words}" if share is None else f"largest {share} of {words}"
     along = f" along {record['along']}" if record.get("along") else ""
     return f"{words}{along}{' of the error' if record.get('from_error') else ''}"

@@ -24,6 +24,7 @@ from quantexp.quant.outside_products import (
     reduced_slot,
     state_records,
     state_slots,
+    weight_slots,
 )
 from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Site, Slot
@@ -39,11 +40,10 @@ from quantexp.schema import (
     Backend,
     GradReduce,
     LinearSite,
-    Moments,
+    OptimizerState,
     PvSite,
     QkSite,
     QuantConfig,
-    Rounded,
     Rule,
 )
 
@@ -164,6 +164,7 @@ _LATER_OPTIONS = (
     "window",
     "pre_scale",
     "clip_gradient",
+    "dge",
     "hadamard",
     "hadamard_block",
     "of",
@@ -196,6 +197,7 @@ def _outside_parts(quant: QuantConfig) -> list[str]:
     of_adam = [slot for slot in moments if slot.product == "adam"]
     if len(of_adam) == 2 and of_adam[0].spec == of_adam[1].spec:
         named = [("adam", of_adam[0]), *named[2:]]
+    named = [*((slot.product, slot) for slot in weight_slots(quant)), *named]
     if (reduced := reduced_slot(quant)) is not None:
         named.append((GRAD_REDUCE, reduced))
     return [f"{name}_{_short(slot.spec.fmt)}" for name, slot in named]
@@ -209,7 +211,7 @@ def _is_plain(quant: QuantConfig) -> bool:
     """Whether format names alone say what is rounded outside of products: none is declared, and no option is set."""
     of_formats = QuantConfig(
         formats=quant.formats,
-        optimizer=Moments(*(Rounded(each.format) for each in vars(quant.optimizer).values())),
+        optimizer=OptimizerState(*(type(o)(o.format) for o in vars(quant.optimizer).values())),
         grad_reduce=GradReduce(quant.grad_reduce.format),
     )
     slots = state_slots(quant)

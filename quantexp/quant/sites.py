@@ -174,10 +174,14 @@ def slots_of(site: Site) -> list[Slot]:
 
 def operands_of(site: Site, product: Product) -> tuple[Slot, Slot]:
     """The slots of a product's left and right operand."""
-    shape = PRODUCTS[site][product]
-    return Slot(site, product, shape.left), Slot(site, product, shape.right)
+    return _OPERANDS[site, product]
 
 
+_OPERANDS = {
+    (site, product): (Slot(site, product, shape.left), Slot(site, product, shape.right))
+    for site, products in PRODUCTS.items()
+    for product, shape in products.items()
+}
 FPROP_X, FPROP_W = operands_of(Site.LINEAR, Product.FPROP)
 DGRAD_G, DGRAD_W = operands_of(Site.LINEAR, Product.DGRAD)
 WGRAD_G, WGRAD_X = operands_of(Site.LINEAR, Product.WGRAD)

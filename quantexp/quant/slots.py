@@ -15,16 +15,11 @@ from quantexp.errors import ConfigError
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
-from quantexp.formats.spec import PRE_SCALE, QuantSpec, get_format
+from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Format, Hadamard, Of, ScaleRule, Scaling
-from quantexp.quant.choosing import OPTIONS, Setting, chosen, refuse, scheme_spec
-from quantexp.quant.norms import check_norms
+from quantexp.formats.types import Format, Hadamard, Of
+from quantexp.quant.choosing import OPTIONS, Setting, refuse, scheme_spec
 from quantexp.quant.sites import (
-    DGRAD_W,
-    FPROP_W,
-    FPROP_X,
-    WGRAD_X,
     Operand,
     Product,
     Site,
@@ -32,6 +27,7 @@ from quantexp.quant.sites import (
     operands_of,
     slots_of,
 )
+from quantexp.quant.slot_checks import check_clipping, check_norms, clips_gradient, power_of
 from quantexp.schema import LinearSite, NormSite, PvSite, QkSite, QuantConfig, Rule
 from quantexp.schema import Slot as SlotConfig
 
@@ -122,7 +118,7 @@ def resolve_site(
         resolved[slot] = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
     if site is Site.NORM:
         check_norms(resolved)
-    _check_clipping(resolved)
+    check_clipping(resolved)
     for product in {slot.product: None for slot in resolved}:
         _check_transforms(*((slot, resolved[slot]) for slot in operands_of(site, product)))
     return resolved
@@ -161,9 +157,13 @@ def _resolved(
         axis=slot.axis,
         left=slot.is_left,
         weight=slot.operand is Operand.W,
-        of=_requantised(options, slot, forward),
+        of=_requantised(options, slot, forward, declared),
     )
-    spec = replace(spec, clip_gradient=_clips_gradient(options.get("clip_gradient"), spec, slot))
+    spec = replace(
+        spec,
+        clip_gradient=clips_gradient(options.get("clip_gradient"), spec, slot),
+        dge=power_of(options.get("dge"), spec, slot),
+    )
     if "parts" not in options:
         return spec
     from quantexp.quant.part_options import parts_of
@@ -211,41 +211,28 @@ def _options_for(
     return options
 
 
-def _clips_gradient(setting: Setting | None, spec: QuantSpec, slot: Slot) -> bool:
-    """Whether to clip; a site's or a rule's setting applies to the forward product only."""
-    if setting is None:
-        return False
-    assert isinstance(setting.slot, SlotConfig)
-    if not setting.slot.clip_gradient:
-        return False
-    where = f"{setting.key}.clip_gradient"
-    if slot.product is not Product.FPROP:
-        if setting.key == f"quant.{slot}":
-            raise ConfigError(
-                f"{where} is for the operands of the forward product, whose quantisation is derived, got true; "
-                f"remove it, or set quant.{slot.site.value}.fprop"
-            )
-        return False
-    if not _can_saturate(spec):
-        how = spec.scale_rule if "scale_rule" in spec.fmt.options else spec.scaling
-        raise ConfigError(
-            f"{where} has no meaning for {spec.fmt.name} with {how}, under which nothing saturates, got true; remove "
-            "it"
-        )
-    return True
-
-
 def _requantised(
-    options: Mapping[str, Setting], slot: Slot, forward: QuantSpec | None
+    options: Mapping[str, Setting],
+    slot: Slot,
+    forward: QuantSpec | None,
+    declared: Mapping[str, Format] | None,
 ) -> QuantSpec | None:
-    """The forward copy that a slot quantises again; None means the tensor in high precision.
+    """The copy that a slot quantises again; None means the tensor in high precision.
 
-    A site's or a rule's setting applies to the operands of backward products that the forward product has. One that
-    is in the working precision there is the tensor in high precision.
+    A site's or a rule's `forward` applies to the operands of backward products that the forward product has. One that
+    is in the working precision there is the tensor in high precision. Its format applies to x and g.
     """
-    if chosen(options, "of", Of, Of.HIGH) is Of.HIGH:
+    setting = options.get("of")
+    if setting is None:
         return None
-    setting = options["of"]
+    assert isinstance(setting.slot, SlotConfig)
+    named = str(setting.slot.of)
+    if named not in list(Of):
+        from quantexp.quant.stored import stored_copy
+
+        return stored_copy(setting, named, slot, declared)
+    if named == Of.HIGH:
+        return None
     is_first = slot.product is Product.FPROP
     if setting.key != f"quant.{slot}" and (is_first or forward is None):
         return None
@@ -260,33 +247,6 @@ def _requantised(
             f"take high, or quant.{slot}.format=reuse"
         )
     return copy if copy.quantised else None
-
-
-def _check_clipping(resolved: Mapping[Slot, QuantSpec]) -> None:
-    """Refuse to clip where transformed elements saturate, unless the gradient comes in the domain of the transform."""
-    for slot, spec in resolved.items():
-        if not (spec.clip_gradient and spec.is_transformed):
-            continue
-        backward = {FPROP_X: DGRAD_W, FPROP_W: WGRAD_X}.get(slot._replace(site=Site.LINEAR))
-        where = f"quant.{slot}.clip_gradient"
-        if backward is None:
-            raise ConfigError(
-                f"{where} has no meaning under a Hadamard transform in attention, whose gradients are not those of the "
-                "transform, got true; remove one of them"
-            )
-        if resolved[backward._replace(site=slot.site)].copy is None:
-            key = f"quant.{backward._replace(site=slot.site)}"
-            raise ConfigError(
-                f"{where} under a Hadamard transform needs the gradient of the transform, got {key} of high; set "
-                f"{key}.of=forward or {key}.format=reuse, or remove one of them"
-            )
-
-
-def _can_saturate(spec: QuantSpec) -> bool:
-    if spec.fmt.scale_rule is not None:
-        return spec.scale_rule in (ScaleRule.FLOOR, ScaleRule.EVEN) and spec.pre_scale > PRE_SCALE
-    blocks_saturate = spec.fmt.block is not None and spec.pre_scale > PRE_SCALE
-    return blocks_saturate or spec.scaling in (Scaling.NONE, Scaling.DELAYED)
 
 
 def _check_transforms(left: tuple[Slot, QuantSpec], right: tuple[Slot, QuantSpec]) -> None:
@@ -337,4 +297,4 @@ def _forward_copy(slot: Slot, forward: QuantSpec | None, key: str, value: str) -
             f"{where}: the forward copy of {slot.operand} is a sum of parts along {forward.axis}, which "
             f"{slot.product.value} does not reduce over; give it a format, and parts of its own"
         )
-    return replace(forward, reuse=True, clip_gradient=False)
+    return replace(forward, reuse=True, clip_gradient=False, dge=None)

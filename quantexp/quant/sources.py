@@ -23,6 +23,7 @@ from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.multiply import (
     Factor,
     clipped,
+    make_operand,
     multiply_operands,
     quantise_operand,
     quantised_operand,
@@ -57,9 +58,14 @@ def quantise_by_source(
 
 def source_of_rows(precision: ModulePrecision, slot: Slot, x: Tensor, rows: Rows | None) -> Tensor:
     """What a slot quantises of x, the rows of its forward product (`source_of`)."""
-    copy = precision.spec(slot).of
-    by_source = None if copy is None else _quantised_by_source(precision, slot, copy, x, rows)
-    return source_of(precision, slot, x) if by_source is None else by_source
+    chain = precision.spec(slot).chain[:-1]
+    if not any(differs_by_source(rows, copy) for copy in chain):
+        return source_of(precision, slot, x)
+    for copy in chain:
+        own = _quantised_by_source(precision, slot, copy, x, rows)
+        axis = dim_of(slot.operand, copy)
+        x = make_operand(precision.module, x, copy, axis) if own is None else own
+    return x
 
 
 def _quantised_by_source(

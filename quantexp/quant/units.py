@@ -131,7 +131,7 @@ def _tied(entry: Entry) -> list[Slot]:
     """The slots of the same module that are turned off with this one."""
     slot, spec = entry.slot, entry.spec
     tied = []
-    if spec.reuse or spec.of is not None:
+    if spec.copy is not None:
         tied.append(slot._replace(product=Product.FPROP))
     if spec.is_transformed and not spec.reuse:
         other = slot.shape.right if slot.is_left else slot.shape.left

@@ -20,7 +20,6 @@ from quantexp.folders import cache_dir, written_beside
 #: Folders and files of the package that decide numbers.
 DECIDING = (
     "data",
-    "extras/bisect/gradient.py",
     "extras/bisect/gradient_run.py",
     "extras/evaluate/evaluation_run.py",
     "extras/evaluate/evaluator.py",
@@ -33,6 +32,7 @@ DECIDING = (
     "compiled.py",
     "quant",
     "runs/device.py",
+    "training/gradients.py",
     "training/megatron",
 )
 #: The further ones of a run in Megatron-LM's loop.

@@ -7,14 +7,13 @@ enough if it is unique: `FA_mxfp8-1a2b3c4d`, or `FA_mxfp8`.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quantexp.errors import RunError, UnreadableError
-from quantexp.folders import short_path, user_path
+from quantexp.folders import shell_word, short_path, user_path
 from quantexp.runs.paths import SUBMISSIONS, RunDir, RunsRoot, Submission
 from quantexp.runs.sweep_list import read_sweep, read_tasks
 from quantexp.terminal.close_matches import did_you_mean, near
@@ -107,7 +106,7 @@ def find_run(name: str, root: Path) -> RunDir:
     if run is None:
         raise RunError(
             f"RUN must be a run's folder or a part of its name, got {name!r}, and no run in {root} fits; "
-            f"{_suggestion(name, root)}see quantexp status {shlex.quote(str(root))}"
+            f"{_suggestion(name, root)}see quantexp status {shell_word(str(root))}"
         )
     return run
 

@@ -108,6 +108,10 @@ class RunDir:
 
     root: Path
 
+    def without_folder(self, error: Exception) -> str:
+        """The words of an error about a file of this run, for a table that shows the run's name beside them."""
+        return str(error).replace(f"{self.root}/", "")
+
     @property
     def config(self) -> Path:
         """The resolved configuration, the only input of a rank."""

@@ -18,6 +18,8 @@ from quantexp.reading.yaml_files import MOST_BYTES, yaml_of
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
+#: The reason of a run whose configuration was deleted: no command can use it.
+GONE = "broken: its config.yaml is gone; restore it, or delete the folder"
 #: The section `model` and all lines below it that do not begin another one.
 _MODEL = re.compile(r"^model:.*?(?=^[^\s#]|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -38,17 +40,19 @@ def read_config(run: RunDir) -> dict[str, Any]:
 
 
 def model_text(run: RunDir) -> str:
-    """The text of the section `model` in config.yaml, which many runs have in common; empty without the file.
+    """The text of the section `model` in config.yaml, which many runs have in common.
 
     A file in which the section does not begin a line is returned whole.
 
     Raises:
-        UnreadableError: the file cannot be read.
+        UnreadableError: the file is gone, empty, or cannot be read.
     """
     try:
         text = read_text(run.config, MOST_BYTES)
-    except FileNotFoundError:
-        return ""
+    except FileNotFoundError as error:
+        raise UnreadableError(GONE) from error
+    if not text.strip():
+        raise UnreadableError(f"{run.config} is empty")
     section = _MODEL.search(text)
     return section[0] if section else text
 
@@ -59,8 +63,6 @@ def model_section(text: str, run: RunDir) -> Any:
     Raises:
         UnreadableError: as `read_config`; lines are those of config.yaml.
     """
-    if not text:
-        return {}
     try:
         config = _config_of(text, run)
     except UnreadableError:

@@ -18,6 +18,8 @@ from quantexp.runs.redaction import redacted_text
 
 #: The words for a run whose status cannot be read, and for a run without a folder, in the place of a state.
 UNREADABLE, MISSING = "unreadable", "missing"
+#: The reason of a folder without status.json.
+NEVER_STARTED = "it has no status.json: it was never started"
 #: An escape of JSON; of the two halves of a character, both together.
 _ESCAPE = re.compile(r"\\(?:ud[89ab]\w\w\\ud[c-f]\w\w|(?P<half>ud[89a-f]\w\w)|.)")
 #: Bytes of status.json.

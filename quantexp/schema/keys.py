@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -26,6 +27,8 @@ OLD_KEYS = {
     "output_dir": "paths.root",
     "train_iters": "training.iterations",
 }
+#: The place of an element in a list.
+_INDEX = re.compile(r"\[\d+\]")
 
 
 def section_of(owner: Any, name: str) -> Any:
@@ -52,17 +55,31 @@ def keys(owner: Any = Composition, parent: str = "") -> list[str]:
 
 @cache
 def kind_of(key: str) -> Any:
-    """The type of a full key's value, null aside; str below a mapping of texts (`launcher.environment.NAME`)."""
+    """The type of a full key's value, null aside; str below a mapping of texts (`launcher.environment.NAME`).
+
+    A number in brackets takes an element of a list of sections: `quant.rules[0].layers`.
+    """
     owner: Any = Composition
-    *parents, name = key.split(".")
+    *parents, name = _INDEX.sub("", key).split(".")
     for parent in parents:
-        section = section_of(owner, parent)
+        section = section_of(owner, parent) or _element(_hint(owner, parent))
         if section is None:
             return str if _hint(owner, parent) == dict[str, str] else None
         owner = section
     hint = _hint(owner, name)
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     return kinds[0] if len(kinds) == 1 and get_origin(hint) is UnionType else hint
+
+
+def element_of(key: str) -> Any:
+    """The dataclass of the elements of a list; None for another key, and for a list of values."""
+    return _element(kind_of(key))
+
+
+def _element(kind: Any) -> Any:
+    lists = [each for each in (kind, *get_args(kind)) if get_origin(each) is list]
+    elements = [element for each in lists for element in get_args(each)]
+    return next(filter(dataclasses.is_dataclass, elements), None)
 
 
 @cache

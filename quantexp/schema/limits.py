@@ -64,6 +64,10 @@ FACTOR = Limit(
 )
 
 
+#: The power of the gradient estimator `dge`.
+POWER = Limit(lambda value: 1 < value <= 64, "must be above 1 and at most 64")
+
+
 def next_multiple(number: int, divisor: int) -> int:
     """The smallest multiple of a positive divisor that is not below a number: what a refusal proposes instead of it."""
     return -(-number // divisor) * divisor

@@ -5,10 +5,20 @@ products.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import FACTOR, FOLDER_NAME, Limit, at_most, between, limited
+from quantexp.schema.limits import (
+    FACTOR,
+    FOLDER_NAME,
+    POSITIVE,
+    POWER,
+    Limit,
+    at_most,
+    between,
+    limited,
+)
+from quantexp.schema.training import When
 
 
 @dataclass
@@ -33,11 +43,11 @@ class Rounded:
 class Part:
     """What is taken out of an operand, rounded to a format of its own and multiplied apart."""
 
-    #: mean, channels or elements.
+    #: mean, channels, elements or low_rank.
     take: str | None = None
     #: The axis that the mean, or the norm of each channel, is taken over: tokens, input_width, output_width or keys.
     along: str | None = None
-    #: How many channels of the largest norm, or elements of the largest magnitude; or which share of all.
+    #: How many channels of the largest norm, elements of the largest magnitude, or the rank; or which share of all.
     number: int | None = limited(None, *between(1, 1 << 40))
     share: float | None = limited(None, Limit(lambda s: 0 < s < 1, "must lie between 0 and 1"))
     #: Whether it is taken of the error that the slot's rounding leaves, not of the operand before.
@@ -56,11 +66,14 @@ class Slot(Rounded):
     pre_scale: bool | float | None = limited(None, FACTOR)
     #: Whether the derivative of quantisation is 0, not 1, where an operand of the forward product saturated.
     clip_gradient: bool | None = None
+    #: The power k of DGE, the derivative of quantisation of a linear layer's weight (arXiv 2501.17116 has 5).
+    dge: float | None = limited(None, POWER)
     #: none, deterministic or random: a transform along the reduced axis, equal for both operands of a product.
     hadamard: str | None = None
     #: Elements per transform, a power of two; the last may be short.
     hadamard_block: int | None = limited(None, at_most(1 << 16))
-    #: high or forward: what a backward product quantises, the tensor in high precision or the forward product's copy.
+    #: What a product quantises: high, the tensor in high precision; forward, in a backward product the forward's copy;
+    #: or a format that x or g of a linear layer is rounded to before, along its rows, as it is stored or sent.
     of: str | None = None
     #: What is taken out of the operand in this order (linear layers, qk.fprop.k); the format rounds what remains.
     parts: list[Part] | None = None
@@ -180,28 +193,6 @@ class NormSite(Slot):
     fprop: NormFprop = field(default_factory=NormFprop)
 
 
-class Measure(StrEnum):
-    """What a rule's condition looks at, a key of metrics.jsonl."""
-
-    loss = "loss"
-    grad_norm = "grad_norm"
-    validation_loss = "validation_loss"
-
-
-@dataclass
-class When:
-    """A condition on a run's own metrics; the rule is in force from the iteration after the first that meets it."""
-
-    measure: Measure = Measure.loss
-    #: One of the two: the mean lies below, or above.
-    below: float | None = None
-    above: float | None = None
-    #: The mean of so many latest values; one that is not finite does not count.
-    over: int = limited(1, *between(1, 100_000))
-    #: The first iteration that may meet it.
-    after: int = limited(1, *between(1, 1 << 40))
-
-
 @dataclass
 class Rule(Slot):
     """Changes the slots that it covers; later rules take precedence. An empty list means all."""
@@ -224,14 +215,70 @@ class Rule(Slot):
     when: When | None = None
 
 
+class Parameters(Enum):
+    """Whose master weights are rounded."""
+
+    #: The weights of the decoder's linear layers, those of experts included.
+    linear = "linear"
+    all = "all"
+
+
 @dataclass
-class Moments:
-    """Adam's two moments, and Muon's momentum, rounded after every step; a null format keeps one in float32."""
+class Master(Rounded):
+    """Master weights, kept in a format; a null format keeps them in float32."""
+
+    #: linear or all.
+    parameters: Parameters = Parameters.linear
+    #: Add what rounding took away to Adam's first moment (ECO, arXiv 2601.22101).
+    feedback: bool = False
+
+
+_START = Limit(lambda share: 0 <= share < 1, "must be at least 0 and below 1")
+
+
+@dataclass
+class Smooth(Rounded):
+    """The loss of linear weights under stochastic rounding, to second order (LOTION, arXiv 2510.08757)."""
+
+    #: A multiple of the term.
+    strength: float = limited(1.0, POSITIVE, at_most(1_000_000))
+
+
+@dataclass
+class Pull(Rounded):
+    """Linear weights, pulled towards their values in a format (CAGE, arXiv 2510.18784)."""
+
+    #: How strongly at the end; a multiple of the learning rate.
+    strength: float = limited(10.0, POSITIVE, at_most(1_000_000))
+    #: The share of the training before the pull begins; from there it grows in proportion.
+    start: float = limited(0.8, _START)
+
+
+@dataclass
+class Reset(Rounded):
+    """Resets of linear weights that oscillate between values of a format (OsciReset, arXiv 2510.27527)."""
+
+    #: In every so many iterations, the next `over` are observed.
+    every: int = limited(200, *between(3, 1_000_000))
+    over: int = limited(50, *between(1, 1_000_000))
+    #: A weight is reset whose rounded value went at least so many times as far as itself.
+    ratio: float = limited(8.0, POSITIVE)
+    #: The share of the training before the first of them.
+    start: float = limited(0.6, _START)
+
+
+@dataclass
+class OptimizerState:
+    """What is rounded after a step: moments and master weights; a null format keeps one in float32."""
 
     exp_avg: Rounded = field(default_factory=Rounded)
     exp_avg_sq: Rounded = field(default_factory=Rounded)
     #: Of training.optimizer=muon.
     momentum: Rounded = field(default_factory=Rounded)
+    smooth: Smooth = field(default_factory=Smooth)
+    pull: Pull = field(default_factory=Pull)
+    reset: Reset = field(default_factory=Reset)
+    master: Master = field(default_factory=Master)
 
 
 class RoundedAt(Enum):
@@ -289,7 +336,7 @@ class QuantConfig:
     output: LinearSite = field(default_factory=LinearSite)
     norm: NormSite = field(default_factory=NormSite)
     rules: list[Rule] = field(default_factory=list)
-    optimizer: Moments = field(default_factory=Moments)
+    optimizer: OptimizerState = field(default_factory=OptimizerState)
     grad_reduce: GradReduce = field(default_factory=GradReduce)
     #: emulated, transformer_engine or te_emulated; attention and the output layer are emulated under all of them.
     backend: Backend = Backend.emulated

@@ -1,10 +1,10 @@
-"""Configuration of training: precision, schedule, attention path, evaluation and checkpoints."""
+"""Configuration of training: precision, schedule, attention path, evaluation, checkpoints, conditions on metrics."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from quantexp.errors import ConfigError
 from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_most, between, limited
@@ -99,6 +99,8 @@ class TrainingConfig:
     min_lr: float = limited(3.0e-5, NOT_NEGATIVE, _RATE)
     #: Steps over which the learning rate rises linearly from zero.
     warmup_iterations: int = limited(0, *between(0, 1_000_000_000))
+    #: The first so many iterations of the run fill the optimizer's moments and leave the weights: their rate is 0.
+    held_iterations: int = limited(0, *between(0, 1_000_000_000))
     lr_schedule: LrSchedule = LrSchedule.cosine
     #: wsd only: iterations of the decay at the end.
     decay_iterations: int | None = limited(None, at_most(1_000_000_000))
@@ -224,6 +226,28 @@ class CheckpointConfig:
     keep_last: int | None = limited(None, *_ITERATIONS)
     #: With keep_last: also keep the checkpoints of multiples of N iterations.
     keep_every: int | None = limited(None, *_ITERATIONS)
+
+
+class Measure(StrEnum):
+    """What a rule's condition looks at, a key of metrics.jsonl."""
+
+    loss = "loss"
+    grad_norm = "grad_norm"
+    validation_loss = "validation_loss"
+
+
+@dataclass
+class When:
+    """A condition on a run's own metrics; the rule is in force from the iteration after the first that meets it."""
+
+    measure: Measure = Measure.loss
+    #: One of the two: the mean lies below, or above.
+    below: float | None = None
+    above: float | None = None
+    #: The mean of so many latest values; one that is not finite does not count.
+    over: int = limited(1, *between(1, 100_000))
+    #: The first iteration that may meet it.
+    after: int = limited(1, *between(1, 1 << 40))
 
 
 def run_and_iteration(text: str) -> tuple[str, int]:

@@ -109,8 +109,10 @@ def redirect_library_messages(log: Path) -> Iterator[None]:
 
 
 def _is_terminal(handler: logging.Handler) -> bool:
-    is_file = isinstance(handler, logging.FileHandler)
-    return isinstance(handler, logging.StreamHandler) and not is_file and bool(handler.stream)
+    """Whether it writes to standard error; torch 2.15 has a handler of its own for that, no `StreamHandler`."""
+    if isinstance(handler, logging.StreamHandler):
+        return not isinstance(handler, logging.FileHandler) and bool(handler.stream)
+    return type(handler).__module__.partition(".")[0] in LIBRARIES
 
 
 def is_library_file(filename: str) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,12 @@ from quantexp.capture.select.curves import scores_scheme
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.folders import sync
 from quantexp.model.sizes import num_micro_batches_each
-from quantexp.model.training_state import read_index
 from quantexp.quant.rules import switches
 from quantexp.quant.slots import declared_formats
 from quantexp.runs.disk import writing
 from quantexp.runs.dossiers import read_dossiers
 from quantexp.runs.fencing import require_ours
-from quantexp.runs.metrics import Metrics, finite, is_fault, lines_before, read_metrics
+from quantexp.runs.metrics import Metrics, finite, is_fault, read_metrics
 from quantexp.runs.status import Phase, now
 from quantexp.schema import CaptureLayout, CaptureLevel, Precision
 from quantexp.training.capture_hooks import CaptureHooks, TokenRecorder
@@ -100,6 +99,9 @@ class RunObserver:
         self._count_left_out()
         self.last_captured = last_captured(self.experiment)
         self.proofs = Proofs(context)
+        #: As in `quantexp.proof.objective.Objective`.
+        self.sample: Callable[[int], Mapping[str, Tensor]] | None = None
+        self.updated = self.proofs.of_update
         self._logged = -math.inf
         self._hooks = contextlib.ExitStack()
         #: Seconds that the last save took.
@@ -133,21 +135,9 @@ class RunObserver:
         """Connect the capture to the hooks of this rank's parts of the model."""
         from quantexp.capture.record.operand_recorder import OperandRecorder
         from quantexp.quant.hooks import hook_operands
-        from quantexp.training.megatron.watched import Watched
+        from quantexp.training.megatron.watched_run import watched_of
 
-        experiment = self.experiment
-        self.watched = Watched(chunks, experiment.training.seed, experiment.model, experiment.quant)
-        start, init_from = self.context.start, experiment.model.init_from
-        declaration = self.watched.declaration
-        assert declaration is not None
-        declaration.num_iterations = experiment.training.iterations
-        for line in lines_before(self.run, start.iteration + 1) if start is not None else ():
-            declaration.see(line)
-        if start is None and experiment.training.start_from is None and init_from is None:
-            self.watched.expect_drawn(experiment, self.context.rank.rank)
-        if start is not None and start.state.is_file():
-            histories = read_index(start.state).amax_histories
-            self.watched.histories.expect({name: h["amaxes"] for name, h in histories.items()})
+        self.watched = watched_of(self.context, chunks, self.sample)
         self.hooks = CaptureHooks(self.experiment, self.watched, chunks)
         if self.recorder is not None:
             operand_recorder = OperandRecorder(self.recorder)
@@ -189,6 +179,7 @@ class RunObserver:
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Pass the current iteration and micro-batch to the capture and to status.json."""
         self.watched.begin(iteration, index)
+        self.watched.objective.scale = loss_scale or 1.0
         for recorder in self.recorders:
             recorder.begin(iteration, index, loss_scale)
         is_capturing = self.recorder is not None and self.recorder.is_capturing

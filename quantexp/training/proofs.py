@@ -131,24 +131,24 @@ class Proofs:
         self._conclude(checks, iteration, evaluates=evaluates)
 
     def _conclude(self, checks: DrawnChecks, iteration: int, *, evaluates: bool) -> None:
-        from quantexp.training.megatron.collectives import any_rank
+        from quantexp.proof.merging import named_in_order
+        from quantexp.training.megatron.collectives import any_rank, gather
 
         drawn = self._drawn
         drawn.include(checks, iteration, evaluates=evaluates)
-        failed = any_rank(bool(checks.failures))
+        failed = bool(checks.failures)
+        if self._context.rank.world_size > 1:
+            failed = any_rank(failed)
         when = "in the evaluation after" if evaluates else "in"
         if failed:
-            self._end(checks, iteration, when)
+            self._end(named_in_order(gather(checks.in_order())), iteration, when)
         elif iteration % WRITTEN_EACH == 0:
             self.write_drawn()
 
-    def _end(self, checks: DrawnChecks, iteration: int, when: str) -> None:
+    def _end(self, named: list[str], iteration: int, when: str) -> None:
         """Write the failures of all ranks, and end the run."""
-        from quantexp.proof.merging import named_in_order
         from quantexp.proof.verdict import require_none
-        from quantexp.training.megatron.collectives import gather
 
-        named = named_in_order(gather(checks.in_order()))
         self._drawn.failures = [f"{when} iteration {iteration}: {failure}" for failure in named]
         self.write_drawn()
         require_none(named, iteration, when)
@@ -172,13 +172,20 @@ class Proofs:
             write_json(self._run.precision, record)
 
     def add_outside_products(self, watch: StateWatch, stepped: bool) -> None:
-        """Add what was rounded outside of products to the proof; a step that was left out is proved by a later one."""
+        """Add what was rounded outside of products to the proof; a step that was left out is proved by a later one.
+
+        Of a watch that looks at one parameter alone, a failure ends the run.
+        """
         from quantexp.proof.outside_products import merged_state
         from quantexp.proof.verdict import require
         from quantexp.training.megatron.collectives import gather
 
-        assert self._verdict is not None
         state = merged_state(gather(watch.verdict() if stepped else watch.left_out()))
+        if watch.only is not None:
+            if state.failures:
+                self._end(state.failures, watch.iteration, "in")
+            return
+        assert self._verdict is not None
         self._verdict = replace(
             self._verdict,
             entries=self._verdict.entries + state.entries,
@@ -188,6 +195,14 @@ class Proofs:
         self._write_proof()
         require(self._verdict)
         self._repeat_if_unproved(self._verdict)
+
+    def of_update(self, iteration: int, wrong: list[str]) -> None:
+        """End the run if the optimizer's step was wrong on any rank."""
+        from quantexp.proof.merging import named_failures
+        from quantexp.training.megatron.collectives import any_rank, gather
+
+        if any_rank(bool(wrong)):
+            self._end(named_failures(gather(wrong)), iteration, "in")
 
     def _repeat_if_unproved(self, result: Verdict) -> None:
         """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import platform
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError
 from quantexp.extra import Service, required
+from quantexp.folders import shell_word
 from quantexp.processes.with_parent import (
     end_with_parent,
     ended_command,
@@ -263,7 +263,7 @@ class Worker:
         if failure is None:
             return True
         verb = "draw" if what == "figures" else what
-        again = f"quantexp {verb} {shlex.quote(str(self.context.run.root))}"
+        again = f"quantexp {verb} {shell_word(str(self.context.run.root))}"
         LOG.error("\n".join(filter(None, (f"{otherwise}; {again}", failure.traceback))))
         self._note(f"{otherwise} ({failure.reason}); {again}")
         return False
@@ -298,6 +298,7 @@ class Worker:
             from quantexp.training.saver import make_saver
 
             self._observer = observer = RunObserver(context, device, batches.text_of)
+            observer.sample = batches.sample
             saver = make_saver(context)
             saver.settle = observer.settle
             observer.last_save_s = lambda: saver.last_s

@@ -9,16 +9,24 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quantexp.analysis.report.write import write_report
+from quantexp.config.compose import compose
+from quantexp.runs.paths import RunDir
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+#: The schemes of `runs`.
+SCHEMES = ("bf16", "FA_linear_mxfp8")
+#: The width of a page in CSS pixels.
+WIDE = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
 NOT_THERE = "not run: in a real browser (install one with tests/browser/setup.sh)"
 HERE = Path(__file__).parent
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -114,3 +122,28 @@ def look(look_at_all: Look) -> Iterator[Look]:
     for visit in opened:
         assert not [url for url in visit.requests if not url.startswith("data:")]
         assert visit.complaints == []
+
+
+@pytest.fixture(scope="package")
+def runs(
+    browser: object, tiny_words: Sequence[str], tmp_path_factory: pytest.TempPathFactory
+) -> list[RunDir]:
+    """A run of each scheme with the tensors of two iterations; runs only if there is a browser."""
+    from quantexp.launch.attempt import open_run
+    from quantexp.training.worker import Worker
+
+    root = tmp_path_factory.mktemp("browser") / "runs"
+    words = [*tiny_words, f"paths.root={root}", "capture.iterations=[1,2]", "capture.format=mxfp8"]
+    folders = []
+    for scheme in SCHEMES:
+        experiment = compose([*words, f"quant={scheme}"])
+        with open_run(experiment, "cpu", ["test"]) as (folder, _):
+            assert Worker(folder.run, experiment).run() == 0
+        folders.append(folder.run)
+    return folders
+
+
+@pytest.fixture(scope="package")
+def sweep(runs: list[RunDir]) -> Path:
+    """The page of both runs."""
+    return write_report([run.root for run in runs], runs[0].root.parent)

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.image
@@ -15,38 +14,11 @@ import pytest
 import yaml
 
 from quantexp.analysis.report.write import write_report
-from quantexp.config.compose import compose
 from quantexp.runs.paths import RunDir
 
-from .conftest import Look, Visit
+from .conftest import SCHEMES, WIDE, Look, Visit
 
-SCHEMES = ("bf16", "FA_linear_mxfp8")
 SCRIPT = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
-
-
-@pytest.fixture(scope="module")
-def runs(
-    browser: object, tiny_words: Sequence[str], tmp_path_factory: pytest.TempPathFactory
-) -> list[RunDir]:
-    """A run of each scheme with the tensors of two iterations; runs only if there is a browser."""
-    from quantexp.launch.attempt import open_run
-    from quantexp.training.worker import Worker
-
-    root = tmp_path_factory.mktemp("browser") / "runs"
-    words = [*tiny_words, f"paths.root={root}", "capture.iterations=[1,2]", "capture.format=mxfp8"]
-    folders = []
-    for scheme in SCHEMES:
-        experiment = compose([*words, f"quant={scheme}"])
-        with open_run(experiment, "cpu", ["test"]) as (folder, _):
-            assert Worker(folder.run, experiment).run() == 0
-        folders.append(folder.run)
-    return folders
-
-
-@pytest.fixture(scope="module")
-def sweep(runs: list[RunDir]) -> Path:
-    """The page of both runs."""
-    return write_report([run.root for run in runs], runs[0].root.parent)
 
 
 def colours(visit: Visit) -> np.ndarray:
@@ -73,7 +45,6 @@ def described(runs: list[RunDir]) -> RunDir:
     return run
 
 
-WIDE = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
 #: Elements whose content is wider than they are; a `pre` and a figure at its full size may be scrolled.
 SCROLLED = """[...document.querySelectorAll('main *')].filter(e => e.tagName !== 'PRE' && !e.closest('svg')
   && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && e.scrollWidth > e.clientWidth + 1)

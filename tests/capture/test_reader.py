@@ -108,6 +108,18 @@ def test_a_torn_line_is_left_out_and_parts_of_ranks_are_read(folder: Path) -> No
             "20250908_092156_0002_linear_L1_backward_hifp8_grad_input.pt",
             {"layer": 1, "module": None, "operation": "backward", "tensor": "grad_input"},
         ),
+        (
+            "20260908_092156_0003_residual_L1_forward_pre_residual_bf16_resid_pre.pt",
+            {"layer": 1, "module": "residual", "phase": "pre", "tensor": "resid_pre"},
+        ),
+        (
+            "20260908_092156_0004_router_L2_forward_post_router_bf16_router_logits.pt",
+            {"layer": 2, "module": "router", "component": "router", "tensor": "router_logits"},
+        ),
+        (
+            "20260908_092156_0005_norm_L0-mlp-norm_forward_post_norm_mxfp8_output.pt",
+            {"layer": 0, "module": "mlp-norm", "layer_type": "norm", "quant_type": "mxfp8"},
+        ),
     ],
 )
 def test_old_collections_without_a_manifest_open(

@@ -46,7 +46,7 @@ def words(line: str) -> list[str]:
         ("mod", ["model=", "model."]),
         ("quant=FA_l", ["quant=FA_linear_hifp8", "quant=FA_linear_mxfp4", "quant=FA_linear_mxfp8"]),
         ("-m quant=bf16,FA_h", ["quant=bf16,FA_hifp8"]),
-        ("quant=more/linear_nvfp4_r", ["quant=more/linear_nvfp4_recipe"]),
+        ("quant=more/linear_nvfp4_of", ["quant=more/linear_nvfp4_of_forward"]),
         ("quant/pv=mxfp8", ["quant/pv=mxfp8"]),
         ("+exp", ["+experiment="]),
         (
@@ -75,7 +75,7 @@ def words(line: str) -> list[str]:
         ("plan --js", ["--json"]),
         ("-", ["--help", "--config-dir", "--multirun"]),
         ("verify --device ", ["cpu", "cuda"]),
-        ("verify --formats mxfp8_e4m3,hi", ["mxfp8_e4m3,hifp8"]),
+        ("verify --formats mxfp8_e4m3,hifp", ["mxfp8_e4m3,hifp8"]),
         ("draw --formats ", ["png", "pdf", "svg"]),
         ("draw RUN --formats png,s", ["png,svg"]),
         ("captures RUN pa", ["paths.root="]),

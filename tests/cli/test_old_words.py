@@ -53,6 +53,23 @@ from quantexp.errors import ConfigError
         ("draw old --output-dir draw", "draw old out=draw"),
         ("quick_visualize", "draw RUN --only quick_analysis"),
         ("--restore", "quant=bf16"),
+        (
+            "run_tensor_collection.py --model llama32-1b --dataset dolma --quantization mxfp8",
+            "capture=tensors model=llama32-1b dataset=dolma quant=FA_linear_mxfp8",
+        ),
+        ("python run_tensor_collection.py --mode batch", "-m 'quant=glob(*)' capture=tensors"),
+        ("python3.11 -u -m run_tensor_collection --model tiny", "capture=tensors model=tiny"),
+        (
+            "bash scripts/run_single.sh tiny wikipedia FA_mxfp8",
+            "model=tiny dataset=wikipedia quant=FA_mxfp8",
+        ),
+        ("/usr/bin/python3 ./run_tensor_draw.py --tensor-dir old", "draw old"),
+        ("Run-Tensor-Draw.py --tensor_dir old --output-dir draw", "draw old out=draw"),
+        ("quant_type_modifier.py --quant-type hifp8", "quant=FA_linear_hifp8"),
+        ("quant_type_modifier.py --restore", "quant=bf16"),
+        ("flash_attention_config.py --fa-quantization qk_mxfp4", "quant=FA_mxfp4"),
+        ("train_config.py", "list presets"),
+        ("python mine/train_llama.py --model tiny --dry-run", "plan model=tiny"),
         ("--seq-length 128 --train-iters 8", "training.seq_length=128 training.iterations=8"),
     ],
 )
@@ -71,7 +88,17 @@ def test_old_words_are_answered_with_a_command(old: str, now: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["captures RUN --list", "logs check", "training=fast", "--nonsense", "--force", "-h"]
+    "words",
+    [
+        "captures RUN --list",
+        "logs check",
+        "training=fast",
+        "--nonsense",
+        "--force",
+        "-h",
+        "train.sh",
+        "python mine.py",
+    ],
 )
 def test_our_own_words_have_no_such_answer(words: str) -> None:
     assert answer(*split_verb(shlex.split(words))) is None

@@ -14,6 +14,8 @@ from quantexp.cli.plan import record
 from quantexp.cli.plan_record import Plan, make_plan, with_time
 from quantexp.cli.plan_text import show, tflop
 from quantexp.config.compose import compose
+from quantexp.folders import quoted
+from tests.pasting import words_of
 
 from .plans import FULL, planned, text_of
 
@@ -199,11 +201,42 @@ def test_unscaled_hifp8_is_marked() -> None:
             "mxfp4_e2m1, blocks of 32 along tokens, floor, rounded stochastically, 3/4 before and 4/3 after, random "
             "Hadamard in blocks of 64",
         ),
+        (
+            "adam_fp8_eco",
+            "amax to 448, rounded stochastically, what it takes away added to the first moment",
+        ),
+        ("smooth_int4", "100000 times the loss of random rounding in the gradient"),
+        (
+            "linear_mxfp4_cage",
+            "weights pulled towards it, strength 10, after 80% of the training",
+        ),
+        (
+            "linear_nvfp4_tetrajet_v2_reset",
+            "weights that oscillate reset to it, ratio 8, 50 of 200 iterations observed, after 64% of the training",
+        ),
     ],
 )
 def test_other_formats_and_options_are_printed_in_full(scheme: str, words: str) -> None:
     text = text_of(planned(f"quant=more/{scheme}")).replace("│", " ")
     assert words in " ".join(text.split())
+
+
+def test_the_size_of_packed_master_weights_is_printed() -> None:
+    """8 bits in place of 32 for each weight of a linear layer."""
+    plan = planned("quant=more/adam_fp8_eco")
+    linear = plan.linear_weight_bytes // 2
+    assert plan.master_bytes - plan.packed_master_bytes == 3 * linear
+    assert "; master weights " in " ".join(text_of(plan, 300).split())
+
+
+@pytest.mark.parametrize("name", ["new\nline", "a\ttab", "left\u202e", "it's here"])
+def test_a_shell_reads_the_command_of_a_plan_back_from_its_one_line(
+    name: str, tmp_path: Path
+) -> None:
+    plan = planned("training=fast", f"paths.root={quoted(str(tmp_path / name))}")
+    assert name in plan.commands[0][-1]
+    (line,) = [line for line in text_of(plan, 800).splitlines() if line.startswith("command ")]
+    assert words_of(line.removeprefix("command")) == plan.commands[0]
 
 
 def test_plan_lists_the_trackers_and_their_destinations() -> None:

@@ -83,6 +83,21 @@ def test_rules_that_change_no_slot_of_the_run_are_not_in_the_name(rules: str) ->
     assert alone == name(*words, f"quant.rules=[{rules}, {effective}]") != "linear_mxfp8"
 
 
+def test_a_named_scheme_keeps_its_name_under_rules_that_change_no_slot(tmp_path: Path) -> None:
+    """Its own rules, too: those of the file and of the command line may differ where neither is in force."""
+    scheme = (
+        "name: own\nlinear: {fprop: {x: {format: mxfp8, scale_rule: ceil}}}\n"
+        "rules: [{format: bf16, iterations: [100, null]}]\n"
+    )
+    (tmp_path / "quant").mkdir()
+    (tmp_path / "quant" / "own.yaml").write_text(scheme)
+    words = (*_TEN_ITERATIONS, "quant=own")
+    for rules in ("", "{format: bf16, iterations: [50, 60]}", "{sites: [qk], format: bf16}"):
+        assert name(*words, f"quant.rules=[{rules}]", config_dir=tmp_path) == "own"
+    changed = name(*words, "quant.rules=[{layers: [0], format: bf16}]", config_dir=tmp_path)
+    assert str(changed).startswith("linear_custom~")
+
+
 def test_overridden_shipped_extra_scheme_loses_its_name() -> None:
     changed = name("quant=more/FA_full_hifp8", "quant/pv=hifp8")
     assert changed is not None
@@ -140,6 +155,21 @@ _EVALUATED = ["evaluate.only=true", "training.start_from=a@5", "capture=off"]
             ],
             r"exp_avg_mxfp8~\w{6}",
         ),
+        (
+            [
+                "quant=more/linear_mxfp8_floor",
+                "quant.rules=[{format: bf16, iterations: [11, null]}]",
+            ],
+            "linear_mxfp8_floor",
+        ),
+        (
+            [
+                "quant=more/linear_mxfp8_floor",
+                "quant.rules=[{format: bf16, iterations: [10, null]}]",
+            ],
+            r"linear_custom~\w{6}",
+        ),
+        (["quant=more/adam_fp8_block", "quant.rules=[{format: bf16}]"], "adam_fp8_block"),
         (["quant=more/linear_mxfp4_fprop", *_EVALUATED], "linear_mxfp4_fprop"),
         (["quant=bf16", *_EVALUATED], "bf16"),
     ],
@@ -295,71 +325,8 @@ def test_own_file_that_is_not_utf_8_is_named(own: Path) -> None:
     assert str(caught.value) == f"{file} is not UTF-8; save it as UTF-8"
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        (
-            "quant=bf16,FA_mxfp8",
-            "quant=bf16,FA_mxfp8 holds several values: add -m to run them all, or write quant=[a,b] for a list and "
-            "quant='a,b' for text",
-        ),
-        ("quant=glob(*)", "quant=glob(*) holds several values: add -m to run them all"),
-        ("training.seed=range(1,4)", "training.seed=range(1,4) holds several values: add -m to"),
-        ("sweep.seeds=3", "sweep.seeds is for a sweep, got 3; add -m, or drop it"),
-        ("sweep.seeds=1,2", "sweep.seeds=1,2 holds several values: add -m to run them all"),
-        ("sweep.points=p.yaml", "sweep.points is for a sweep, got p.yaml; add -m, or drop it"),
-        ("sweep.first={quant:bf16}", "sweep.first is for a sweep, got {'quant': 'bf16'}; add"),
-        ("sweep.exclude=[{quant:bf16}]", "sweep.exclude is for a sweep, got [{'quant': 'bf16'}]"),
-        ("sweep.zip=[a,b]", "sweep.zip is for a sweep, got ['a', 'b']; add -m, or drop it"),
-        (
-            "+sweep.sed=1",
-            "unknown key sweep.sed; did you mean seeds? allowed in sweep: zip, points, ",
-        ),
-    ],
-)
-def test_swept_word_is_refused_without_the_flag(word: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose([word], None, {})
-    assert str(caught.value).startswith(message)
-
-
-def test_sweep_of_a_yaml_file_is_refused_without_the_flag(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    text = "# @package _global_\nhydra: {sweeper: {params: {quant: glob(*)}}}\n"
-    (tmp_path / "experiment" / "all.yaml").write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"hydra\.sweeper\.params is for a sweep, got \{'quant': 'g"
-    ):
-        compose(["+experiment=all"], tmp_path, {})
-
-
-def test_group_without_a_choice_says_how_to_add_one() -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(["experiment=ten_schemes"], None, {})
-    assert str(caught.value) == (
-        "experiment: there is no choice to replace; to add one, write +experiment=ten_schemes"
-    )
-
-
 def test_resolved_experiment_has_no_sweep() -> None:
     assert not hasattr(compose([], None, {}), "sweep")
-
-
-@pytest.mark.parametrize("word", ["model.mla.kv_lora_rank=3", "model.moe={num_experts: 4}"])
-def test_keys_of_a_part_that_the_model_lacks_are_refused(word: str) -> None:
-    message = (
-        r"the chosen model has no such part: model\.mla, model\.mla\.yarn and model\.moe are null"
-    )
-    with pytest.raises(ConfigError, match=message):
-        compose([word], None, {})
-
-
-def test_an_unknown_key_of_a_part_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"unknown key model\.mla\.kv_lora_ranx; did you mean kv_lora_rank\? allowed in model\.mla: q_lora_rank, ",
-    ):
-        compose(["model=deepseek2_lite", "model.mla.kv_lora_ranx=3"], None, {})
 
 
 def test_the_user_s_own_model_may_have_experts(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def refusal(*words: str, config_dir: Path | None = None) -> str:
         ("quant.formats=[a]", f"quant.formats {MAPPING}"),
         (
             "quant.rules=[{layers: {a: 1}}]",
-            "quant.rules[]: its lists must be in brackets, not in braces",
+            f"quant.rules[0].layers {LIST}",
         ),
     ],
 )

@@ -7,8 +7,9 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from quantexp.config.overrides import as_typed, quoted, readable
+from quantexp.config.overrides import as_typed, readable
 from quantexp.errors import ConfigError
+from quantexp.folders import quoted
 
 #: Values that can only be text.
 TEXTS = [

@@ -126,3 +126,66 @@ def test_proposed_value_works(words: list[str]) -> None:
             proposed.append(value)
     assert proposed
     compose(["training=fast", *words, *proposed], None, {})
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "quant=bf16,FA_mxfp8",
+            "quant=bf16,FA_mxfp8 holds several values: add -m to run them all, or write quant=[a,b] for a list and "
+            "quant='a,b' for text",
+        ),
+        ("quant=glob(*)", "quant=glob(*) holds several values: add -m to run them all"),
+        ("training.seed=range(1,4)", "training.seed=range(1,4) holds several values: add -m to"),
+        ("sweep.seeds=3", "sweep.seeds is for a sweep, got 3; add -m, or drop it"),
+        ("sweep.seeds=1,2", "sweep.seeds=1,2 holds several values: add -m to run them all"),
+        ("sweep.points=p.yaml", "sweep.points is for a sweep, got p.yaml; add -m, or drop it"),
+        ("sweep.first={quant:bf16}", "sweep.first is for a sweep, got {'quant': 'bf16'}; add"),
+        ("sweep.exclude=[{quant:bf16}]", "sweep.exclude is for a sweep, got [{'quant': 'bf16'}]"),
+        ("sweep.zip=[a,b]", "sweep.zip is for a sweep, got ['a', 'b']; add -m, or drop it"),
+        (
+            "+sweep.sed=1",
+            "unknown key sweep.sed; did you mean seeds? allowed in sweep: zip, points, ",
+        ),
+    ],
+)
+def test_swept_word_is_refused_without_the_flag(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word], None, {})
+    assert str(caught.value).startswith(message)
+
+
+def test_sweep_of_a_yaml_file_is_refused_without_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {sweeper: {params: {quant: glob(*)}}}\n"
+    (tmp_path / "experiment" / "all.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"hydra\.sweeper\.params is for a sweep, got \{'quant': 'g"
+    ):
+        compose(["+experiment=all"], tmp_path, {})
+
+
+def test_group_without_a_choice_says_how_to_add_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=ten_schemes"], None, {})
+    assert str(caught.value) == (
+        "experiment: there is no choice to replace; to add one, write +experiment=ten_schemes"
+    )
+
+
+@pytest.mark.parametrize("word", ["model.mla.kv_lora_rank=3", "model.moe={num_experts: 4}"])
+def test_keys_of_a_part_that_the_model_lacks_are_refused(word: str) -> None:
+    message = (
+        r"the chosen model has no such part: model\.mla, model\.mla\.yarn and model\.moe are null"
+    )
+    with pytest.raises(ConfigError, match=message):
+        compose([word], None, {})
+
+
+def test_an_unknown_key_of_a_part_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown key model\.mla\.kv_lora_ranx; did you mean kv_lora_rank\? allowed in model\.mla: q_lora_rank, ",
+    ):
+        compose(["model=deepseek2_lite", "model.mla.kv_lora_ranx=3"], None, {})

@@ -94,6 +94,7 @@ def test_a_missing_file_is_refused_naming_both(tmp_path: Path, missing: str, use
         ("data/wikipedia.bin", "did you mean {}/data/wikipedia?"),
         ("data", "did you mean {0}/data/dolma or {0}/data/wikipedia?"),
         ("a.jsonl", "raw text is converted by `quantexp prepare dataset.source={0}/a.jsonl` with "),
+        ("b, c.jsonl", """quantexp prepare 'dataset.source='"'"'{0}/b, c.jsonl'"'"''` with"""),
         ("raw", "dataset.tokenizer=byte, which needs nothing; else give another dataset.path"),
         (
             "data/books",
@@ -110,7 +111,8 @@ def test_a_wrong_path_is_refused_with_what_was_perhaps_meant(
         write(tmp_path / "data" / name, "x")
     (tmp_path / "raw").mkdir()
     (tmp_path / "data" / "half.partial").mkdir()
-    (tmp_path / "a.jsonl").touch()
+    for name in ("a.jsonl", "b, c.jsonl"):
+        (tmp_path / name).touch()
     with pytest.raises(DataError) as error:
         check_pair(tmp_path / path)
     assert words.format(tmp_path) in str(error.value)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from quantexp.extras.verify.cases import hard_nv_blocks
-from quantexp.extras.verify.declared_values import element_values
+from quantexp.extras.verify.declared_values import element_values, on_grid
 from quantexp.extras.verify.exact import Case, answer
-from quantexp.extras.verify.gold import of_table, on_grid, quantised
+from quantexp.extras.verify.gold import of_table, quantised
 from quantexp.extras.verify.oracles import ml_dtypes_oracle
 from quantexp.extras.verify.rational import floor_log2
 from quantexp.formats import encode, finite_amax, quantise

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from quantexp.extras.verify import rational as gold
+from quantexp.extras.verify.declared_values import on_grid
 from quantexp.extras.verify.draws import random_integers
-from quantexp.extras.verify.gold import of_table, on_grid
+from quantexp.extras.verify.gold import of_table
 from quantexp.formats import (
     FORMATS,
     Place,

@@ -45,7 +45,7 @@ def test_a_format_is_its_own_name() -> None:
 def test_an_unknown_name_is_answered_with_all_names() -> None:
     with pytest.raises(
         ValueError,
-        match=r"unknown number format 'fp7': must be one of bf16, bfloat16, .*, fp8_e4m3, fp8_e5m2, hifp8",
+        match=r"unknown number format 'fp7': must be one of bf16, bfloat16, .*, fp8_e4m3, fp8_e5m2, hifloat4, hifp8",
     ):
         get_format("fp7")
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from quantexp.extras.verify import rational as gold
-from quantexp.extras.verify.gold import of_table, on_grid, quantised
+from quantexp.extras.verify.declared_values import on_grid
+from quantexp.extras.verify.gold import of_table, quantised
 from quantexp.formats import finite_amax, quantise, resolve
 from quantexp.formats.families import tensor_scale
 from tests.fake_gpu import copies

@@ -95,6 +95,9 @@ class Poisoner:
     def outside_products(self, watch: Any, stepped: bool) -> None:
         pass
 
+    def updated(self, iteration: int, wrong: list[str]) -> None:
+        pass
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         place = (iteration, index)
         self.active = [p for p in self.plants if (p.iteration, p.micro_batch) == place]

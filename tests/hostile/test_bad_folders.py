@@ -27,7 +27,7 @@ BAD = "m_d_FA_mxfp8-00000004"
 READERS = {
     "status.json": {"status", "list", "compare", "report"},
     "metrics.jsonl": {"status", "list", "compare", "report", "draw"},
-    "config.yaml": {"list", "compare", "report", "draw"},
+    "config.yaml": {"status", "list", "compare", "report", "draw"},
     "provenance.json": {"compare", "report"},
     "precision.json": {"compare", "report"},
     "tensors/manifest.jsonl": {"draw", "captures"},
@@ -123,6 +123,9 @@ def test_the_other_runs_are_shown_as_ever_and_the_damaged_file_is_named(
     for file, kind, rng in choices(cases):
         damaged(root, file, kind, rng)
         listed, standing, warnings = root.require_good()
+        for row in (listed, standing):
+            assert row["state"] != "unreadable" or row["reason"] == standing["reason"]
+        assert (listed["state"] == "unreadable") == (standing["state"] == "unreadable")
         readers = READERS[file] if kind in BROKEN else set()
         name = file.rpartition("/")[2]
         if "list" in readers:

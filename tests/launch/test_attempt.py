@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from quantexp.config.load import read
 from quantexp.errors import RunError, RunInUseError
 from quantexp.launch import attempt
 from quantexp.launch.attempt import open_run, run_folder, set_aside
-from quantexp.runs.paths import RunDir
+from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import (
     State,
     read_status,
@@ -163,9 +164,12 @@ def test_folder_of_another_user_is_read_and_not_written(
     complete(run)
     monkeypatch.setattr(attempt, "may_write", lambda run: False)
     before = {path: path.stat().st_mtime_ns for path in run.root.rglob("*")}
+    snapshots = RunsRoot(run.root.parent).snapshots
+    shutil.rmtree(snapshots)
     with open_run(experiment, "cpu", []) as (folder, lock):
         assert (folder.ready, lock) == (False, None)
         assert (folder.skipped or "").startswith("already completed")
+    assert not snapshots.exists(), "the folder of runs may be one that this user cannot write"
     experiment.force = True
     with pytest.raises(
         RunError, match=r"is another user's, who alone may write it, and .*; set pat"

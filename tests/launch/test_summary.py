@@ -262,9 +262,11 @@ def test_no_name_is_cut_on_a_narrow_terminal(ended: Callable[..., Outcome]) -> N
     assert "…" not in text
 
 
-@pytest.mark.parametrize(("name", "quote"), [("a", ""), ("a é", "'")])
+@pytest.mark.parametrize(
+    ("name", "quoted"), [("a", "{}a{}"), ("a é", "'{}a é{}'"), ("a\nb", "$'{}a\\x0ab{}'")]
+)
 def test_interrupted_run_is_followed_by_how_to_continue_it(
-    name: str, quote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, quoted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunDir(tmp_path / "runs" / name)
@@ -278,16 +280,16 @@ def test_interrupted_run_is_followed_by_how_to_continue_it(
 
     assert " ".join(advice()) == (
         "5 of 40 iterations were complete, and no checkpoint was saved. To begin again at the first:   quantexp resume "
-        f"{quote}runs/{name}{quote}"
+        f"{quoted.format('runs/', '')}"
     )
     assert max(map(len, advice())) <= 80
     for iteration in (2, 4):
         folder_of(run, iteration).mkdir(parents=True)
     assert advice() == [
         "5 of 40 iterations were complete. To begin again at the first:",
-        f"  quantexp resume {quote}runs/{name}{quote}",
+        f"  quantexp resume {quoted.format('runs/', '')}",
         "To begin another run with its last checkpoint:",
-        f"  quantexp ... {quote}training.start_from=runs/{name}@4{quote}",
+        f"  quantexp ... {quoted.format('training.start_from=runs/', '@4')}",
     ]
 
 

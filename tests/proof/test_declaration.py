@@ -1,14 +1,15 @@
-"""The configuration read a second time agrees with the map of every shipped scheme, and names what a map has else."""
+"""The configuration read a second time agrees with the map, and names what a map has else.
+
+`tests/test_conf.py` compares the two for every shipped scheme.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from quantexp.config.compose import compose
-from quantexp.folders import conf_dir
 from quantexp.formats.spec import get_format
 from quantexp.proof.declaration import Declaration
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, precision_map
@@ -16,24 +17,12 @@ from quantexp.quant.rules import changes
 from quantexp.quant.sites import FPROP_X, WGRAD_G
 from quantexp.schema import Rule
 
-_SCHEMES = sorted(
-    str(file.relative_to(Path(conf_dir()) / "quant").with_suffix(""))
-    for folder in ("quant", "quant/more")
-    for file in (Path(conf_dir()) / folder).glob("*.yaml")
-)
 _RULES = [
     Rule(format="mxfp6_e3m2", modules=["fc*", "out*"], rounding="stochastic"),
     Rule(format="mxfp4", scale_rule="even", operands=["w"], layers=[-1]),
     Rule(format="fp8_e4m3", scaling="delayed", sites=["linear"], products=["fprop"]),
     Rule(format="bf16", iterations=[3, None], sites=["linear", "output"]),
 ]
-
-
-@pytest.mark.parametrize("scheme", _SCHEMES)
-def test_every_shipped_scheme_is_read_as_its_map_has_it(scheme: str) -> None:
-    experiment = compose(["model=tiny", f"quant={scheme}"])
-    declaration = Declaration(experiment.quant, experiment.model.num_layers)
-    assert declaration.differences(precision_map(experiment.model, experiment.quant), 1) == []
 
 
 @pytest.mark.parametrize("output", ["none", "mxfp8", "hifp8"])

@@ -32,7 +32,7 @@ def declared(*words: str) -> PrecisionMap:
 
 @pytest.mark.parametrize("looks", [0, 1, 3])
 @pytest.mark.parametrize("words", [("model=tiny",), ("model=deepseek2_lite",)])
-def test_every_product_has_its_turn_and_each_kind_at_least_every_fifth(
+def test_every_product_has_its_turn_and_each_kind_at_least_every_sixth(
     words: tuple[str, ...], looks: int
 ) -> None:
     of_run = declared(*words, "quant=FA_linear_mxfp8")
@@ -42,6 +42,7 @@ def test_every_product_has_its_turn_and_each_kind_at_least_every_fifth(
     indices = set()
     for iteration in range(1, 1 + THOROUGH if not looks else 1):
         assert turns.of(iteration) == {n: {u: None for m, u in units if m == n} for n in of_run}
+    last = dict.fromkeys(KINDS, THOROUGH)
     for iteration in range(1 + THOROUGH, 5 * len(units)):
         chosen = turns.of(iteration)
         now = {(name, unit) for name, looks in chosen.items() for unit in looks}
@@ -51,10 +52,26 @@ def test_every_product_has_its_turn_and_each_kind_at_least_every_fifth(
             assert shared == {unit for kind in MODULES for unit in kind}
         else:
             assert len(shared) == 1
-            assert shared <= set(KINDS[iteration % len(KINDS)])
+            (kind,) = (kind for kind in KINDS if shared <= set(kind))
+            assert iteration - last[kind] <= 1 + len(KINDS)
+            last[kind] = iteration
         seen |= now
     assert seen == units
     assert indices == {0, 1, 2}
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+@pytest.mark.parametrize("every", [2, 5, 8, 10, 24, 25, 100, 1000])
+def test_iterations_at_equal_distances_look_at_every_product(every: int, looks: int) -> None:
+    """A lie in each tenth iteration, or each hundredth, has no product in which nobody ever sees it."""
+    of_run = declared("model=tiny", "quant=FA_linear_mxfp8")
+    turns = Turns(of_run, seed=1, looks=looks, num_micro_batches=0)
+    units = {(name, (slot.site, slot.product)) for name, m in of_run.items() for slot in m.slots}
+    seen: set[Any] = set()
+    # 20 times as many looks as there are products: one is missed with a probability of 45 e^-20.
+    for iteration in range(every * THOROUGH, every * 20 * len(units), every):
+        seen |= {(name, unit) for name, looks in turns.of(iteration).items() for unit in looks}
+    assert seen == units
 
 
 def test_ranks_with_other_experts_look_at_the_same_shared_modules_together() -> None:

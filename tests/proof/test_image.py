@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import importlib
-import inspect
 import json
 import math
-import pkgutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-import quantexp.formats
-import quantexp.proof.arithmetic
 from quantexp.config.compose import compose
 from quantexp.extras.verify.draws import random_integers as drawn_by_gold
 from quantexp.extras.verify.exact import to_dtype
@@ -31,7 +20,6 @@ from quantexp.extras.verify.gold import gold_of, quantised
 from quantexp.folders import conf_dir
 from quantexp.formats import (
     FORMATS,
-    Format,
     Hadamard,
     QuantSpec,
     Rounding,
@@ -41,13 +29,11 @@ from quantexp.formats import (
     get_format,
     hadamard,
     quantise,
-    quantising,
     random_signs,
     resolve,
 )
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.types import Family
-from quantexp.proof import image as image_module
 from quantexp.proof.arithmetic import philox, tables
 from quantexp.proof.image import image, num_differing, own_amax, random_integers
 from quantexp.quant.multiply import quantise_operand
@@ -55,148 +41,21 @@ from quantexp.quant.precision import declared_maps
 from quantexp.quant.sites import dim_of
 from quantexp.quant.step_state import StepState, use_step_state
 from tests.formats.tensors import assert_same, every_value
+from tests.shipped import words_of
 
-#: Definitions with what no shipped format has.
-DEFINITIONS: dict[str, dict[str, Any]] = {
-    "odd blocks": {"element": "e3m3", "block": 24, "scale": "ue5m3"},
-    "scales below": {"element": "e2m1", "block": 16, "scale": "ue5m3", "scale_rule": "floor"},
-    "scales above": {"element": "e2m1", "block": 16, "scale": "bf16", "scale_rule": "ceil"},
-    "rows": {"element": "e4m3", "block": "row", "scale": "fp32"},
-    "small tiles": {
-        "element": "e2m1",
-        "block": [4, 8],
-        "scale": "ue4m3",
-        "tensor_scale": "power_of_two",
-    },
-    "search": {"element": "int4", "block": 32, "scale": "bf16", "scale_rule": "search"},
-    "search powers": {"element": "e2m1", "block": 32, "scale": "e8m0", "scale_rule": "search"},
-    "search tiles": {
-        "element": {"values": [-1, 1]},
-        "block": [3, 5],
-        "scale": "fp32",
-        "scale_rule": "search",
-    },
-    "candidates": {
-        "element": "e2m1",
-        "block": 16,
-        "scale": "e4m3",
-        "candidates": [6, 4],
-        "tensor_scale": "fp32",
-        "amax_target": 1536,
-    },
-    "candidates of tiles": {
-        "element": "int4",
-        "block": [4, 8],
-        "scale": "fp32",
-        "candidates": [7, 8.75],
-        "choose": "max",
-    },
-    "mean error": {
-        "element": "e2m1",
-        "block": 16,
-        "scale": "ue5m3",
-        "scale_rule": "search",
-        "choose": "mae",
-    },
-    "list": {"element": {"values": [-3, -1.5, -0.5, 0.25, 0.75, 2]}, "block": 16, "scale": "bf16"},
-    "ternary": {"element": {"values": [-1, 0, 1]}},
-    "positive list": {"element": {"values": [0.1, 0.3, 1]}, "block": 8, "scale": "fp32"},
-    "hif8 blocks": {"element": "hif8", "block": 24, "scale": "fp32"},
-    "hif8 exact": {"element": "hif8", "scale": "fp32", "amax_target": 224},
-    "asymmetric": {
-        "element": {"integer_bits": 8, "symmetric": False},
-        "block": 16,
-        "scale": "fp32",
-    },
-    "no negative zero": {
-        "element": {
-            "exponent_bits": 4,
-            "mantissa_bits": 3,
-            "bias": 8,
-            "nan": True,
-            "negative_zero": False,
-        },
-        "block": 16,
-        "scale": "fp32",
-    },
-    "no mantissa": {"element": "e5m0", "block": 32, "scale_rule": "rceil"},
-    "wide": {"element": {"exponent_bits": 7, "mantissa_bits": 3, "bias": 0}, "scale": "none"},
-}
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SHAPES = ((70,), (33, 65), (5, 3, 40), (1, 50), (50, 1), (2, 3, 4, 5), ())
+from .image_cases import (
+    DEFINITIONS,
+    DTYPES,
+    SHAPES,
+    assert_is_image,
+    formats,
+    normal,
+    options_of,
+    specs_of,
+    with_special_values,
+)
+
 STREAM = "layer 0 fc1 linear.wgrad.g"
-
-
-@cache
-def formats() -> dict[str, Format]:
-    """Every format of the table and of the shipped declarations, and more."""
-    shipped = sorted(file.stem for file in (conf_dir() / "format").glob("*.yaml"))
-    return {
-        **{name: fmt for name, fmt in FORMATS.items() if fmt.family is not Family.BF16},
-        **{name: get_format(name) for name in shipped},
-        **{name: declared_format(name, content) for name, content in DEFINITIONS.items()},
-    }
-
-
-def specs_of(fmt: Format) -> list[QuantSpec]:
-    """Every combination of a format's options."""
-    rules = ScaleRule if "scale_rule" in fmt.options else (None,)
-    scalings = Scaling if "scaling" in fmt.options else (None,)
-    saturates = (True, False) if "saturate" in fmt.options else (True,)
-    pre_scales = (False, True, 16 / 17) if "pre_scale" in fmt.options else (False,)
-    roundings = Rounding if "rounding" in fmt.options else (None,)
-    specs = []
-    for options in product(rules, scalings, saturates, pre_scales, roundings):
-        names = ("scale_rule", "scaling", "saturate", "pre_scale", "rounding")
-        chosen: dict[str, Any] = dict(zip(names, options, strict=True))
-        specs.append(resolve(fmt, **chosen))
-    return specs
-
-
-def normal(shape: tuple[int, ...], seed: int, spread: int = 0) -> Tensor:
-    """Normal numbers, times powers of two between 2^-spread and 2^spread."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=generator)
-    return x * torch.exp2(
-        torch.randint(-spread, spread + 1, shape, generator=generator).to(x.dtype)
-    )
-
-
-def with_special_values(x: Tensor) -> Tensor:
-    """x with zeros, subnormals, NaN, Inf and the largest values in some of its blocks."""
-    info = torch.finfo(x.dtype)
-    values = [0.0, -0.0, math.nan, math.inf, -math.inf, info.max, -info.max]
-    values += [info.smallest_normal, info.smallest_normal / 4, -info.smallest_normal / 2]
-    x = x.clone()
-    flat = x.view(-1)
-    for number, value in enumerate(values):
-        flat[number * 97 % flat.numel()] = value
-    if x.ndim > 1:
-        x[-1] = 0.0
-        x[-1, ..., -1] = -0.0
-    return x
-
-
-def options_of(spec: QuantSpec, x: Tensor) -> dict[str, Any]:
-    """The arguments of `quantise` that a specification needs."""
-    options: dict[str, Any] = {}
-    if spec.rounding is Rounding.STOCHASTIC:
-        options |= {"seed": 0xFEDC_BA98_7654_3210, "offset": (3 << 32) + 1}
-    if spec.scaling is Scaling.DELAYED:
-        options["amax"] = finite_amax(x) * 0.37
-    return options
-
-
-def assert_is_image(x: Tensor, spec: QuantSpec, axis: int, **options: Any) -> None:
-    with contextlib.ExitStack() as stack:
-        if spec.fmt.element.mantissa_bits > 7:
-            # The compiled kernel truncates a largest value that bf16 does not have.
-            stack.enter_context(patch.object(quantising, "kernel_for", lambda *_: None))
-        expected = quantise(x, spec, axis=axis, **options)
-    actual = image(x, spec, axis, **options)
-    assert (actual.shape, actual.dtype) == (x.shape, x.dtype)
-    assert_same(actual, expected)
-    assert num_differing(expected, x, spec, axis, **options) == 0
 
 
 @pytest.fixture
@@ -357,7 +216,7 @@ def schemes() -> list[Any]:
 
 @pytest.mark.parametrize("scheme", schemes())
 def test_every_slot_of_every_scheme(scheme: str) -> None:
-    experiment = compose([f"quant={scheme}", "model.num_layers=4"], None, {})
+    experiment = compose([*words_of(scheme), "model.num_layers=4"], None, {})
     distinct: dict[tuple[object, ...], tuple[QuantSpec, int]] = {}
     for precision in declared_maps(experiment.model, experiment.quant):
         for module in precision.values():
@@ -410,81 +269,6 @@ def test_working_precision_and_empty_tensors_are_their_own_images() -> None:
     for name in ("mxfp8", "nvfp4", "hifp8", "fp8_128x128"):
         assert image(empty, resolve(name), -1) is empty
         assert num_differing(empty, empty, resolve(name), -1) == 0
-
-
-@pytest.mark.parametrize("has_tables", [True, False])
-@pytest.mark.parametrize(
-    "name", ["mxfp8", "nvfp4", "hifp8", "fp8_e4m3", "nvfp4_16x16", "int4_g128"]
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_every_difference_counts_once(
-    name: str, dtype: torch.dtype, axis: int, has_tables: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "_FEWEST", 2 if has_tables else 1 << 40)
-    monkeypatch.setattr(tables, "_FEWEST_OF_ENTRY", 2.0**-30)
-    spec = resolve(name)
-    x = with_special_values(normal((7, 45, 33), axis).to(dtype))
-    operand = quantise(x, spec, axis=axis)
-    codes = operand.view(torch.int16)
-    numbers = torch.randperm(codes.numel(), generator=torch.Generator().manual_seed(axis))
-    changed = [at for at in numbers.tolist() if not codes.view(-1)[at].view(dtype).isnan()]
-    codes.view(-1)[changed[:100]] ^= 1
-    codes.view(-1)[changed[100:130]] ^= -1 << 15  # zeros among them
-    assert num_differing(operand, x, spec, axis) == 130
-    other_strides = operand.movedim(axis, 0).contiguous().movedim(0, axis)
-    assert num_differing(other_strides, x, spec, axis) == 130
-    if spec.fmt.across == 1:
-        permuted = operand.permute(2, 0, 1), x.permute(2, 0, 1)
-        assert num_differing(*permuted, spec, (axis + 1) % 3) == 130
-
-
-@pytest.mark.parametrize("fewest", [2, 1 << 40])
-def test_nan_equals_nan_of_any_bits_and_zeros_differ(
-    fewest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "_FEWEST", fewest)
-    monkeypatch.setattr(tables, "_FEWEST_OF_ENTRY", 2.0**-30)
-    for name in ("mxfp8", "fp8_e4m3"):
-        x = normal((2, 64), 1).bfloat16()
-        x[0, 3], x[1, 5] = math.nan, 0.0
-        operand = quantise(x, name)
-        assert operand[0, 3].isnan()
-        operand[0, 3] = torch.tensor(-63, dtype=torch.int16).view(torch.bfloat16)
-        assert operand[0, 3].isnan()
-        assert num_differing(operand, x, resolve(name), -1) == 0
-        operand[1, 5] = -0.0
-        operand[0, 3] = 1.0
-        assert num_differing(operand, x, resolve(name), -1) == 2
-
-
-def test_a_large_operand_is_compared_by_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_module, "image", None)
-    x = normal((512, 1024), 2).bfloat16()
-    for name in ("mxfp8", "mxfp4", "nvfp4", "hifp8", "fp8_e4m3", "fp8_1x128_pow2"):
-        for axis in (0, 1):
-            operand = quantise(x, name, axis=axis)
-            assert num_differing(operand, x, resolve(name), axis) == 0
-            assert num_differing(x, x, resolve(name), axis) > x.numel() / 2
-            other = quantise(x, name, axis=1 - axis)
-            differs = (other != operand).sum()
-            assert num_differing(other, x, resolve(name), axis) == differs
-
-
-def test_a_table_as_large_as_the_operand_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_FEWEST", 2)
-    x = normal((64, 128), 3, spread=60).bfloat16()
-    spec = resolve("fp8_1x128")
-    assert tables.num_differing(x, x, spec, 1, None) is None
-    assert num_differing(quantise(x, spec), x, spec, 1) == 0
-
-
-@pytest.mark.parametrize("num_rows", [4, 4096], ids=["by elements", "by tables"])
-def test_a_lazy_sign_is_part_of_an_operand(num_rows: int) -> None:
-    x = normal((num_rows, 32), 5).bfloat16()
-    y = quantise(x, "mxfp8")
-    assert num_differing(torch._neg_view(-y), x, resolve("mxfp8"), 1) == 0
-    assert num_differing(torch._neg_view(y), x, resolve("mxfp8"), 1) == y.numel()
 
 
 def test_without_a_compiler_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,105 +356,3 @@ def test_saturation_is_rounded_to_the_dtype() -> None:
     expected = quantised(gold_of(definition), x.float().numpy()[None], "even")
     spec = resolve("fp16_scaled", scaling="none")
     assert_same(image(x, spec, -1), to_dtype(np.asarray(expected[0]), "bfloat16"))
-
-
-#: What describes formats.
-SHARED = {
-    "quantexp.formats.definitions.python",
-    "quantexp.formats.spec",
-    "quantexp.formats.table",
-    "quantexp.formats.types",
-}
-
-
-#: The processor's mode: functions of `quantexp.formats.kernels`.
-MODE = {
-    "exact",
-    "exact_in_pool",
-    "is_flushing",
-    "_exact_pool",
-    "_refuse_flushing_pool",
-    "_use_one_thread",
-}
-
-
-def modules_of_the_image() -> list[Path]:
-    folder = Path(quantexp.proof.arithmetic.__file__).parent
-    return [Path(image_module.__file__), *sorted(folder.glob("*.py"))]
-
-
-@pytest.mark.parametrize("file", modules_of_the_image(), ids=lambda file: file.name)
-def test_it_imports_no_arithmetic_of_formats(file: Path) -> None:
-    imports = [node for node in ast.walk(ast.parse(file.read_text())) if hasattr(node, "names")]
-    for node in imports:
-        name = getattr(node, "module", None) or node.names[0].name
-        if name.startswith("quantexp."):
-            others = ("quantexp.proof.arithmetic", "quantexp.compiled")
-            is_mode = name == "quantexp.formats.kernels" and {a.name for a in node.names} <= MODE
-            assert is_mode or name in SHARED or name.startswith(others), name
-
-
-def planted_everywhere() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Every function of `quantexp.formats` and `quantexp.quant` that may compute, wherever it is imported."""
-    for package in ("quantexp.formats", "quantexp.quant"):
-        names = [package]
-        for info in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-            if "verify" not in info.name and "triton" not in info.name:
-                names.append(info.name)
-        for name in names:
-            module = importlib.import_module(name)
-            for attribute, value in list(vars(module).items()):
-                home = getattr(value, "__module__", "")
-                is_ours = home.startswith(("quantexp.formats.", "quantexp.quant."))
-                is_mode = home == "quantexp.formats.kernels" and attribute in MODE
-                if inspect.isfunction(value) and is_ours and not is_mode and not _is_shared(home):
-                    yield module, attribute, value
-
-
-def _is_shared(module: str) -> bool:
-    return module in SHARED or module.startswith("quantexp.formats.definitions")
-
-
-def test_a_fault_in_any_function_that_quantises_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x = normal((33, 150), 11).bfloat16()
-    cases: list[tuple[QuantSpec, dict[str, Any]]] = []
-    for fmt in formats().values():
-        specs = specs_of(fmt)
-        for plain in specs[:: max(1, len(specs) // 3)]:
-            options = options_of(plain, x)
-            changed = replace(plain, hadamard=Hadamard.DETERMINISTIC, hadamard_block=16)
-            cases += [(plain, options), (changed, options)]
-    before = [image(x, spec, -1, **options) for spec, options in cases]
-
-    def planted(*_: object, **__: object) -> Any:
-        raise AssertionError("arithmetic of the code that quantises")
-
-    num_planted = 0
-    for module, attribute, _ in planted_everywhere():
-        monkeypatch.setattr(module, attribute, planted)
-        num_planted += 1
-    assert num_planted > 300
-    with pytest.raises(AssertionError, match="arithmetic of the code"):
-        quantising.quantise(x, cases[0][0])
-    for (spec, options), expected in zip(cases, before, strict=True):
-        assert_same(image(x, spec, -1, **options), expected)
-        assert num_differing(expected, x, spec, -1, **options) == 0
-        own_amax(x, spec, -1)
-
-
-@pytest.mark.parametrize("rows", [256, 512])
-def test_a_class_of_the_user_decides_the_image_of_operands_of_any_size(
-    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From 2^16 elements on, 16-bit operands of other formats are compared by tables, which no class has."""
-    source = "class Coarse:\n    def quantise(self, x, *, axis, generator):\n        return (x * 4).round() / 4\n"
-    name = f"image_of_a_class_{rows}"
-    (tmp_path / f"{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    spec = resolve(f"{name}:Coarse")
-    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    rounded = (x * 4).round() / 4
-    assert num_differing(rounded, x, spec, -1, seed=1) == 0
-    assert num_differing(x, x, spec, -1, seed=1) == int((x != rounded).sum()) > 0

@@ -14,11 +14,14 @@ from torch import Tensor
 import quantexp.quant.multiply
 from quantexp.folders import conf_dir
 from quantexp.formats import QuantSpec, quantise
-from quantexp.formats.declared import arithmetic
+from quantexp.formats.declared import arithmetic, levels
+from quantexp.formats.declared.arithmetic import on_elements
+from quantexp.formats.declared.levels import _on_grid as on_grid
 from quantexp.formats.types import Choose
 from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.step_state import StepState
 from quantexp.runs.paths import RunDir
+from tests.shipped import words_of
 
 from .test_engagement import failure, precision, quantise_linear_operands
 
@@ -46,18 +49,25 @@ def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, schem
         "linear_nvfp4_recipe",
         "linear_nvfp4_four_over_six",
         "linear_nvfp4_of_forward",
+        "linear_nvfp4_recipe_late_bf16",
     )
     layers = ["model.num_layers=3"] if keeps_ends else []
-    run = run_tiny(f"quant=more/{scheme}", *layers, "training.iterations=3", "capture=off")
+    # Of three iterations the last tenth is none.
+    length = 5 if scheme == "linear_nvfp4_recipe_late_bf16" else 3
+    words = (*words_of(f"more/{scheme}"), *layers, f"training.iterations={length}", "capture=off")
+    run = run_tiny(*words)
     record = precision(run)
     assert record["scheme"] == scheme
     assert record["proved"]
-    assert len(losses(run)) == 3
+    assert len(losses(run)) == length
     quantised = [e for e in record["entries"] if e["format"] != "bf16"]
     # Gains begin at 1, which every format has.
     gains = [e for e in quantised if e["site"] == "norm" and e["operand"] == "w"]
     assert all(e["reason"] == "on the grid anyway" for e in gains)
-    others = [e for e in quantised if e not in gains]
+    # An observation takes 50 iterations.
+    resets = [e for e in quantised if e["product"] == "reset"]
+    assert all(e["reason"] == "the training ends before the first reset" for e in resets)
+    others = [e for e in quantised if e not in gains + resets]
     assert {e["status"] for e in others} == {"engaged"}
     assert all(e["quantised_calls"] for e in others)
     assert not any(e["quantised_calls"] for e in record["entries"] if e["format"] == "bf16")
@@ -70,7 +80,7 @@ def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, schem
         *("linear_nvfp4_recipe", "linear_mxfp4_sr_rht", "linear_fp8", "FA_linear_nvfp4"),
         *("linear_fp8_block", "linear_fp4_ue5m3", "linear_mxfp4_quartet"),
         *("linear_nvfp4_averis", "linear_nvfp4_hot_channels", "linear_mxfp4_outliers"),
-        "FA_mxint8_smooth_k",
+        *("FA_mxint8_smooth_k", "linear_nvfp4_metis"),
     ],
 )
 def test_other_working_precisions_are_proved_too(
@@ -127,6 +137,33 @@ def test_a_block_under_another_of_its_scales_fails(
     words = ("quant=more/linear_nvfp4_four_over_six", "quant.rules=[]")
     reason = failure(run_tiny(*words, *ONE_STEP, expect=1))
     assert re.search(r"declared nvfp4_four_over_six, \d+ of \d+ elements are not", reason)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "declared", "name", "fault"),
+    [
+        ("if4", "if4", "on_elements", lambda v, _, *rest: on_elements(v, None, *rest)),
+        ("hifloat4", "hifloat4", "_with_micro_exponents", lambda _, d, *rest: d),
+        ("nvfp4_quartet2", "nvfp4_ms_eden", "_correction", lambda v, *_: torch.ones(())),
+        (
+            *("nvfp4_quartet2", "nvfp4_ms_eden", "_on_grid"),
+            lambda target, scale, random: on_grid(target, scale, None),
+        ),
+    ],
+    ids=["one grid alone", "no micro-exponents", "no correction", "scales to nearest"],
+)
+def test_a_level_of_scales_left_out_fails(
+    run_tiny: RunTiny,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+    declared: str,
+    name: str,
+    fault: Callable[..., Tensor],
+) -> None:
+    monkeypatch.setattr(levels, name, fault)
+    words = (f"quant=more/linear_{scheme}", "quant.rules=[]")
+    reason = failure(run_tiny(*words, *ONE_STEP, expect=1))
+    assert re.search(rf"declared {declared}, \d+ of \d+ elements are not", reason)
 
 
 def test_stochastic_rounding_of_what_remains_is_proved(run_tiny: RunTiny) -> None:
@@ -219,7 +256,7 @@ def test_a_bf16_baseline_in_a_later_format_fails(
     "scheme",
     [
         *("linear_mxfp4_sr_rht", "linear_nvfp4_recipe", "linear_hifp8_delayed"),
-        *("linear_mxfp4_quartet", "linear_nvfp4_of_forward"),
+        *("linear_mxfp4_quartet", "linear_nvfp4_of_forward", "linear_nvfp4_quartet2"),
         *("linear_nvfp4_averis", "FA_mxint8_smooth_k"),
     ],
 )

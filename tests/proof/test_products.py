@@ -12,6 +12,7 @@ from quantexp.formats import Hadamard, resolve
 from quantexp.formats.transform import hadamard
 from quantexp.proof.products import (
     Reference,
+    are_right,
     num_wrong,
     num_wrong_rows,
     project,
@@ -112,6 +113,20 @@ def test_numbers_below_the_normal_ones_may_be_zero() -> None:
     left = torch.full((4, 8), 2.0**-127, dtype=torch.bfloat16)
     right = torch.ones(8, 4, dtype=torch.bfloat16)
     assert num_wrong(torch.zeros(4, 4, dtype=torch.bfloat16), reference(left, right)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_bound_of_the_sums_counts_where_terms_cancel(dtype: torch.dtype) -> None:
+    """256 terms of magnitude 1 cancel: 8 sqrt(256) 2^-24 sqrt(256) sqrt(256) = 2^-9; rounding adds nothing."""
+    left, right = torch.ones(1, 256, dtype=dtype), torch.ones(256, 1, dtype=dtype)
+    right[::2] = -1
+    expected = reference(left, right)
+    for out, wrong in ((2.0**-10, 0), (2.0**-8, 1), (torch.nan, 1)):
+        seen = torch.full((1, 1), out, dtype=dtype)
+        assert num_wrong(seen, expected) == wrong
+        assert are_right([(seen, expected)]) is not bool(wrong)
+    some = torch.zeros(1, 1, dtype=dtype), torch.full((1, 1), 2.0**-8, dtype=dtype)
+    assert not are_right([(seen, expected) for seen in some])
 
 
 def test_what_is_beyond_the_dtype_may_be_infinite_with_the_right_sign() -> None:

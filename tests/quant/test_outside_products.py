@@ -16,6 +16,7 @@ from quantexp.schema import Experiment, QuantConfig, Unaligned
 Tiny = Callable[..., Experiment]
 FIRST = "quant.optimizer.exp_avg.format"
 SECOND = "quant.optimizer.exp_avg_sq.format"
+MASTER = "quant.optimizer.master.format"
 REDUCE = "quant.grad_reduce.format"
 RANKS = ["launcher.num_processes=2", "training.micro_batch_size=1"]
 
@@ -52,6 +53,11 @@ def test_entries_of_the_map_say_what_is_rounded_and_where(tiny: Tiny) -> None:
         ([f"{FIRST}=mxfp8", "quant.optimizer.exp_avg.rounding=stochastic"], "exp_avg_mxfp8~"),
         ([f"{FIRST}=fp8_1x128"], "exp_avg_fp8_1x128~"),
         ([f"{FIRST}=mxfp8", "quant.optimizer.exp_avg.scale_rule=rceil"], "exp_avg_mxfp8"),
+        ([f"{MASTER}=mxfp8"], "master_mxfp8"),
+        ([f"{MASTER}=mxfp8", "quant.optimizer.master.feedback=true"], "master_mxfp8~"),
+        ([f"{MASTER}=mxfp8", f"{FIRST}=mxfp8"], "master_mxfp8+exp_avg_mxfp8"),
+        (["quant=more/adam_fp8_eco", "quant/linear=mxfp8"], "linear_mxfp8+master_fp8_e4m3~"),
+        (["quant=more/adam_fp8_eco"], "adam_fp8_eco"),
         (["quant=more/adam_fp8_block"], "adam_fp8_block"),
         (["quant=more/adam_fp8_fp16"], "adam_fp8_fp16"),
     ],
@@ -129,3 +135,54 @@ def test_a_layout_that_divides_blocks_must_be_accepted(tiny: Tiny) -> None:
     evaluation = tiny(*layout, "parallel.unaligned=accept")
     evaluation.parallel.unaligned, evaluation.evaluate.only = Unaligned.refuse, True
     check_alignment(evaluation)
+
+
+KEPT, RESET, PULL, SMOOTH = (
+    f"quant.optimizer.{key}" for key in ("master", "reset", "pull", "smooth")
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([f"{KEPT}.feedback=true"], "master.feedback is set and .*master.format is not; set the"),
+        ([f"{KEPT}.parameters=all"], "master.parameters is set and .*master.format is not"),
+        ([f"{KEPT}.format=fp8_128x128"], "fp8_128x128 has blocks of several rows"),
+        (
+            [f"{KEPT}={{format: mxfp8, feedback: true}}", "training.optimizer=muon"],
+            "Muon orthogonalises its momentum, .* take training.optimizer=adam, or remove it",
+        ),
+        (
+            [f"{KEPT}={{format: mxfp8, feedback: true}}", "training.adam_beta1=0"],
+            "training.adam_beta1=0 keeps nothing; take a larger one, or remove it",
+        ),
+        ([f"{RESET}.every=9"], "reset.every is set and quant.optimizer.reset.format is not; set"),
+        (
+            [f"{RESET}={{format: mxfp8, every: 5, over: 4}}"],
+            r"reset.every must be above quant.optimizer.reset.over \+ 1, .* got 5 and 4",
+        ),
+        ([f"{RESET}={{format: mxfp8, start: 1}}"], "start must be at least 0 and below 1, got 1"),
+        (
+            [f"{RESET}={{format: mxfp8, rounding: stochastic}}"],
+            "would seem to oscillate; take even or away",
+        ),
+        (
+            [f"{PULL}.strength=3"],
+            "pull.strength is set and quant.optimizer.pull.format is not; set",
+        ),
+        ([f"{PULL}={{format: mxfp8, strength: 0}}"], "strength must be a positive number, got 0"),
+        ([f"{PULL}={{format: mxfp8, start: -0.1}}"], "start must be at least 0 and below 1, got -"),
+        (
+            [f"{SMOOTH}.strength=3"],
+            "smooth.strength is set and quant.optimizer.smooth.format is not",
+        ),
+        ([f"{SMOOTH}.format=nvfp4_four_over_six"], "has more than a scale that follows from a"),
+        (
+            [f"{SMOOTH}={{format: mxfp8, rounding: stochastic}}"],
+            "the term is that of stochastic rounding, and draws nothing; remove it",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(words: list[str], message: str, tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny("quant=bf16", *words)

@@ -29,27 +29,33 @@ def test_a_part_has_its_own_format_along_the_products_axis() -> None:
         Part("mean", "tokens", format="bf16"),
         Part("channels", "tokens", number=3, from_error=True, format="mxfp8"),
     ]
+    parts += [Part("low_rank", number=5, format="bf16"), Part("low_rank", share=0.1, format="bf16")]
     site = LinearSite(format="mxfp4", fprop=LinearFprop(x=Slot(parts=parts)))
-    mean, channels = resolve_site(Site.LINEAR, site)[FPROP_X].parts
+    mean, channels, low_rank, _ = resolve_site(Site.LINEAR, site)[FPROP_X].parts
     assert (mean.take, mean.along, mean.spec.quantised) == (Take.MEAN, Axis.TOKENS, False)
     assert (channels.spec.fmt.name, channels.spec.axis) == ("mxfp8_e4m3", Axis.INPUT_WIDTH)
     records: Any = spec_record(resolve_site(Site.LINEAR, site)[FPROP_X])["parts"]
     assert list(map(part_words, records)) == [
         "mean along tokens",
         "largest 3 channels along tokens of the error",
+        "rank 5",
+        "rank 0.1 of full",
     ]
+    assert (low_rank.take, low_rank.along, low_rank.number) == (Take.LOW_RANK, None, 5)
 
 
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (Part(), "parts[0].take must be one of mean, channels, elements, got None"),
+        (Part(), "parts[0].take must be one of mean, channels, elements, low_rank, got None"),
         (Part("mean"), "parts[0].along must be an axis of x, tokens or input_width, got None"),
         (Part("mean", "output_width"), "along must be an axis of x, tokens or input_width, got"),
         (Part("mean", "tokens", number=3), "number has no meaning with take=mean, got 3"),
         (Part("elements", "tokens"), "along has no meaning with take=elements, got tokens"),
         (Part("elements"), "must have a number of elements or their share of all, and not both"),
         (Part("channels", "tokens", 3, 0.5), "got number=3 and share=0.5"),
+        (Part("low_rank", "tokens", 3), "along has no meaning with take=low_rank, got tokens"),
+        (Part("low_rank"), "must have a number of dimensions or their share of all, and not both"),
         (Part("mean", "tokens"), "parts[0].format must be one of bf16, bfloat16, "),
         (Part("mean", "tokens", format="reuse"), "got 'reuse'"),
         (Part("mean", "tokens", format="nvfp4_16x16"), "must round to nearest, in blocks of one"),
@@ -190,7 +196,14 @@ def test_an_empty_list_takes_parts_away() -> None:
             ],
             "fc2 (parts of whole operands)",
         ),
-        (["quant.linear.fprop.x.parts=[{tak: mean}]"], "unknown key quant.<slot>.parts[].tak"),
+        (
+            ["quant=more/linear_nvfp4_metis", "parallel.tensor=2", "launcher.num_processes=2"],
+            "fc2 (parts of whole operands)",
+        ),
+        (
+            ["quant.linear.fprop.x.parts=[{tak: mean}]"],
+            "unknown key quant.linear.fprop.x.parts[0].tak",
+        ),
         (["quant.linear.fprop.x.parts=[3]"], "parts[0] must be keys with values, in braces"),
         (
             ["quant.linear.fprop.x.parts=[{take: elements, share: 1.5}]"],

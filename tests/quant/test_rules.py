@@ -16,8 +16,7 @@ from quantexp.quant.rules import Conditions, as_switched
 from quantexp.runs.metrics import Metrics, read_metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import read_provenance
-from quantexp.schema import QuantConfig, Rule, When
-from quantexp.schema.quant import Measure
+from quantexp.schema import Measure, QuantConfig, Rule, When
 from quantexp.training.megatron import trainer
 from quantexp.training.observer import RunObserver
 from tests.conftest import run_here

@@ -51,6 +51,11 @@ SCHEMES = {
         "quant.linear.wgrad.x.format=reuse",
     ),
     "of forward": ("quant=more/linear_fp8", "quant.linear.of=forward"),
+    "stored": ("quant=more/linear_fp8", "quant.linear.of=mxfp4"),
+    "stored, of one scale": (
+        *("quant=more/linear_fp8", "quant.linear.of=nvfp4"),
+        "quant.linear.wgrad.x.of=forward",
+    ),
     "stochastic, of forward": (
         "quant=linear_mxfp4",
         "quant.linear={of: forward, rounding: stochastic}",

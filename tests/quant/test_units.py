@@ -30,6 +30,7 @@ SCHEMES = (
     ("quant=more/linear_mxfp4_quartet",),
     ("quant=more/linear_mxfp4_quest",),
     ("quant=linear_mxfp4", "quant.linear.of=forward"),
+    ("quant=linear_mxfp8", "quant.linear.of=mxfp4"),
     ("quant=more/linear_mxfp8_floor_norms", "quant.norm.fprop.y.format=mxfp8"),
 )
 

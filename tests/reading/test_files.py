@@ -44,7 +44,7 @@ def test_a_file_that_is_not_regular_is_refused_by_its_kind(tmp_path: Path) -> No
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(UnreadableError, match="cannot be read: embedded null byte"):
+    with pytest.raises(UnreadableError, match=r"cannot be read: .*embedded null"):
         open_file(Path("a\0b"))
 
 

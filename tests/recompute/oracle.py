@@ -168,7 +168,7 @@ def _turned_back(module: Module, formats: Formats, d: Value, slot: str, clipped:
     forward = formats["fprop." + slot[-1]]
     if not ((formats[slot].get("of") or formats[slot]["reuse"]) and "hadamard" in forward):
         return d
-    d, block = d.each(_round(module)), forward["hadamard_block"]
+    d, block = d.each(rounding(module)), forward["hadamard_block"]
     if formats[f"fprop.{clipped}"].get("clip_gradient"):
         x = captured_operand(module, clipped)
         v = hadamard(x, -1, block, np.ones(block), clipped == "x")
@@ -215,7 +215,7 @@ def scores(module: Module, formats: Formats) -> Value:
     k = _expanded(_by_head(k), q.shape[2])
     scale = _softmax_scale(module) * post_scale(formats, "qk.fprop")
     S = product(exact(_by_head(q)), np.swapaxes(k, -1, -2), scale)
-    return S.each(_round(module))
+    return S.each(rounding(module))
 
 
 def probabilities(module: Module, formats: Formats) -> Value:
@@ -227,7 +227,7 @@ def probabilities(module: Module, formats: Formats) -> Value:
 def attention_output(module: Module, formats: Formats) -> Value:
     """o [T, B, H*E] from query, key and value; P must be declared in the working precision, so that it has no scale."""
     assert formats["pv.fprop.P"]["format"] == "bf16"
-    return _context(module, formats, probabilities(module, formats).each(_round(module)))
+    return _context(module, formats, probabilities(module, formats).each(rounding(module)))
 
 
 def output_of_weights(module: Module, formats: Formats) -> Value:
@@ -251,34 +251,34 @@ def grad_attn_weights(module: Module, formats: Formats) -> Value:
 def grad_value(module: Module, formats: Formats) -> Value:
     """dv [T, B, G, E]; P must be declared in the working precision."""
     assert formats["pv.dgrad_v.P"]["format"] == "bf16"
-    P = probabilities(module, formats).each(_round(module))
+    P = probabilities(module, formats).each(rounding(module))
     dO = _by_head(operand(module, formats, "pv.dgrad_v.dO"))
-    dv = product(P.each(_transposed), dO, post_scale(formats, "pv.dgrad_v")).each(_round(module))
+    dv = product(P.each(_transposed), dO, post_scale(formats, "pv.dgrad_v")).each(rounding(module))
     return _summed_over_group(dv, module.forward("value").shape[2])
 
 
 def grad_query(module: Module, formats: Formats) -> Value:
     """dq [T, B, H, D]; dS must be declared in the working precision."""
     assert formats["qk.dgrad_q.dS"]["format"] == "bf16"
-    dS = grad_scores(module, formats).each(_round(module))
+    dS = grad_scores(module, formats).each(rounding(module))
     k = _expanded(_by_head(operand(module, formats, "qk.dgrad_q.k")), dS.low.shape[1])
-    dq = product(dS, k, post_scale(formats, "qk.dgrad_q")).each(_round(module))
+    dq = product(dS, k, post_scale(formats, "qk.dgrad_q")).each(rounding(module))
     return scaled(dq, _softmax_scale(module)).each(_by_token)
 
 
 def grad_key(module: Module, formats: Formats) -> Value:
     """dk [T, B, G, D]; dS must be declared in the working precision."""
     assert formats["qk.dgrad_k.dS"]["format"] == "bf16"
-    dS = grad_scores(module, formats).each(_round(module))
+    dS = grad_scores(module, formats).each(rounding(module))
     q = _by_head(operand(module, formats, "qk.dgrad_k.q"))
-    dk = product(dS.each(_transposed), q, post_scale(formats, "qk.dgrad_k")).each(_round(module))
-    dk = scaled(dk, _softmax_scale(module)).each(_round(module))
+    dk = product(dS.each(_transposed), q, post_scale(formats, "qk.dgrad_k")).each(rounding(module))
+    dk = scaled(dk, _softmax_scale(module)).each(rounding(module))
     return _summed_over_group(dk, module.forward("key").shape[2])
 
 
 def grad_scores(module: Module, formats: Formats) -> Value:
     """dS [B, H, T, T], 0 where the mask hides."""
-    dP = grad_attn_weights(module, formats).each(_round(module))
+    dP = grad_attn_weights(module, formats).each(rounding(module))
     return softmax_gradient(probabilities(module, formats), dP)
 
 
@@ -309,7 +309,7 @@ def _softmax_scale(module: Module) -> float:
     return module.softmax_scale
 
 
-def _round(module: Module) -> Callable[[Array], Array]:
+def rounding(module: Module) -> Callable[[Array], Array]:
     return lambda x: rounded(x, module.dtype)
 
 

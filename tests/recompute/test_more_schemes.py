@@ -21,7 +21,16 @@ from quantexp.runs.paths import RunDir
 
 from .bounds import share_outside
 from .captured import Module, Slot, read_capture
-from .oracle import ATTENTION, CONTEXT, LINEAR, Recompute, beyond_six, captured_operand, operand
+from .oracle import (
+    ATTENTION,
+    CONTEXT,
+    LINEAR,
+    Recompute,
+    beyond_six,
+    captured_operand,
+    operand,
+    rounding,
+)
 from .test_schemes import MODEL, SHOWN_BY
 
 pytestmark = pytest.mark.slow
@@ -233,6 +242,33 @@ def test_gradients_of_saturated_elements_are_clipped_where_declared(run_tiny: Ru
             )
             assert 0.005 < np.mean(beyond) < 0.2
             assert share_outside(module.tensors[result], right, module.dtype) == 0
+
+
+def test_the_weights_gradient_has_the_slope_of_the_estimator(run_tiny: Run) -> None:
+    """dw is the product of both operands times DGE's factor (arXiv 2501.17116, equation 8) of w over its scale."""
+    run = run_tiny("quant=linear_mxfp4", "quant.linear.fprop.w.dge=5", *MODEL)
+    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for module in read_capture(run.tensors):
+        if module.layer_type == "linear":
+            assert module.formats["fprop.w"]["dge"] == 5
+            w = np.abs(captured_operand(module, "w"))
+            amax = np.maximum.reduceat(
+                w, range(0, w.shape[-1], 32), axis=-1
+            )  # the last block may be short
+            _, exponent = np.frexp(np.repeat(amax, 32, axis=-1)[..., : w.shape[-1]])
+            v = w / np.exp2(exponent - 3.0)
+            above = np.clip(np.searchsorted(grid, v, side="right"), 1, 7)
+            low, high = grid[above - 1], grid[above]
+            with np.errstate(divide="ignore"):
+                slope = np.abs(2 * (v - low) / (high - low) - 1) ** (1 / 5 - 1) / 5
+            factor = np.where(v > 6, 0.0, np.minimum(slope, 3.0))
+            key = ("backward", "grad_weight")
+            dw = LINEAR[key](module, module.formats)
+            # dw is rounded before it is multiplied
+            right = dw.each(rounding(module)).each(
+                lambda value, factor=factor: value * factor  # type: ignore[misc]
+            )
+            assert share_outside(module.tensors[key], right, module.dtype) == 0
 
 
 FP4_OF_THE_MOMENT = (

@@ -53,7 +53,7 @@ def test_comments_docstrings_and_formatting_do_not_change_it(tree: Path) -> None
         "formats/rounding.py",
         "formats/kernels/triton_mx.py",
         "quant/multiply.py",
-        "training/megatron/moments.py",
+        "training/megatron/rounded_state.py",
         "extras/evaluate/tasks/model.py",
         "model/decoder.py",
         "data/binary.py",

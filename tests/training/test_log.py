@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -99,13 +100,22 @@ def test_own_lines_have_the_time_in_utc(
     assert capsys.readouterr().err == "2026-01-02 03:05:03 WARNING wandb: network away\n"
 
 
+class OfTorch(logging.Handler):
+    """As torch 2.15 has one for standard error."""
+
+    __module__ = "torch.of_this_test"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+
 def test_no_line_contains_a_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds for messages and tracebacks, our own and those of libraries, which may write to standard error."""
     monkeypatch.setenv("DB_PWD", "aSecretOfTheServer")
     of_torch = logging.getLogger("torch.of_this_test")
-    monkeypatch.setattr(of_torch, "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(of_torch, "handlers", [logging.StreamHandler(), OfTorch()])
     monkeypatch.setattr(of_torch, "propagate", False)
     before = of_torch.handlers
     file = tmp_path / "libraries0.log"

@@ -6,11 +6,11 @@ matched with, or differs least from. A quantised run is never a baseline: its ow
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from quantexp.analysis.compare.matched import Mismatch, mismatches
 from quantexp.analysis.compare.side import BASELINE, Side
+from quantexp.folders import shell_line
 
 #: Keys of a model's identity that determine its initial weights.
 _INITIAL = ("initial_weights", "init_std")
@@ -69,7 +69,7 @@ def how_to_make_one(side: Side) -> str:
     own = [word for word in words if not word.lstrip("+~").startswith(_REPLACED)]
     if not words or any(map(_is_verb, ["", *words], words)):
         return f"to make one, run its command with quant={BASELINE}"
-    return f"to make one: quantexp {shlex.join([*own, f'quant={BASELINE}'])}"
+    return f"to make one: quantexp {shell_line([*own, f'quant={BASELINE}'])}"
 
 
 def _is_verb(before: str, word: str) -> bool:

@@ -6,6 +6,15 @@ that noise is as often positive as negative, but with n values no p-value of it 
 
 Three to five values do not show the shape of their noise: of noise with a long tail, they often are close together and
 far from its mean. `is_clear` therefore takes the size of noise from other runs, and `is_sound` needs six values.
+
+With a mean of W standard deviations and a skewness of -g, a tail that points from the mean towards zero, Hall's
+transformation (Journal of the Royal Statistical Society B 54, 1992) of Student's t of n values,
+
+    root(n) (W - g W^2 / 3 + g^2 W^3 / 27 - g / (6 n))
+
+has no skewness left. A few values show less skewness than their noise has, so `skew_p_value` takes c g in place of
+g, and n - c degrees of freedom, with c = 16 / n, at least 1.4. Beyond g W = 4.5 the expression would rise with g: there
+it stays at a quarter of t. A tail that points away from zero counts as none.
 """
 
 from __future__ import annotations
@@ -21,8 +30,10 @@ LEVEL = 0.05
 FEWEST = 3
 #: Fewer values have the same sign by chance in more than `LEVEL` of cases.
 FEWEST_ALONE = 6
-#: Of `is_sound` and `is_clear`, chosen by `benchmarks/false_alarms.py --shapes`.
-_SKEW, _SPREAD = 0.06, 2.0
+#: Of `skew_p_value` and `is_clear`, chosen by `benchmarks/false_alarms.py --shapes`.
+_SKEW, _LEAST_SKEW, _SPREAD = 16.0, 1.4, 2.0
+#: The product of distance and skewness at which Hall's transformation is smallest.
+_LARGEST_SKEW = 4.5
 #: More values have too many signs to try.
 _MOST_FLIPPED = 20
 #: More seeds than these are not counted.
@@ -53,7 +64,7 @@ def t_quantile(freedom: int) -> float:
 
 
 @cache
-def t_p_value(t: float, freedom: int) -> float:
+def t_p_value(t: float, freedom: float) -> float:
     """The chance of |t| or more, in either direction, by the incomplete beta function."""
     from mpmath import betainc
 
@@ -86,18 +97,35 @@ def sign_flip_p_value(values: Sequence[float]) -> float | None:
     return float(np.mean(np.abs(sums) >= abs(sum(values)) - tolerance))
 
 
-def is_sound(values: Sequence[float]) -> bool:
+def skew_p_value(values: Sequence[float]) -> float:
+    """The p-value of a mean of zero without what a tail towards zero adds to Student's t; at least six values."""
+    mean, deviation = fmean(values), stdev(values)
+    if deviation == 0:
+        return float(mean == 0)
+    return _skew_p_value(abs(mean) / deviation, _tail_to_zero(values), len(values))
+
+
+def _skew_p_value(distance: float, tail: float, n: int) -> float:
+    """For a mean of so many standard deviations."""
+    c = max(_LEAST_SKEW, _SKEW / n)
+    w = distance
+    g = min(c * max(0.0, tail), _LARGEST_SKEW / w) if w else 0.0
+    t = math.sqrt(n) * (w - g * w**2 / 3 + g**2 * w**3 / 27 - g / (6 * n))
+    return t_p_value(max(0.0, t), n - c)
+
+
+def is_sound(values: Sequence[float], p_holm: float | None = None) -> bool:
     """Whether six or more values show by themselves that no odd shape of noise explains a small p-value of their mean.
 
-    The sign-flip test must agree, as far as it can be made. A longer tail from the mean towards zero must not show, by
-    the skewness m3 / m2^(3/2): values not seen may lie in it, and bring the mean to zero. The less it matters the more
-    values there are.
+    The sign-flip test must agree, as far as it can be made, and so must `skew_p_value`, multiplied as Holm's correction
+    multiplied Student's p-value to give `p_holm`.
     """
-    n = len(values)
     sign_flip = sign_flip_p_value(values)
-    if n < FEWEST_ALONE or not (sign_flip is None or sign_flip < LEVEL):
+    if len(values) < FEWEST_ALONE or not (sign_flip is None or sign_flip < LEVEL):
         return False
-    return _tail_to_zero(values) < _SKEW * math.sqrt(n)
+    p_value = mean_p_value(values)
+    factor = p_holm / p_value if p_holm is not None and p_value else 1.0
+    return factor * skew_p_value(values) < LEVEL
 
 
 def _tail_to_zero(values: Sequence[float]) -> float:
@@ -109,9 +137,10 @@ def _tail_to_zero(values: Sequence[float]) -> float:
 
 
 def seeds_for_skewness(values: Sequence[float]) -> int | None:
-    """The number of seeds from which this skewness no longer matters to `is_sound`; None beyond `MOST_SEEDS`."""
-    number = math.floor((max(0.0, _tail_to_zero(values)) / _SKEW) ** 2) + 1
-    return number if number <= MOST_SEEDS else None
+    """The number of seeds that would be sound if mean, spread and skewness stay; None beyond `MOST_SEEDS`."""
+    distance, tail = abs(fmean(values)) / stdev(values), _tail_to_zero(values)
+    numbers = range(FEWEST_ALONE, MOST_SEEDS + 1)
+    return next((n for n in numbers if _skew_p_value(distance, tail, n) < LEVEL), None)
 
 
 def is_clear(values: Sequence[float], floor: float, deviation: float) -> bool:

@@ -142,7 +142,7 @@ class Verdicts:
     floors: tuple[Floors, ...]
     against: str = BASELINE
     unjudged: tuple[Unjudged, ...] = ()
-    #: The largest number of seeds of a scheme, with or without matched pairs.
+    #: The largest number of seeds of a scheme, with or without matched pairs; copies of a run count once.
     num_seeds: int = 1
 
     @property
@@ -212,8 +212,13 @@ def judge(
         tuple(floor for floor in floors if floor in own),
         against or BASELINE,
         tuple(draft for draft in drafts if isinstance(draft, Unjudged)),
-        max(len({row.side.seed for row in group}) for group in quantised or groups),
+        max(len(_seeds(group)) for group in quantised or groups),
     )
+
+
+def _seeds(group: Sequence[Row]) -> set[int | None]:
+    """The seeds of a scheme's runs; copies of one run under several seeds are one."""
+    return {row.side.seed for row in group if row.same_as is None}
 
 
 def _baseline_root(pairs: Sequence[Pair], rows: Sequence[Row]) -> Path | None:
@@ -301,7 +306,7 @@ def _words(draft: Verdict, floors: Floors | None, num_schemes: int) -> str:
         )
         return f"cannot be told ({reason})"
     noise = None if floors is None else floors.noise
-    if not (is_sound(gaps) or (noise is not None and is_clear(gaps, *noise))):
+    if not (is_sound(gaps, draft.p_holm) or (noise is not None and is_clear(gaps, *noise))):
         chaos = " or sweep.chaos=1" if floors is None or floors.chaos is None else ""
         needs = f"needs {FEWEST_ALONE} seeds{chaos}"
         return f"cannot be told ({needs if len(gaps) < FEWEST_ALONE else 'skewed gaps'})"

@@ -6,7 +6,6 @@ the median block, of the blocks that a bounded sample holds. A format with one s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operand
 from quantexp.analysis.tensors.sample import sample_blocks
 from quantexp.errors import CaptureError
 from quantexp.formats import Family, TwoLevelScales, scales_of
-from quantexp.formats.codes import code_values
+from quantexp.formats.codes import values_of
 from quantexp.formats.decoding import scale_values
 
 #: The number of elements among which the median block is determined.
@@ -97,5 +96,4 @@ def _scales(declared: DeclaredOperand, x: Tensor, dim: int, amax: Tensor | None)
 
 def _magnitudes(declared: DeclaredOperand, scale: float) -> tuple[float, ...]:
     of_x = scale / declared.spec.pre_scale
-    values = code_values(declared.format.element)
-    return tuple(sorted({v * of_x for v in values if v > 0 and math.isfinite(v)}))
+    return tuple(sorted({v * of_x for v in values_of(declared.format) if v > 0}))

@@ -210,12 +210,20 @@ def foreign(sources: Sequence[Source]) -> list[tuple[str, str]]:
 
 
 def foreign_files(folder_word: str, folder: Path) -> list[tuple[str, str]]:
-    """The .pt files of a capture folder that are not its tensors, by its manifest or, without one, by their names."""
+    """The .pt files of a capture folder that are not its tensors, by its manifest or, without one, by their names.
+
+    Another name of a tensor's file (a hard link) is no further file.
+    """
     files = (each for entry in open_capture(folder_word) for each in entry.stored)
     listed = {str(entry.metadata["file"]) for entry in files if entry.metadata.get("file")}
-    paths = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*.pt")))
+    paths = {str(path.relative_to(folder)): path.lstat() for path in sorted(folder.rglob("*.pt"))}
+    known = {(stat.st_dev, stat.st_ino) for file, stat in paths.items() if file in listed}
     why = "is none of the captured tensors: neither listed nor named as one"
-    return [(file, f"{folder / file} {why}") for file in paths if file not in listed]
+    return [
+        (file, f"{folder / file} {why}")
+        for file, stat in paths.items()
+        if (stat.st_dev, stat.st_ino) not in known
+    ]
 
 
 #: Filter -> key of the metadata, if its name differs.

@@ -139,7 +139,7 @@ def _scale_exponents(part: OperandSample, declared: DeclaredOperand) -> tuple[Co
         return Counts(exponent - 1, (1,)) if math.isfinite(value) else Counts(), 0, 0
     empty = 0
     if part.padding is not None:
-        empty = num_blocks_of_padding(part.padding, part.dim, declared.spec.block)
+        empty = num_blocks_of_padding(part.padding, part.dim, declared.spec.scale_block)
     blocks_E = blocks_by_exponent(part.x, declared.spec, part.dim, part.amax)
     zero, *blocks, nan = blocks_E.tolist()
     return of_exponents(blocks, 1 - E8M0_BIAS), zero - empty, nan

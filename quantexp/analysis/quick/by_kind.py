@@ -13,7 +13,7 @@ from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.tensors.place import Kind
 from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.formats import Family, Format, get_format
-from quantexp.formats.codes import code_values
+from quantexp.formats.codes import values_of
 
 #: HiF8's exponents below this have no mantissa bits: its denormals.
 _HIF8_LEAST_NORMAL = 2.0**-15
@@ -125,6 +125,6 @@ def _range(format_name: str, looks: Sequence[Look]) -> Range | None:
 @cache
 def representable(fmt: Format) -> tuple[float, float, float]:
     """The smallest, the smallest normal and the largest positive value of a format's codes."""
-    values = [v for v in code_values(fmt.element) if v > 0 and math.isfinite(v)]
+    values = [v for v in values_of(fmt) if v > 0]
     is_hif8 = fmt.family is Family.HIF8
     return min(values), _HIF8_LEAST_NORMAL if is_hif8 else 2.0**fmt.element.emin, max(values)

@@ -8,7 +8,6 @@ A slot without a number has a state that says why. The experts of a layer share 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from quantexp.capture.lines import IterationIndex, unlisted
 from quantexp.capture.reader import CapturedTensor, open_capture, together
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.errors import CaptureError
+from quantexp.folders import shell_word
 from quantexp.model.decoder import OUTPUT
 from quantexp.runs.paths import RunDir
 
@@ -75,7 +75,7 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
 
 def numerics_of(run: RunDir, lines: Lines, max_cells: int, deadline: Deadline) -> Numerics:
     """The cells of lines that have been read, as `numerics` gives them."""
-    name = shlex.quote(run.root.name)
+    name = shell_word(run.root.name)
     content = Numerics(notes=[f"left out: {words}" for words in lines.damage])
     if lines.is_cut:
         content.notes.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from quantexp.analysis.evaluation_table import evaluated_words, task_words
 from quantexp.analysis.report.proof import Proof
 from quantexp.analysis.tensors.run_record import section
 from quantexp.errors import UnreadableError
+from quantexp.folders import shell_line
 from quantexp.processes.machine import ranges
 from quantexp.quant.label import describe_scheme
 from quantexp.runs.evaluation import is_evaluation, read_evaluation
@@ -206,7 +206,7 @@ def origin(provenance: Mapping[str, Any] | None) -> Origin:
         tuple(_rows(provenance)),
         diff[:MAX_DIFF],
         len(diff) > MAX_DIFF,
-        shlex.join(map(str, command)) if isinstance(command, list) else str(command or ""),
+        shell_line(map(str, command)) if isinstance(command, list) else str(command or ""),
         str(known.get("state") or Origin.verified_state),
         str(known.get("words") or Origin.verified),
         certificate if isinstance(certificate, dict) else None,

@@ -34,7 +34,6 @@ from quantexp.errors import CaptureError
 from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, resolve
 from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.transform import pieces
-from quantexp.formats.types import Of
 from quantexp.model.decoder import OUTPUT
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Operand, Site, Slot, captured_dim, slots_of
@@ -130,8 +129,8 @@ def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
 
 
 def takes_copy(settings: Mapping[str, Any]) -> bool:
-    """Whether a slot of the manifest multiplies, or quantises, the forward copy in place of the tensor."""
-    return bool(settings.get("reuse")) or settings.get("of") == Of.FORWARD
+    """Whether a slot of the manifest multiplies, or quantises, the forward copy or a stored one, not the tensor."""
+    return bool(settings.get("reuse") or settings.get("of"))
 
 
 def _declared(

@@ -24,7 +24,7 @@ from typing import Any
 from quantexp.capture.captured import part_of, whole_tensors
 from quantexp.capture.check import lists
 from quantexp.capture.check.lists import Listed, Problem
-from quantexp.capture.check.tensors import check_reference, check_values
+from quantexp.capture.check.tensors import check_reference, check_unlisted, check_values
 from quantexp.capture.lines import lists_of
 from quantexp.capture.reader import Capture, CapturedTensor, capture_folder, old_collection
 from quantexp.capture.report import REPORT, summary
@@ -101,17 +101,19 @@ def check(
     problems = [*unread, *unread_too]
     for lines in (manifest, statistics):
         problems += lists.check_lines(lines)
-    if not num_lines:
-        manifest = [Listed(line["file"], 0, line) for line in old_collection(folder)]
-    if not (manifest or statistics or problems):
+    unlisted = [] if num_lines else list(old_collection(folder))
+    if not (manifest or statistics or problems or unlisted):
         raise CaptureError(f"{folder} holds no captured tensors; run with capture=tensors")
-    entries = [CapturedTensor.of(folder, line.content) for line in manifest]
+    entries = [
+        CapturedTensor.of(folder, content)
+        for content in (*(line.content for line in manifest), *unlisted)
+    ]
     selected = {id(entry) for entry in Capture(folder, entries).select(**(patterns or {}))}
     results: Counter[bool | None] = Counter()
     headers, damaged_shards = _headers(entries)
     problems += damaged_shards
     first = lists.owners(manifest)
-    for line, entry in zip(manifest, entries, strict=True):
+    for line, entry in zip(manifest, entries, strict=not unlisted):
         if not line.content.get("file") or id(entry) not in selected:
             continue
         owner = first[identity(line.content)]
@@ -121,12 +123,19 @@ def check(
         is_intact, differences = check_values(entry, headers)
         results[is_intact] += 1
         problems += map(line.problem, differences)
+    for entry in entries[len(manifest) :]:
+        if id(entry) in selected:
+            results[None] += 1
+            file = str(entry.metadata["file"])
+            problems += (Problem(file, difference) for difference in check_unlisted(entry))
     problems += check_parts(folder, manifest, is_live=is_live)
     problems += check_shards(headers, manifest)
     if num_lines + num_more:
         problems += check_files(folder, paths, manifest, is_live=is_live)
         problems += lists.check_ranks([*manifest, *statistics], num_ranks) if not is_live else ()
     notes = [LIVE] if is_live else []
+    if unlisted:
+        notes.append(f"there is no {MANIFEST}: each file is compared with its own metadata")
     if not is_live:
         problems += lists.check_pairs(manifest, statistics)
         problems += check_ends(folder, manifest, is_complete=is_complete)

@@ -4,6 +4,8 @@
     a shard        the header's dtype, shape and offsets of the key
     both           the hash of the values, the name, and the statistics, computed again
 
+A file of a folder without a manifest has no line: its own metadata are compared with its name and its values.
+
 Counts, extremes and quantiles are equal bit by bit. A mean and the k-th central moment may differ by 1e-9 of the k-th
 power of the largest magnitude: they are sums of float64 in an order that depends on the device and on its kernels.
 Statistics cannot be computed again of a sample, which they do not describe, and of block scales, whose codes are
@@ -33,6 +35,8 @@ from quantexp.model.safetensors_header import Entry
 
 #: The keys in which a weight's line of the backward pass differs from the metadata of its values.
 _OF_THE_PASS = frozenset({"operation", "phase"})
+#: A key that the metadata in a file has, and that of older scripts lacks.
+_OF_OURS = "formats"
 _TOLERANCE = 1e-9
 _MOMENTS = ("mean", "std", "skew", "kurtosis")
 
@@ -63,6 +67,30 @@ def check_values(
         *_check_statistics(line, values),
     ]
     return is_intact, differences
+
+
+def check_unlisted(entry: CapturedTensor) -> list[str]:
+    """What differs between the name, the metadata and the values of a file that no list names.
+
+    Files of older scripts have other metadata, of which nothing is compared.
+    """
+    try:
+        own, values = metadata_in(entry.path), entry.torch()
+    except CaptureError as error:
+        return [str(error)]
+    except OSError as error:
+        return [f"it cannot be read: {error.strerror}"]
+    if _OF_OURS not in own:
+        return [*_check_archive(entry.path)]
+    name = {key: value for key, value in entry.metadata.items() if key in own.keys() - PLACE}
+    different = different_keys(name, {key: own[key] for key in name}, frozenset())
+    return [
+        *_check_archive(entry.path),
+        *([f"its name is that of another {', '.join(different)}"] if different else []),
+        *_check_form(own, values),
+        *_check_twin(own),
+        *_check_statistics(own, values),
+    ]
 
 
 def _read(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.kernels import gpu
+from quantexp.formats.kernels.gpu_panels import on
 from quantexp.formats.layout import in_memory_order, memory_order
 
 NUM_BINS = 1 << 16
@@ -96,7 +97,7 @@ def counts_on_gpu(x_N: Tensor) -> Tensor:
     counts_CV = torch.zeros(copies, NUM_BINS, dtype=torch.int32, device=x_N.device)
     if N:
         words = x_N.view(torch.int32 if is_wide else torch.int16)
-        with gpu.on(x_N):
+        with on(x_N):
             count_patterns[(-(-N // _SIZE),)](
                 words,
                 counts_CV,

@@ -131,7 +131,10 @@ def _values(path: Path, content: Any) -> Tensor:
     is_plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     is_packed = tensor.is_quantized or tensor.dtype is torch.float4_e2m1fn_x2
     if not is_plain or tensor.is_complex() or is_packed:
-        raise CaptureError(f"{path} holds no plain numbers, got {tensor.dtype}, {tensor.layout}")
+        where = "" if tensor.is_cpu else f" on {tensor.device}"
+        raise CaptureError(
+            f"{path} holds no plain numbers, got {tensor.dtype}, {tensor.layout}{where}"
+        )
     needed, stored = tensor.nbytes, tensor.untyped_storage().nbytes()
     if needed > stored:
         raise CaptureError(

@@ -180,8 +180,17 @@ def _start(experiment: Experiment) -> None:
 
 
 def _stop_after(experiment: Experiment) -> None:
+    """Refuse an end, or held iterations, that leave nothing to train."""
     training, first = experiment.training, experiment.first_iteration
-    stop = training.stop_after
+    stop, held, number = (
+        training.stop_after,
+        training.held_iterations,
+        training.iterations - first + 1,
+    )
+    if held >= number:
+        raise ConfigError(
+            f"training.held_iterations must be less than the {number} iterations of the run, got {held}"
+        )
     if stop is not None and not first <= stop <= training.iterations:
         raise ConfigError(
             f"training.stop_after must lie between {first}, the first iteration, and training.iterations="

@@ -16,9 +16,15 @@ import xxhash
 from quantexp.data.binary import pair_paths
 from quantexp.data.index import blocks, id_type, write_index
 from quantexp.data.prepare.job import Job
-from quantexp.data.prepare.outputs import Outputs, read_arrays, write_rejected, writing
+from quantexp.data.prepare.outputs import (
+    Outputs,
+    first_rejected,
+    read_arrays,
+    write_rejected,
+    writing,
+)
 from quantexp.data.prepare.partial import PartialFolder
-from quantexp.data.prepare.work import HASH_BYTES, PARTS, Tally
+from quantexp.data.prepare.work import HASH_BYTES, PARTS
 from quantexp.data.prepared import CARD_VERSION, Card, card_path, hash_of, tokenizer_folder
 from quantexp.errors import DataError
 from quantexp.runs.status import write_json
@@ -50,7 +56,7 @@ def finish(job: Job, folder: PartialFolder, outputs: Outputs) -> None:
                     num_documents[i] += len(lengths)
                     num_tokens[i] += len(ids)
         if num_documents[0] == 0:
-            raise DataError(_nothing(outputs.tally, sum(num_documents)))
+            raise DataError(_nothing(outputs, sum(num_documents)))
         write_index(idx_path, [lengths_path], dtype)
         write_rejected(_rejected_path(folder.result), outputs.paths)
         copy = tokenizer_folder(folder.result)
@@ -158,9 +164,11 @@ def _group(content: np.ndarray, group: int, num_groups: int) -> tuple[np.ndarray
     return np.concatenate(numbers), np.concatenate(halves)
 
 
-def _nothing(tally: Tally, others: int) -> str:
-    why = {**tally.left_out, "rejected": tally.num_rejected}
+def _nothing(outputs: Outputs, others: int) -> str:
+    why = {**outputs.tally.left_out, "rejected": outputs.tally.num_rejected}
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in why.items() if count)
+    if first := first_rejected(outputs.paths):
+        reasons += f", the first: {first}"
     if others:
         return (
             f"no document fell to training, {others:,} to validation and test{reasons and f' ({reasons})'}: give "

@@ -21,11 +21,15 @@ _NOT_DATA = (".md5", ".sha1", ".sha256", ".idx", ".bin", ".md", ".py", ".yaml", 
 _HEAD = 1 << 16
 #: First bytes of a parquet file.
 _PARQUET = b"PAR1"
+#: First bytes of UTF-16: its marks, or the first two characters of JSON or XML.
+_UTF_16 = (
+    *(b"\xff\xfe", b"\xfe\xff"),
+    *(text.encode(order) for text in ('{"', "<m", "<?") for order in ("utf-16-le", "utf-16-be")),
+)
 #: First bytes of content that is not read -> what to do.
 _OTHERS = {
     _PARQUET: "parquet is read unpacked: unpack it first",
-    b"\xff\xfe": "it is UTF-16: convert it to UTF-8 first",
-    b"\xfe\xff": "it is UTF-16: convert it to UTF-8 first",
+    **dict.fromkeys(_UTF_16, "it is UTF-16: convert it to UTF-8 first"),
 }
 
 
@@ -140,9 +144,9 @@ def _kind(path: Path) -> Kind:
         return Kind.ROWS
     if stripped.startswith(b"<") and b"<mediawiki" in stripped:
         return Kind.PAGES
-    if stripped.startswith(b"{") or not stripped:
-        return Kind.LINES
     remedy = next((words for head, words in _OTHERS.items() if stripped.startswith(head)), None)
+    if remedy is None and (stripped.startswith(b"{") or not stripped):
+        return Kind.LINES
     raise DataError(
         f"{path}: neither a MediaWiki XML export, JSON lines nor parquet (it begins with "
         f"{stripped[:20]!r}); {remedy or 'give another dataset.source'}"

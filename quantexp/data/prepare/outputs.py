@@ -10,7 +10,7 @@ resume, or to join what several tasks made, is to read the outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,10 +102,21 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 def write_rejected(path: Path, outputs: Iterable[Path]) -> None:
     """Writes a JSON line for each unreadable record; no file if there is none."""
     path.unlink(missing_ok=True)
-    for output in outputs:
-        if rows := json.loads(str(read_arrays(output, "rejected")[0])):
-            with path.open("a", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    for rows in _rejected(outputs):
+        with path.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def first_rejected(outputs: Iterable[Path]) -> str | None:
+    """Returns the place of the first unreadable record and the reason; None if there is none."""
+    row = next((rows[0] for rows in _rejected(outputs)), None)
+    return None if row is None else f"{row['file']}, line {row['line']}: {row['reason']}"
+
+
+def _rejected(outputs: Iterable[Path]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the unreadable records of each output that has some."""
+    everything = (json.loads(str(read_arrays(output, "rejected")[0])) for output in outputs)
+    return (rows for rows in everything if rows)
 
 
 def writing(path: Path) -> AbstractContextManager[None]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quantexp.config.gradient import num_passes, units_compared
-from quantexp.quant.precision import PrecisionMap, precision_map, unquantised
-from quantexp.quant.units import Unit, working_rules
+from quantexp.quant.precision import PrecisionMap, unquantised
+from quantexp.quant.units import Unit
 from quantexp.runs.disk import writing
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.gradients import ALONE, SCHEME, WITHOUT, write_gradients
 from quantexp.runs.status import Phase, now, write_json
-from quantexp.schema import Experiment, QuantConfig
+from quantexp.schema import Experiment
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG
 from quantexp.training.rank_session import rank_session
 
 if TYPE_CHECKING:
-    from quantexp.extras.bisect.gradient import Compared, GradientComparison, RunPasses, Sums
+    from quantexp.training.gradients import Compared, GradientComparison, RunPasses, Sums
     from quantexp.training.megatron.parameters import Part
 
 
@@ -35,7 +34,7 @@ def compare_gradients(context: RunContext) -> None:
     experiment = context.experiment
     iteration = experiment.first_iteration
     with rank_session(context) as (device, batches):
-        from quantexp.extras.bisect.gradient import comparison_of
+        from quantexp.training.gradients import comparison_of
         from quantexp.training.megatron.model import scheme_spec
         from quantexp.training.megatron.numerics_state import use_numerics
         from quantexp.training.megatron.step import Stepper
@@ -64,7 +63,7 @@ def compare_in_loop(
     Raises:
         EngagementError: as `compare_gradients`.
     """
-    from quantexp.extras.bisect.gradient import GradientComparison
+    from quantexp.training.gradients import GradientComparison
 
     record_comparison(context, GradientComparison(run_passes, parts, scale), iteration)
 
@@ -76,7 +75,9 @@ def record_comparison(context: RunContext, comparison: GradientComparison, itera
         EngagementError: a pass did not quantise exactly what was declared.
     """
     experiment = context.experiment
-    declared = _map_of(experiment, experiment.quant, iteration)
+    from quantexp.training.gradients import map_of
+
+    declared = map_of(experiment, iteration)
     reference = comparison.reference(unquantised(declared))
     units = units_compared(experiment, iteration)
     passes: list[dict[str, Any]] = []
@@ -94,36 +95,17 @@ def record_comparison(context: RunContext, comparison: GradientComparison, itera
     context.status.iteration = iteration
 
 
-def _map_of(experiment: Experiment, quant: QuantConfig, iteration: int) -> PrecisionMap:
-    """The map of a scheme.
-
-    Raises:
-        EngagementError: it is not what is configured.
-    """
-    from quantexp.proof.declaration import Declaration
-    from quantexp.proof.verdict import require_none
-
-    declared = precision_map(experiment.model, quant, iteration)
-    declaration = Declaration(quant, experiment.model.num_layers)
-    require_none(declaration.differences(declared, iteration), iteration)
-    return declared
-
-
 def _maps(
     experiment: Experiment, declared: PrecisionMap, units: Sequence[Unit], iteration: int
 ) -> Iterator[tuple[str, str | None, PrecisionMap]]:
     """Kind, unit and map of each pass: the scheme, each unit alone, and all but each unit."""
-
-    def without(left_out: Sequence[Unit]) -> PrecisionMap:
-        """The scheme's map with some units in the working precision, by the rules that a user would write."""
-        quant = experiment.quant
-        changed = dataclasses.replace(quant, rules=[*quant.rules, *working_rules(left_out)])
-        return _map_of(experiment, changed, iteration)
+    from quantexp.training.gradients import map_of
 
     yield SCHEME, None, declared
     for unit in units:
-        yield ALONE, str(unit), without([other for other in units if other is not unit])
-        yield WITHOUT, str(unit), without([unit])
+        others = [other for other in units if other is not unit]
+        yield ALONE, str(unit), map_of(experiment, iteration, others)
+        yield WITHOUT, str(unit), map_of(experiment, iteration, [unit])
 
 
 def _write_scheme(context: RunContext, iteration: int, compared: Compared) -> None:
@@ -160,9 +142,9 @@ def _content(
         "iteration": iteration,
         "by": experiment.gradient.by,
         "bf16_loss": _finite(reference.loss),
-        "bf16_norm": _finite(math.sqrt(reference.whole.bf16)),
+        "bf16_norm": _finite(math.sqrt(reference.whole.reference)),
         "groups": list(reference.groups),
-        "bf16_norms": [_finite(math.sqrt(sums.bf16)) for sums in reference.groups.values()],
+        "bf16_norms": [_finite(math.sqrt(sums.reference)) for sums in reference.groups.values()],
         "passes": passes,
     }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from quantexp.errors import RunError
+from quantexp.folders import shell_word
 from quantexp.launch.attempt import run_folder
 from quantexp.launch.backend import launcher_of
 from quantexp.launch.ledger.standing import settle, standings
@@ -51,7 +51,7 @@ def run_all(experiments: Sequence[Experiment], console: Console) -> list[RunDir]
                 if status is None
                 else f"{status.state.value}: {status.reason or changed}"
             )
-            logs = f"quantexp logs {shlex.quote(str(run.root))}"
+            logs = f"quantexp logs {shell_word(str(run.root))}"
             raise RunError(
                 f"a replay did not complete ({why}); see {logs}, and give the same command again to "
                 "go on"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from quantexp.errors import ConfigError, RunError
 from quantexp.extras.bisect.replays import folder_of, gradient_of, origin_of
 from quantexp.extras.bisect.result import NAME
 from quantexp.extras.bisect.search import Verdict
-from quantexp.folders import for_shell
+from quantexp.folders import for_shell, shell_word
 from quantexp.launch.replays import Origin, other_loop
 from quantexp.quant.units import aspects_of
 from quantexp.runs.find import find_run
@@ -111,7 +110,7 @@ def _search(
         if result.file is not None and result.override is not None:
             print_line(f"scheme  {result.file}")
             print_line(f"        quantexp --config-dir {for_shell(folder)} quant={NAME} ...")
-            print_line(f"or      {shlex.quote(result.override)}")
+            print_line(f"or      {shell_word(result.override)}")
         print_line(f"figure  {' '.join(map(str, files))}")
     return 0 if result.found.verdict is Verdict.FOUND else 1
 

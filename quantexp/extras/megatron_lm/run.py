@@ -23,6 +23,7 @@ from quantexp.extras.megatron_lm.schemes import schemes_of_file
 from quantexp.folders import cache_dir
 from quantexp.formats.certificate import standing
 from quantexp.launch.progress import proof_line
+from quantexp.proof.objective import Objective
 from quantexp.quant.precision import PrecisionMap, quantises_output
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.disk import first_line
@@ -89,6 +90,7 @@ class LmRun:
         self.observer.built(self.chunks)
         self.observer.watched.rotary = None  # their arguments know more kinds
         self.observer.watched.initial = None  # the script draws them
+        self.observer.watched.objective = Objective()  # and has losses and data of its own
         if (declaration := self.observer.watched.declaration) is not None:
             declaration.of_module = self.schemes.of_module
         self._context = self.context

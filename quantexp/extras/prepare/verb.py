@@ -17,6 +17,7 @@ from quantexp.data.prepare.run import Prepared, existing_result, prepare
 from quantexp.errors import ConfigError
 from quantexp.extras.prepare.divided import content_of, groups_of
 from quantexp.extras.prepare.report import print_rejected, print_report, report_json
+from quantexp.folders import override_word
 from quantexp.launch.backend import DividedJobs, DividedWork, launcher_of
 from quantexp.launch.divided_work import refuse_while_jobs_work
 from quantexp.schema import Experiment
@@ -105,6 +106,7 @@ def show(prepared: Prepared, console: Console) -> None:
     if prepared.existed:
         console.print("prepared before, from the same input in the same way:", markup=False)
     print_report(prepared.prefix, prepared.card, console)
-    words = f"train quantexp dataset={prepared.card.dataset} dataset.path={prepared.prefix} ..."
+    path = override_word("dataset.path", prepared.prefix)
+    words = f"train quantexp dataset={prepared.card.dataset} {path} ..."
     console.print(words, soft_wrap=True, markup=False)
     print_rejected(prepared.prefix, prepared.card, console)

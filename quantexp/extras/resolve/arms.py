@@ -66,7 +66,7 @@ def arms_of(
         )
     baseline = Arm(against, schemes.pop(against))
     if not schemes:
-        raise ConfigError(f"branch needs a scheme besides {against}: give quant=NAME")
+        raise ConfigError(f"there is no scheme besides {against}: give quant=NAME")
     arms = [baseline, *(Arm(name, quant) for name, quant in schemes.items())]
     if CHAOS in controls:
         arms.append(Arm(f"{against} chaos", baseline.quant, CHAOS))

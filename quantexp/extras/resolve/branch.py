@@ -167,7 +167,7 @@ class Horizons:
         held_out: HeldOut,
         observer: RunObserver,
     ) -> None:
-        start = experiment.first_iteration - 1
+        start = experiment.first_iteration - 1 + experiment.training.held_iterations
         self._iterations = {start + step for step in steps}
         self._text, self._held_out, self._observer = text, held_out, observer
         self._training = experiment.training

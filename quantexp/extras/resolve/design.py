@@ -62,6 +62,14 @@ class Unit:
     checkpoint: int
     first_sequence: int
 
+    def origin(self, overrides: Sequence[str]) -> Origin:
+        """What its branches begin from; `overrides` change how they are launched.
+
+        Raises:
+            RunError: there is no such checkpoint, or it has no training state.
+        """
+        return origin_of(self.base.run, self.base.experiment, self.checkpoint, None, overrides)
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -92,6 +100,8 @@ class Design:
     sequences: int
     branches: tuple[Branch, ...]
     code: str
+    #: Steps before the others that fill the optimizer's moments alone.
+    warm_up: int = 0
 
     @property
     def against(self) -> str:
@@ -183,9 +193,9 @@ def _require_alike(one: Base, other: Base) -> None:
 
 
 def checkpoints_of(
-    bases: Sequence[Base], asked: Sequence[int] | None, last_step: int
+    bases: Sequence[Base], asked: Sequence[int] | None, last_step: int, flag: str = "--steps"
 ) -> tuple[int, ...]:
-    """The checkpoints that every run has with its training state, or those asked for.
+    """The checkpoints that every run has with its training state, or those asked for; `flag` set the last step.
 
     Raises:
         RunError: a run lacks one, none is common, or the run ends before the last horizon.
@@ -198,7 +208,7 @@ def checkpoints_of(
             raise RunError(
                 f"no checkpoint with a training state that all {len(bases)} runs have is {last_step} iterations before "
                 f"their end at {iterations} (checkpoint.every=N checkpoint.optimizer=true saves them): give fewer "
-                "--steps, or other runs"
+                f"{flag}, or other runs"
             )
         return tuple(usable)
     for iteration in asked:
@@ -237,6 +247,7 @@ def design_of(
     checkpoints: Sequence[int],
     arms: Sequence[Arm],
     steps: Sequence[int],
+    warm_up: int,
     tokens: int,
     overrides: Sequence[str],
     results: Mapping[str, Line],
@@ -251,8 +262,9 @@ def design_of(
     micro = training.micro_batch_size
     sequences = -(-tokens // (training.seq_length * micro)) * micro
     branches = tuple(
-        _branch(folder, unit, arm, max(steps), overrides)
+        branch_of(folder / BRANCHES, unit, arm, max(steps), origin, warm_up)
         for unit in units_of(bases, checkpoints, sequences, results)
+        for origin in [unit.origin(overrides)]
         for arm in arms
     )
     return Design(
@@ -264,16 +276,29 @@ def design_of(
         sequences,
         branches,
         code_digest(parts=(*DECIDING, *_OWN)),
+        warm_up,
     )
 
 
-def _branch(folder: Path, unit: Unit, arm: Arm, last_step: int, overrides: Sequence[str]) -> Branch:
+def branch_of(
+    folder: Path,
+    unit: Unit,
+    arm: Arm,
+    last_step: int,
+    origin: Origin,
+    warm_up: int = 0,
+) -> Branch:
+    """A branch of so many steps after its warm-up, whose folder is in `folder`, from the unit's origin.
+
+    Raises:
+        ConfigError: the arm's scheme is none for these runs.
+        DataError: the checkpoint or the data are missing.
+    """
     base = unit.base
-    origin = _origin(base, unit.checkpoint, overrides)
-    root = folder.absolute() / BRANCHES
-    last = unit.checkpoint + last_step
-    experiment = replayed(origin, last, root, chaos=int(arm.control == "chaos"))
+    last = unit.checkpoint + warm_up + last_step
+    experiment = replayed(origin, last, folder.absolute(), chaos=int(arm.control == "chaos"))
     experiment.quant = copy.deepcopy(arm.quant)
+    experiment.training.held_iterations = warm_up
     try:
         experiment = from_plain(plain(experiment))
         if not experiment.launcher.is_local:
@@ -281,7 +306,3 @@ def _branch(folder: Path, unit: Unit, arm: Arm, last_step: int, overrides: Seque
     except ConfigError as error:
         raise ConfigError(f"{arm.name} from {base.run.root.name}: {error}") from error
     return Branch(unit, arm, experiment, run_folder(experiment, device_class(experiment.launcher)))
-
-
-def _origin(base: Base, checkpoint: int, overrides: Sequence[str]) -> Origin:
-    return origin_of(base.run, base.experiment, checkpoint, None, overrides)

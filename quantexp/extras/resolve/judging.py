@@ -35,6 +35,7 @@ from quantexp.analysis.compare.noise import (
     seeds_needed,
     t_p_value,
 )
+from quantexp.extras.resolve.looks import level
 from quantexp.extras.resolve.power import smallest_gap
 
 
@@ -49,9 +50,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of one scheme at one horizon; differences of the held-out loss in nats a token."""
+    """Of one scheme at one horizon; differences of the held-out loss in nats a token, or of a measure of gradients."""
 
     scheme: str
+    #: 0 for gradients.
     steps: int
     #: Seed -> the mean difference of its units.
     gaps: Mapping[int, float]
@@ -60,7 +62,7 @@ class Judgement:
     interval: tuple[float, float] | None = None
     p_value: float | None = None
     p_equivalent: float | None = None
-    #: Both corrected for all schemes and horizons.
+    #: Both corrected for all schemes and horizons, and for the looks of a plan.
     p_holm: float | None = None
     p_equivalent_holm: float | None = None
     verdict: Verdict = Verdict.CANNOT_BE_TOLD
@@ -91,15 +93,34 @@ class Judgement:
         return None if deviation is None else smallest_gap(deviation, len(self.gaps))
 
 
-def judged(drafts: Sequence[Judgement], margin: float) -> list[Judgement]:
-    """The drafts of one table with their verdicts; a draft has scheme, steps, gaps and number of units."""
+def judged(
+    drafts: Sequence[Judgement], margin: float, looks: Sequence[int] = ()
+) -> list[Judgement]:
+    """The drafts of one table with their verdicts; a draft has scheme, steps, gaps and number of units.
+
+    `looks` are the numbers of seeds at which it may be judged (`looks.level`); none means once.
+    """
     measured = [_measured(draft, margin) for draft in drafts]
     places = [i for i, each in enumerate(measured) if each.p_value is not None]
     p_values = holm([measured[i].p_value or 0.0 for i in places])
     equivalent = holm([measured[i].p_equivalent or 0.0 for i in places])
-    for i, p, q in zip(places, p_values, equivalent, strict=True):
+    for i, *both in zip(places, p_values, equivalent, strict=True):
+        own = level(looks, len(measured[i].gaps))
+        factor = math.inf if own is None else LEVEL / own
+        p, q = (min(1.0, value * factor) if value else 0.0 for value in both)
         measured[i] = replace(measured[i], p_holm=p, p_equivalent_holm=q)
-    return [_concluded(each, margin) for each in measured]
+    return [_at_look(_concluded(each, margin), looks) for each in measured]
+
+
+def _at_look(each: Judgement, looks: Sequence[int]) -> Judgement:
+    """The judgement as it is at a look, and nothing between two looks or after the last one."""
+    number = len(each.gaps)
+    if not each.is_finite or level(looks, number) is not None:
+        return each
+    following = next((n for n in looks if n > number), None)
+    words = f"the plan has no look at {number} seeds"
+    more = None if following is None else following - number
+    return replace(each, verdict=Verdict.CANNOT_BE_TOLD, note=words, more_seeds=more)
 
 
 def _measured(draft: Judgement, margin: float) -> Judgement:
@@ -133,7 +154,7 @@ def _concluded(each: Judgement, margin: float) -> Judgement:
     assert each.p_holm is not None
     assert each.p_equivalent_holm is not None
     is_within = each.p_equivalent_holm < LEVEL
-    if each.p_holm < LEVEL and is_sound(values):
+    if each.p_holm < LEVEL and is_sound(values, each.p_holm):
         verdict = Verdict.ABOVE if fmean(values) > 0 else Verdict.BELOW
         return replace(each, verdict=verdict, note="within the margin" if is_within else "")
     if is_within:

@@ -39,7 +39,9 @@ class Outcome:
     cpu_s: float
 
 
-def outcome_of(design: Design, results: Mapping[str, Line], margin: float) -> Outcome:
+def outcome_of(
+    design: Design, results: Mapping[str, Line], margin: float, looks: Sequence[int] = ()
+) -> Outcome:
     """Judge what is there; a branch whose proof failed, or of other code, horizons or text, counts as none."""
     whole = [branch for branch in design.branches if design.has(branch, results)]
     schemes = [arm for arm in design.arms[1:] if arm.control is None]
@@ -48,8 +50,8 @@ def outcome_of(design: Design, results: Mapping[str, Line], margin: float) -> Ou
     return Outcome(
         design,
         margin,
-        {each: judged(paired.drafts(schemes, each), margin) for each in Measure},
-        judged(paired.drafts(controls, Measure.WORKING), margin),
+        {each: judged(paired.drafts(schemes, each), margin, looks) for each in Measure},
+        judged(paired.drafts(controls, Measure.WORKING), margin, looks),
         sum(results[branch.name]["cpu_s"] for branch in whole),
     )
 

@@ -58,6 +58,7 @@ def plan_of(
         "checkpoints": list(design.checkpoints),
         "arms": [arm.name for arm in design.arms],
         "steps": list(design.steps),
+        "warm_up": design.warm_up,
         "held_out_tokens": design.tokens,
         "held_out_sequences": design.sequences_in_all,
         "branches": len(design.branches),
@@ -86,7 +87,7 @@ def _price(design: Design, results: Mapping[str, Line]) -> _Price:
         base.experiment.model, training.seq_length, training.global_batch_size
     )
     evaluated = flops_per_iteration(base.experiment.model, training.seq_length, design.sequences)
-    steps = design.steps[-1] + 2 * len(design.steps) * evaluated / 3 / trained
+    steps = design.warm_up + design.steps[-1] + 2 * len(design.steps) * evaluated / 3 / trained
     return _Price(known[len(known) // 2] * steps, size, is_recorded=False)
 
 
@@ -122,10 +123,11 @@ def print_plan(plan: Mapping[str, Any], console: Console) -> None:
     facts.add_row("units", f"{seeds} seeds x {checkpoints} checkpoints ({_listed(plan)})")
     facts.add_row("branches", f"{plan['branches']:,}, of which {plan['missing']:,} are missing")
     facts.add_row("arms", ", ".join(plan["arms"]))
-    facts.add_row("steps", ", ".join(map(str, plan["steps"])))
+    after = f", after a warm-up of {plan['warm_up']}" if plan["warm_up"] else ""
+    facts.add_row("steps", ", ".join(map(str, plan["steps"])) + after)
     text = f"{plan['held_out_tokens']:,} tokens for each unit"
     facts.add_row("held-out text", f"{text}, {plan['held_out_sequences']:,} sequences in all")
-    facts.add_row("time", _time(plan))
+    facts.add_row("time", time_words(plan))
     facts.add_row("disk", "not known" if plan["bytes"] is None else human_bytes(plan["bytes"]))
     facts.print()
     rows = [
@@ -147,7 +149,8 @@ def _gap(nats: float | None) -> str:
     return "not known" if nats is None else in_units(nats).lstrip("+")
 
 
-def _time(plan: Mapping[str, Any]) -> str:
+def time_words(plan: Mapping[str, Any]) -> str:
+    """How long the processes of a plan take."""
     if plan["cpu_s"] is None:
         return "not known: the runs recorded no speed"
     at_once = plan["processes"]

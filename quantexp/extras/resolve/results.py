@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from quantexp.errors import UnreadableError
 from quantexp.reading.json_files import json_lines
@@ -45,7 +45,15 @@ class Line(TypedDict):
     time: str
 
 
+_Line = TypeVar("_Line")
+
+
 def read_results(folder: Path) -> dict[str, Line]:
+    """The lines of a design of branches, as `last_lines`."""
+    return last_lines(folder, Line)
+
+
+def last_lines(folder: Path, kind: type[_Line]) -> dict[str, _Line]:
     """The last line of each branch, by the branch's name; none without the file.
 
     A last line that a killed process left incomplete is not one.
@@ -53,7 +61,7 @@ def read_results(folder: Path) -> dict[str, Line]:
     Raises:
         UnreadableError: a line is not one of results.jsonl.
     """
-    lines = json_lines(folder / NAME, Line, _refuse)
+    lines: Iterator[Any] = json_lines(folder / NAME, kind, _refuse)
     return {line["branch"]: line for line in lines}
 
 

@@ -1,4 +1,4 @@
-"""All branches of one seed, in one process: `python -m quantexp.extras.resolve.seed_process`, which saves starts.
+"""All branches of one seed, or its gradients, in one process: `python -m quantexp.extras.resolve.seed_process`.
 
 Standard input has the task, standard output a JSON line for each branch when it is whole; all else that a library
 prints goes to standard error. A user's error is a line with `error`, and exit code 1.
@@ -7,9 +7,11 @@ prints goes to standard error. A user's error is a line with `error`, and exit c
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,27 @@ def main() -> int:
     task = json.load(sys.stdin)
     with log_to_stderr("branch"), results:
         try:
-            for each in task["branches"]:
-                _write(results, {"branch": each["name"], **_result(each, task)})
+            for name, measured in _results(task):
+                _write(results, {"branch": name, **measured})
         except QuantexpError as error:
             _write(results, {"error": str(error)})
             return 1
     return 0
 
 
-def _result(each: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
-    held_out = HeldOut(each["first"], task["sequences"], task["in_all"])
-    folder = RunDir(Path(task["folder"]) / each["name"])
-    return dataclasses.asdict(run_branch(folder, task["steps"], held_out))
+def _results(task: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each branch measured, by its name."""
+    folder, branches = Path(task["folder"]), task["branches"]
+    if task["measure"] == "gradient":
+        from quantexp.extras.resolve.gradient.passes import run_gradients
+
+        yield from run_gradients(folder, branches, task["batches"], task["draws"], task["by"])
+        return
+    for each in branches:
+        held_out = HeldOut(each["first"], task["sequences"], task["in_all"])
+        measured = run_branch(RunDir(folder / each["name"]), task["steps"], held_out)
+        yield each["name"], dataclasses.asdict(measured)
+        gc.collect()  # a model is in cycles, and holds process groups with their threads
 
 
 def _write(stream: Any, content: dict[str, Any]) -> None:

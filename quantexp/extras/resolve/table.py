@@ -27,7 +27,7 @@ TITLES = {
     Measure.WORKING: "with nothing quantised",
     Measure.SCHEME: "under the scheme",
 }
-_COLOURS = {Verdict.ABOVE: "red", Verdict.BELOW: "cyan", Verdict.EQUIVALENT: "green"}
+COLOURS = {Verdict.ABOVE: "red", Verdict.BELOW: "cyan", Verdict.EQUIVALENT: "green"}
 
 
 def print_outcome(outcome: Outcome, console: Console) -> None:
@@ -50,7 +50,7 @@ def _print(judgements: Sequence[Judgement], title: str, console: Console) -> Non
 def _cells(each: Judgement) -> list[str]:
     low_high = "-" if each.interval is None else " to ".join(map(in_units, each.interval))
     gap = each.smallest_gap
-    colour = _COLOURS.get(each.verdict)
+    colour = COLOURS.get(each.verdict)
     words = escape(verdict_words(each))
     return [
         escape(each.scheme),
@@ -103,12 +103,13 @@ def record(outcome: Outcome) -> dict[str, Any]:
         "held_out_tokens": design.tokens,
         "margin": outcome.margin,
         "cpu_s": outcome.cpu_s,
-        **{each.value: list(map(_plain, outcome.schemes[each])) for each in Measure},
-        "controls": list(map(_plain, outcome.controls)),
+        **{each.value: list(map(plain, outcome.schemes[each])) for each in Measure},
+        "controls": list(map(plain, outcome.controls)),
     }
 
 
-def _plain(each: Judgement) -> dict[str, Any]:
+def plain(each: Judgement) -> dict[str, Any]:
+    """A judgement in `--json`."""
     return {
         "scheme": each.scheme,
         "steps": each.steps,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quantexp.extras.verify import cases
 from quantexp.extras.verify.draws import random_integers
 from quantexp.extras.verify.exact import to_dtype
-from quantexp.extras.verify.gold import Gold, gold_of, quantised, scale_values
+from quantexp.extras.verify.gold import Gold, gold_of, quantised
 from quantexp.extras.verify.gold_check import GOLD
 from quantexp.extras.verify.kernels import Placed, to_numpy, to_torch
 from quantexp.extras.verify.tally import Tally
@@ -72,7 +72,7 @@ def _is_claimed(target: Placed, fmt: Format) -> bool:
     """Whether a kernel may take the format."""
     if target.kernel.name == "compiled":
         return is_compiled(fmt)
-    return fmt.family in gpu.FAMILIES and gpu.claims_spec(resolve(fmt))
+    return gpu.claims_spec(resolve(fmt))
 
 
 def _expected(gold: Gold, case: _Case) -> Array:
@@ -119,11 +119,21 @@ def _tensors(gold: Gold, width: int) -> Iterator[tuple[str, Array]]:
     """Every value of the element, and every tie with its neighbours, in blocks whose largest gives the scale."""
     values = np.array([float(value) for value in gold.element.values])
     middles = (values[:-1] + values[1:]) / 2
-    for scale in scale_values(gold) if gold.block is not None else [1.0, 2.0**-70, 0.37]:
+    for scale in _scale_values(gold) if gold.block is not None else [1.0, 2.0**-70, 0.37]:
         yield f"values at {scale:.3g}", _in_blocks(gold, _some(values), scale, width)
         beside = cases.around(np.abs(_some(middles, 3)))
         signs = np.where(np.arange(beside.size) % 2, -1, 1)
         yield f"ties at {scale:.3g}", _in_blocks(gold, beside * signs, scale, width)
+
+
+def _scale_values(gold: Gold) -> list[float]:
+    """Some block scales: the smallest, the largest, and those between."""
+    if gold.scale == "e8m0":
+        return [2.0**e for e in (-127, -126, -60, -9, 0, 1, 40, 126, 127)]
+    if gold.scale == "fp32":
+        return [2.0**-126, 1e-30, 0.37, 1.0, 3.0, 1e30]
+    scales = gold.scales
+    return [float(scales[i * (len(scales) - 1) // 8]) for i in range(9)]
 
 
 def _some(values: Array, times: int = 1) -> Array:

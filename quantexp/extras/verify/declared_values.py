@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantexp.extras.verify.rational import floor_log2, hif8_magnitudes
+
+Array = NDArray[Any]
+
+#: The formats of the table, as the definitions that they would have.
+TABLE: Mapping[str, Mapping[str, Any]] = {
+    "mxfp8_e4m3": {"element": "e4m3", "block": 32},
+    "mxfp8_e5m2": {"element": "e5m2", "block": 32},
+    "mxfp6_e2m3": {"element": "e2m3", "block": 32},
+    "mxfp6_e3m2": {"element": "e3m2", "block": 32},
+    "mxfp4_e2m1": {"element": "e2m1", "block": 32},
+    "nvfp4_e2m1": {"element": "e2m1", "block": 16, "scale": "e4m3", "tensor_scale": "fp32"},
+    "fp8_e4m3": {"element": "e4m3"},
+    "fp8_e5m2": {"element": "e5m2"},
+    "hifp8": {"element": "hif8", "scale": "none"},
+    "bf16": {
+        "element": {"exponent_bits": 8, "mantissa_bits": 7, "infinity": True},
+        "scale": "none",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -106,3 +129,50 @@ def _list(content: Sequence[float]) -> Values:
     has_both_signs = values[0] < 0 < values[-1]
     largest = (min if has_both_signs else max)(abs(values[0]), abs(values[-1]))
     return Values(tuple(values), largest, 0, has_negative_zero=False, places=places)
+
+
+def rounded(element: Values, v: Array, rounding: str, random: Array | None) -> Array:
+    """Each number of v on the grid, float32; NaN stays."""
+    draws = np.zeros(v.size, np.int64) if random is None else random.reshape(-1)
+    results = [
+        on_grid(element, float(one), rounding, int(draw))
+        for one, draw in zip(v.reshape(-1), draws, strict=True)
+    ]
+    return np.array(results, np.float32).reshape(v.shape)
+
+
+def on_grid(element: Values, v: float | Fraction, rounding: str, random: int = 0) -> float:
+    """The value of an element that v is rounded to; `random` decides if rounding is stochastic. NaN stays."""
+    if math.isnan(v):
+        return math.nan
+    values = element.values
+    is_low = v == -math.inf or (math.isfinite(v) and Fraction(v) <= values[0])
+    is_high = v == math.inf or (math.isfinite(v) and Fraction(v) >= values[-1])
+    if is_low or is_high:
+        chosen = values[0] if is_low else values[-1]
+    else:
+        exact = Fraction(v)
+        above = bisect_right(values, exact)
+        chosen = _beside(element, exact, above, rounding, random)
+    if element.overflow is not None and abs(chosen) == values[-1]:
+        return math.copysign(element.overflow, v)
+    if chosen == 0 and element.has_negative_zero:
+        return math.copysign(0.0, v)
+    return float(chosen)
+
+
+def _beside(element: Values, v: Fraction, above: int, rounding: str, random: int) -> Fraction:
+    """The value below or above v."""
+    low, high = element.values[above - 1], element.values[above]
+    inner, outer = (high, low) if low + high < 0 else (low, high)
+    if rounding == "stochastic":
+        share = abs(v - inner) / (high - low)
+        return outer if random < math.floor(share * 2**24) else inner
+    if 2 * v != low + high:
+        return low if 2 * v < low + high else high
+    if rounding == "away":
+        return outer
+    if element.places:
+        is_high = element.places[above] % 2 == 0 or element.places[above - 1] % 2 == 1
+        return high if is_high else low
+    return inner if inner / (high - low) % 2 == 0 else outer

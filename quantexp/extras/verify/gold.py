@@ -15,17 +15,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantexp.extras.verify.declared_values import (
+    TABLE,
     Values,
     bias_of,
     element_values,
     magnitudes_of,
+    rounded,
 )
+from quantexp.extras.verify.gold_levels import correction, drawn_scale, with_micro_exponents
 from quantexp.extras.verify.rational import floor_log2, power_of_two_scale
 
 Array = NDArray[Any]
@@ -34,24 +38,8 @@ _SMALLEST_FLOAT32_SCALE = np.float32(2.0**-126)
 #: Errors of two scales that differ by less are a tie, as their sums are float64.
 _TIE = Fraction(1, 1 << 44)
 _PARTS = 32
-
-
-#: The formats of the table, as the definitions that they would have.
-TABLE: Mapping[str, Mapping[str, Any]] = {
-    "mxfp8_e4m3": {"element": "e4m3", "block": 32},
-    "mxfp8_e5m2": {"element": "e5m2", "block": 32},
-    "mxfp6_e2m3": {"element": "e2m3", "block": 32},
-    "mxfp6_e3m2": {"element": "e3m2", "block": 32},
-    "mxfp4_e2m1": {"element": "e2m1", "block": 32},
-    "nvfp4_e2m1": {"element": "e2m1", "block": 16, "scale": "e4m3", "tensor_scale": "fp32"},
-    "fp8_e4m3": {"element": "e4m3"},
-    "fp8_e5m2": {"element": "e5m2"},
-    "hifp8": {"element": "hif8", "scale": "none"},
-    "bf16": {
-        "element": {"exponent_bits": 8, "mantissa_bits": 7, "infinity": True},
-        "scale": "none",
-    },
-}
+#: The macro block of a whole row.
+_ROW = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -70,6 +58,14 @@ class Gold:
     #: What a block's amax may be brought to, and the error that decides: mse, mae or max.
     candidates: tuple[float, ...] = ()
     choose: str = "mse"
+    #: Elements that a block may take in place of the first.
+    others: tuple[Values, ...] = ()
+    #: Elements of groups within a block that have one bit of exponent each.
+    micro_exponents: tuple[int, ...] = ()
+    #: Elements whose blocks' scales share a correction.
+    eden: int | None = None
+    #: Elements that have the scale of a tensor by themselves.
+    macro_block: int | None = None
     #: Whether a block's amax is divided by the element's largest value before the scale of the tensor, as in NVFP4.
     largest_first: bool = False
 
@@ -79,15 +75,18 @@ class Gold:
         if self.scale == "bf16":
             steps = [Fraction(1 + Fraction(i, 128)) for i in range(128)]
             return [Fraction(2) ** e * step for e in range(-126, 128) for step in steps]
-        match = re.fullmatch(r"u?e(\d+)m(\d+)", self.scale)
+        match = re.fullmatch(r"u?e(\d+)m(\d+)(?: bias (-?\d+))?", self.scale)
         assert match is not None
         e, m = int(match[1]), int(match[2])
-        return magnitudes_of(e, m, bias_of(e), reserved=1)[1:]
+        bias = bias_of(e) if match[3] is None else int(match[3])
+        return magnitudes_of(e, m, bias, reserved=1)[1:]
 
 
 def gold_of(content: Mapping[str, Any]) -> Gold:
     """The format of a definition that `declared_format` accepts."""
-    element, is_plain = element_values(content["element"])
+    several = content["element"]
+    several = several if isinstance(several, list) else [several]
+    element, is_plain = element_values(several[0])
     block = content.get("block")
     extents: tuple[int, int | None] | None
     if block in (None, "tensor"):
@@ -96,10 +95,13 @@ def gold_of(content: Mapping[str, Any]) -> Gold:
         extents = (1, None)
     else:
         extents = (1, block) if isinstance(block, int) else (block[0], block[1])
-    scale = str(content.get("scale", "fp32" if extents is None else "e8m0"))
+    scale = content.get("scale", "fp32" if extents is None else "e8m0")
+    if isinstance(scale, Mapping):
+        scale = "e{exponent_bits}m{mantissa_bits} bias {bias}".format(**scale)
+    scale = str(scale)
     scale = "e8m0" if scale == "power_of_two" else scale
     rule = str(content.get("scale_rule") or ("floor" if scale == "e8m0" else "exact"))
-    is_hif8 = content["element"] == "hif8"
+    is_hif8, macro = content["element"] == "hif8", content.get("macro_block")
     target = Fraction(content.get("amax_target") or (15 if is_hif8 else element.largest))
     gold = Gold(
         element,
@@ -117,13 +119,18 @@ def gold_of(content: Mapping[str, Any]) -> Gold:
             str(content.get("tensor_scale")), str(content.get("tensor_scale") or "none")
         )
         if of_tensor != "none" and "amax_target" not in content:
-            target = element.largest * gold.scales[-1]
+            levels = len(content.get("micro_exponents") or ())
+            target = element.largest * 2**levels * (1 if scale == "e8m0" else gold.scales[-1])
     return replace(
         gold,
         tensor_scale=of_tensor,
         target=target,
         candidates=tuple(content.get("candidates") or ()),
         choose=str(content.get("choose") or "mse"),
+        others=tuple(element_values(each)[0] for each in several[1:]),
+        micro_exponents=tuple(content.get("micro_exponents") or ()),
+        eden=content.get("eden"),
+        macro_block=_ROW if macro == "row" else macro,
     )
 
 
@@ -150,28 +157,27 @@ def quantised(
 
     `random_RN` is for stochastic rounding; `amax` replaces that of x in the scale of the tensor.
     """
-    t = _tensor_scale(gold, x_RN, amax)
     y = np.empty_like(x_RN)
+    if gold.macro_block is not None:
+        inner, size = replace(gold, macro_block=None), max(1, min(gold.macro_block, x_RN.shape[1]))
+        for r, n in product(range(x_RN.shape[0]), range(0, x_RN.shape[1], size)):
+            at = slice(r, r + 1), slice(n, n + size)
+            part = None if random_RN is None else random_RN[at]
+            is_finite = np.isfinite(x_RN[at]).all()
+            y[at] = quantised(inner, x_RN[at], rounding, part) if is_finite else np.nan
+        return y
+    t = _tensor_scale(gold, x_RN, amax)
     if gold.block is None:
         y[...] = _flat(gold, x_RN, t, rounding, random_RN)
         return y
     rows, extent = gold.block[0], gold.block[1] or max(1, x_RN.shape[1])
     for r in range(0, x_RN.shape[0], rows):
-        for n in range(0, x_RN.shape[1], extent):
-            at = slice(r, r + rows), slice(n, n + extent)
+        for n in range(0, x_RN.shape[1], gold.eden or extent):
+            at = slice(r, r + rows), slice(n, n + (gold.eden or extent))
             part = None if random_RN is None else random_RN[at]
-            y[at] = _block(gold, x_RN[at], t, rounding, part)
+            make = _corrected if gold.eden else _block
+            y[at] = make(gold, x_RN[at], t, rounding, part)
     return y
-
-
-def scale_values(gold: Gold) -> list[float]:
-    """Some block scales: the smallest, the largest, and those between."""
-    if gold.scale == "e8m0":
-        return [2.0**e for e in (-127, -126, -60, -9, 0, 1, 40, 126, 127)]
-    if gold.scale == "fp32":
-        return [2.0**-126, 1e-30, 0.37, 1.0, 3.0, 1e30]
-    scales = gold.scales
-    return [float(scales[i * (len(scales) - 1) // 8]) for i in range(9)]
 
 
 def _tensor_scale(gold: Gold, x: Array, own_amax: float | None) -> np.float32 | None:
@@ -190,7 +196,7 @@ def _tensor_scale(gold: Gold, x: Array, own_amax: float | None) -> np.float32 | 
     else:
         value = ratio
     least = Fraction(2) ** -126
-    if gold.block is not None:
+    if gold.block is not None and gold.scale != "e8m0":
         least /= gold.scales[0]
     value = min(max(value, least), Fraction(2) ** 127)
     return np.float32(_float32(value))
@@ -200,7 +206,7 @@ def _flat(gold: Gold, x: Array, t: np.float32 | None, rounding: str, random: Arr
     with np.errstate(over="ignore", invalid="ignore"):
         one = np.float32(1) if t is None else t
         v = x * one if gold.multiplies else x / one
-        q = _rounded(gold.element, v, rounding, random)
+        q = rounded(gold.element, v, rounding, random)
         y: Array = q / one if gold.multiplies else q * one
     return y
 
@@ -212,27 +218,70 @@ def _block(
         return np.full_like(x, np.nan)
     amax = np.float32(np.abs(x).max())
     with np.errstate(over="ignore", under="ignore"):
-        factors = [b if t is None else b * t for b in _block_scales(gold, amax, t)]
-        d = factors[0] if len(factors) == 1 else _best(gold, x, factors)
-        y: Array = _rounded(gold.element, x / d, rounding, random) * d
+        element, b = _taken(gold, x, amax, t)
+        d = with_micro_exponents(x, b if t is None else b * t, element, gold.micro_exponents)
+        y: Array = rounded(element, x / d, rounding, random) * d
     return y
 
 
-def _block_scales(gold: Gold, amax: np.float32, t: np.float32 | None) -> list[np.float32]:
+def _corrected(
+    gold: Gold, x: Array, t: np.float32 | None, rounding: str, random: Array | None
+) -> Array:
+    """Blocks whose scales share a correction, one after another in a row."""
+    if not np.isfinite(x).all():
+        return np.full_like(x, np.nan)
+    assert gold.block is not None
+    assert gold.block[1] is not None
+    parts, y = [], np.empty_like(x)
+    with np.errstate(over="ignore", under="ignore"):
+        for n in range(0, x.shape[1], gold.block[1]):
+            at = slice(None), slice(n, n + gold.block[1])
+            element, b = _taken(gold, x[at], np.float32(np.abs(x[at]).max()), t)
+            v = x[at] / (b if t is None else b * t)
+            ties = "even" if rounding == "stochastic" else rounding
+            parts.append((at, b, v, rounded(element, v, ties, None)))
+        limit = 2 * max(element.largest for element in (gold.element, *gold.others))
+        pairs = [(v, q) for _, _, v, q in parts]
+        c = correction(pairs, limit, gold.eden or 0)
+        for at, b, _, q in parts:
+            target = np.float32(b * c)
+            if random is None or gold.scale == "fp32":
+                own = _on_scales(gold, target, "exact")
+            else:
+                own = drawn_scale(gold.scales, target, int(random[at][0, 0]))
+            y[at] = q * (own if t is None else own * t)
+    return y
+
+
+def _taken(
+    gold: Gold, x: Array, amax: np.float32, t: np.float32 | None
+) -> tuple[Values, np.float32]:
+    """The element and the scale of a block: the first with the least error."""
+    tried = [
+        (element, b)
+        for element in (gold.element, *gold.others)
+        for b in _block_scales(gold, element, amax, t)
+    ]
+    return tried[0] if len(tried) == 1 else _best(gold, x, tried, t)
+
+
+def _block_scales(
+    gold: Gold, element: Values, amax: np.float32, t: np.float32 | None
+) -> list[np.float32]:
     """The scale of a block, or those among which it is chosen."""
-    largest = np.float32(float(gold.element.largest))
+    largest = np.float32(float(element.largest))
     if gold.largest_first:
         over = amax / largest
         return [_on_scales(gold, over if t is None else over / t, gold.rule)]
-    ratio = amax if t is None else amax / t
+    ratio = (amax if t is None else amax / t) * np.float32(2.0 ** -len(gold.micro_exponents))
     if gold.candidates:
         overs = [np.float32(ratio / np.float32(c)) for c in gold.candidates]
         return [_on_scales(gold, over, gold.rule) for over in overs]
     if gold.scale == "e8m0":
         if gold.rule == "search":
-            first = _power(gold, ratio, "rceil")
+            first = _power(element, ratio, "rceil")
             return [np.float32(2.0 ** max(first - k, -127)) for k in range(3)]
-        return [np.float32(2.0 ** _power(gold, ratio, gold.rule))]
+        return [np.float32(2.0 ** _power(element, ratio, gold.rule))]
     over = np.float32(ratio / largest)
     if gold.rule == "search":
         factors = [np.float32((_PARTS - k) / _PARTS) for k in range(_PARTS // 2 + 1)]
@@ -240,9 +289,8 @@ def _block_scales(gold: Gold, amax: np.float32, t: np.float32 | None) -> list[np
     return [_on_scales(gold, over, gold.rule)]
 
 
-def _power(gold: Gold, ratio: np.float32, rule: str) -> int:
+def _power(element: Values, ratio: np.float32, rule: str) -> int:
     """The exponent of a power-of-two scale."""
-    element = gold.element
     return power_of_two_scale(Fraction(float(ratio)), element.largest, element.mantissa_bits, rule)
 
 
@@ -270,67 +318,24 @@ def _on_scales(gold: Gold, over: np.float32, rule: str) -> np.float32:
     return np.float32(float(chosen))
 
 
-def _best(gold: Gold, x: Array, factors: Sequence[np.float32]) -> np.float32:
-    """The first factor with the least error, or one that is as good in float64."""
+def _best(
+    gold: Gold, x: Array, tried: Sequence[tuple[Values, np.float32]], t: np.float32 | None
+) -> tuple[Values, np.float32]:
+    """The first element and scale with the least error, or with one that is as good in float64."""
     errors = []
-    for d in factors:
-        y = _rounded(gold.element, x / d, "even", None) * d
+    for element, b in tried:
+        d = b if t is None else b * t
+        y = rounded(element, x / d, "even", None) * d
         if not np.isfinite(y).all():
             continue
         pairs = zip(x.flat, y.flat, strict=True)
         distances = [abs(Fraction(float(a)) - Fraction(float(b))) for a, b in pairs]
         if gold.choose == "mse":
             distances = [distance**2 for distance in distances]
-        errors.append((d, max(distances) if gold.choose == "max" else sum(distances, Fraction(0))))
+        error = max(distances) if gold.choose == "max" else sum(distances, Fraction(0))
+        errors.append(((element, b), error))
     least = min((error for _, error in errors), default=Fraction(0))
-    return next((d for d, error in errors if error <= least * (1 + _TIE)), factors[0])
-
-
-def _rounded(element: Values, v: Array, rounding: str, random: Array | None) -> Array:
-    """Each number of v on the grid, float32; NaN stays."""
-    draws = np.zeros(v.size, np.int64) if random is None else random.reshape(-1)
-    results = [
-        on_grid(element, float(one), rounding, int(draw))
-        for one, draw in zip(v.reshape(-1), draws, strict=True)
-    ]
-    return np.array(results, np.float32).reshape(v.shape)
-
-
-def on_grid(element: Values, v: float | Fraction, rounding: str, random: int = 0) -> float:
-    """The value of an element that v is rounded to; `random` decides if rounding is stochastic. NaN stays."""
-    if math.isnan(v):
-        return math.nan
-    values = element.values
-    is_low = v == -math.inf or (math.isfinite(v) and Fraction(v) <= values[0])
-    is_high = v == math.inf or (math.isfinite(v) and Fraction(v) >= values[-1])
-    if is_low or is_high:
-        chosen = values[0] if is_low else values[-1]
-    else:
-        exact = Fraction(v)
-        above = bisect_right(values, exact)
-        chosen = _beside(element, exact, above, rounding, random)
-    if element.overflow is not None and abs(chosen) == values[-1]:
-        return math.copysign(element.overflow, v)
-    if chosen == 0 and element.has_negative_zero:
-        return math.copysign(0.0, v)
-    return float(chosen)
-
-
-def _beside(element: Values, v: Fraction, above: int, rounding: str, random: int) -> Fraction:
-    """The value below or above v."""
-    low, high = element.values[above - 1], element.values[above]
-    inner, outer = (high, low) if low + high < 0 else (low, high)
-    if rounding == "stochastic":
-        share = abs(v - inner) / (high - low)
-        return outer if random < math.floor(share * 2**24) else inner
-    if 2 * v != low + high:
-        return low if 2 * v < low + high else high
-    if rounding == "away":
-        return outer
-    if element.places:
-        is_high = element.places[above] % 2 == 0 or element.places[above - 1] % 2 == 1
-        return high if is_high else low
-    return inner if inner / (high - low) % 2 == 0 else outer
+    return next((one for one, error in errors if error <= least * (1 + _TIE)), tried[0])
 
 
 def _float32(value: Fraction) -> float:

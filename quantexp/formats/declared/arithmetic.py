@@ -13,7 +13,10 @@ With candidates c, each gives a scale b = rule(max |x| / t / c), and the block t
 sum of (x - y)^2 (`mse`), the sum of |x - y| (`mae`) or the largest |x - y| (`max`), to a part in 2^44, with y rounded
 to nearest even, and before it is rounded to the dtype. `search` chooses as well, among scales up to that of the amax:
 for powers of two rceil's, a half and a quarter of it; for others 32/32 down to 16/32 of amax / max, rounded to the
-nearest.
+nearest. A block that may take one of several elements tries the scales of each, for its own largest value, and takes
+the first element and scale with the least error.
+
+Scales of several levels, micro-exponents and those that share a correction, are in `levels`.
 
 Ties: `even` takes the value with the even code; of a list of values, the one at an even place, counted from zero
 outwards, and the positive one if both are odd. `away` takes the larger magnitude, and the positive one if both are
@@ -32,12 +35,12 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.codes import code_values
+from quantexp.formats.declared.lists import on_list
 from quantexp.formats.families import nearest_scale
 from quantexp.formats.layout import Chunk, chunk_limit, chunks
 from quantexp.formats.rounding import (
     EXPONENT_MASK,
     MANTISSA_BITS,
-    RANDOM_BITS,
     as_bits,
     break_ties,
     from_bits,
@@ -56,6 +59,7 @@ from quantexp.formats.types import (
     BlockScaleKind,
     Choose,
     Element,
+    Format,
     Rounding,
     ScaleRule,
 )
@@ -69,25 +73,6 @@ _SMALLEST_FLOAT32_SCALE = 2.0**-126
 _TIE = 2.0**-44
 
 
-def quantise_grid(
-    x_ONI: Tensor,
-    y_ONI: Tensor,
-    spec: QuantSpec,
-    scale: Tensor | None,
-    random_ONI: Tensor | None = None,
-) -> None:
-    """Write the quantised x to y, which may be x itself; `scale` is t, None means 1.
-
-    `random_ONI` is for stochastic rounding, see `rounding`.
-    """
-    for chunk in grid_chunks(x_ONI, spec):
-        x_OBKI = chunk.elements(x_ONI).to(torch.float32)
-        random = None if random_ONI is None else chunk.elements(random_ONI)
-        d = block_factors(x_OBKI, spec, scale)
-        q = rounded(x_OBKI / d, spec.fmt.element, spec.rounding, random)
-        chunk.elements(y_ONI).copy_(q * d)
-
-
 def grid_chunks(x_ONI: Tensor, spec: QuantSpec) -> list[Chunk]:
     """Chunks of whole blocks; of a format without blocks, of any elements."""
     o, n, i = x_ONI.shape
@@ -96,18 +81,30 @@ def grid_chunks(x_ONI: Tensor, spec: QuantSpec) -> list[Chunk]:
 
 
 def block_factors(x_OBKI: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:
-    """d of each block, float32, with extent 1 along K; NaN for a block with NaN or Inf, 0-dim without blocks."""
-    block_scale = spec.fmt.grid_scale
-    if block_scale is None:
+    """d of each block, float32, with extent 1 along K; NaN for a block with NaN or Inf, 0-dim without blocks.
+
+    Of blocks that are several, see `levels`.
+    """
+    if spec.fmt.grid_scale is None:
         return x_OBKI.new_ones(()) if scale is None else scale
+    b, _ = block_scales(x_OBKI, spec, scale)
+    return b if scale is None else b * scale
+
+
+def block_scales(
+    x_OBKI: Tensor, spec: QuantSpec, scale: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """b of each block, float32, with extent 1 along K; NaN for a block with NaN or Inf. And which element it takes."""
+    block_scale, which = spec.fmt.grid_scale, None
+    assert block_scale is not None, "blocks"
     amax = x_OBKI.abs().amax(dim=2, keepdim=True)
     ratio = amax if scale is None else amax / scale
     if block_scale.is_chosen:
-        d = _chosen(x_OBKI, ratio, spec, block_scale, scale)
+        b, which = _chosen(x_OBKI, ratio, spec, block_scale, scale)
     else:
+        ratio = ratio * 2.0 ** -len(block_scale.micro_exponents)
         b = _scale_of(ratio, spec.fmt.element, block_scale)
-        d = b if scale is None else b * scale
-    return d.masked_fill(~amax.isfinite(), math.nan)
+    return b.masked_fill(~amax.isfinite(), math.nan), which
 
 
 def _scale_of(ratio: Tensor, element: Element, scale: BlockScale) -> Tensor:
@@ -151,22 +148,34 @@ def scale_grid(scale: BlockScale, device: torch.device) -> Tensor:
 
 def _chosen(
     x_OBKI: Tensor, ratio: Tensor, spec: QuantSpec, scale: BlockScale, t: Tensor | None
-) -> Tensor:
-    """d of each block, chosen among several."""
-    tried = candidates(ratio, spec.fmt.element, scale)
-    factors = tried if t is None else [b * t for b in tried]
-    errors = [_error(x_OBKI, d, spec.fmt.element, scale.choose) for d in factors]
-    least = torch.stack(errors).amin(dim=0)
-    best = factors[0]
-    for d, error in zip(reversed(factors), reversed(errors), strict=True):
-        best = torch.where(error <= least * (1 + _TIE), d, best)
-    return best
+) -> tuple[Tensor, Tensor | None]:
+    """b of each block, and the number of its element, chosen among several."""
+    elements = (spec.fmt.element, *scale.others)
+    tried = [
+        (b, number)
+        for number, element in enumerate(elements)
+        for b in candidates(ratio, element, scale)
+    ]
+    best, which = tried[0][0], torch.zeros_like(ratio, dtype=torch.int64)
+    errors = [
+        _error(x_OBKI, b if t is None else b * t, elements[number], scale.choose)
+        for b, number in (tried if len(tried) > 1 else [])
+    ]
+    least = torch.stack(errors).amin(dim=0) if errors else None
+    for (b, number), error in zip(reversed(tried), reversed(errors), strict=False):
+        assert least is not None, "errors"
+        is_best = error <= least * (1 + _TIE)
+        best = torch.where(is_best, b, best)
+        which = which.masked_fill(is_best, number)
+    return best, which if scale.others else None
 
 
 def candidates(ratio: Tensor, element: Element, scale: BlockScale) -> list[Tensor]:
-    """b of each block for every scale that is tried, in their order."""
+    """b of each block for every scale of an element that is tried, in their order."""
     if scale.candidates:
         return [on_scale_grid(_over(ratio, c), scale, scale.rule) for c in scale.candidates]
+    if scale.rule is not BlockRule.SEARCH:
+        return [_scale_of(ratio, element, scale)]
     if scale.kind is BlockScaleKind.E8M0:
         first = power_of_two(scale_field(as_bits(ratio), element, ScaleRule.RCEIL))
         return [(first * factor).clamp_min_(2.0**-127) for factor in POWER_FACTORS]
@@ -187,10 +196,26 @@ def _error(x_OBKI: Tensor, d: Tensor, element: Element, choose: Choose) -> Tenso
             return error.abs_().amax(dim=2, keepdim=True)
 
 
+def on_elements(
+    v_OBKI: Tensor,
+    which: Tensor | None,
+    fmt: Format,
+    rounding: Rounding,
+    random: Tensor | None,
+) -> Tensor:
+    """v on the grid of its block's element, whose number is `which`."""
+    q = rounded(v_OBKI, fmt.element, rounding, random)
+    if which is not None:
+        assert fmt.grid_scale is not None, "several elements"
+        for number, element in enumerate(fmt.grid_scale.others, 1):
+            q = torch.where(which == number, rounded(v_OBKI, element, rounding, random), q)
+    return q
+
+
 def rounded(v: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> Tensor:
     """v, float32, on the element's grid, in a new tensor; NaN stays NaN."""
     if element.values:
-        q = _on_list(v, element, rounding, random)
+        q = on_list(v, element, rounding, random)
     else:
         lowest = element.max if element.lowest is None else -element.lowest
         limit = torch.where(v < 0, lowest, element.max) if element.lowest is not None else None
@@ -240,50 +265,3 @@ def _round_wide(q: Tensor, element: Element, rounding: Rounding, random: Tensor 
         whole = multiples.floor()
         whole += multiples - whole >= 0.5
     torch.mul(whole, step, out=q)
-
-
-def _on_list(v: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> Tensor:
-    """v rounded to a list of values, in float64, in which the middle of two float32 values is exact."""
-    values, wins_up = _list_tables(element, rounding, v.device)
-    wide = v.double().clamp_(element.values[0], element.values[-1]).contiguous()
-    high = torch.searchsorted(values, wide).clamp_(1, values.numel() - 1)
-    low_value, high_value = values[high - 1], values[high]
-    if rounding is Rounding.STOCHASTIC:
-        assert random is not None
-        fraction = (wide - low_value) / (high_value - low_value)
-        # Away from zero with the probability that preserves the mean.
-        outwards = torch.where(low_value + high_value < 0, 1 - fraction, fraction)
-        moves = random < (outwards * 2.0**RANDOM_BITS).floor_()
-        is_up = torch.where(low_value + high_value < 0, ~moves, moves)
-    else:
-        twice, ends = wide * 2, low_value + high_value
-        is_up = (twice > ends) | ((twice == ends) & wins_up[high])
-    q = torch.where(is_up, high_value, low_value)
-    return q.masked_fill_(v.isnan(), math.nan).to(torch.float32)
-
-
-@lru_cache(maxsize=64)
-def _list_tables(
-    element: Element, rounding: Rounding, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The values, float64, and whether a tie between each and the one below goes to it."""
-    places = places_from_zero(element.values)
-    wins = [False]
-    for index in range(1, len(element.values)):
-        low, high = element.values[index - 1 : index + 1]
-        if rounding is Rounding.AWAY:
-            wins.append(abs(high) >= abs(low))
-        else:
-            wins.append(places[index] % 2 == 0 or places[index - 1] % 2 == 1)
-    values = torch.tensor(element.values, dtype=torch.float64, device=device)
-    return values, torch.tensor(wins, dtype=torch.bool, device=device)
-
-
-def places_from_zero(values: tuple[float, ...]) -> list[int]:
-    """The place of each value of an ascending list, counted from zero outwards; that of zero is 0."""
-    num_negative = sum(value < 0 for value in values)
-    has_zero = 0.0 in values
-    return [
-        num_negative - index if value < 0 else index - num_negative + (not has_zero)
-        for index, value in enumerate(values)
-    ]

@@ -1,12 +1,15 @@
 """Reads the declaration of a number format. Needs no torch.
 
-    element: e3m3            see `elements`
+    element: e3m3            see `elements`; a list of which a block takes the one with the least error
     block: 24                elements along the axis that a product reduces; or [rows, elements], row, tensor
     scale: ue5m3             e8m0 (or power_of_two), fp32, bf16, a small float without a sign, or none
     scale_rule: exact        how a block's amax determines its scale, see `BlockRule`
     candidates: [6, 4]       what a block's amax may be brought to; the element's largest value without it
-    choose: mse              of candidates and of the rule search: the error that decides, see `Choose`
+    choose: mse              of candidates, elements and of the rule search: the error that decides, see `Choose`
+    micro_exponents: [8, 4]  groups within a block, each in the one before, with one bit of exponent each
+    eden: 32                 elements whose blocks' scales share a correction and are rounded to the format's `rounding`
     tensor_scale: none       above the block scales: fp32 or power_of_two
+    macro_block: 128         elements that have the scale of `tensor_scale` in place of the tensor; or row
     rounding: even           even, away or stochastic
     amax_target: 15          the amax of the tensor after scaling; without it the largest value of the element, times
                              that of the block scales if there are any
@@ -26,12 +29,17 @@ The default scale rule is floor for e8m0, as OCP MX v1.0 says, and exact for all
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from quantexp.formats.definitions.elements import as_text, element_of, scale_element_of
+from quantexp.formats.definitions.elements import (
+    POWERS,
+    TENSOR_SCALES,
+    amax_target_of,
+    choice_of,
+    element_of,
+)
 from quantexp.formats.definitions.python import PYTHON, python_format
 from quantexp.formats.table import (
     HIF8,
@@ -41,10 +49,8 @@ from quantexp.formats.table import (
 )
 from quantexp.formats.types import (
     WHOLE_ROW,
-    BlockRule,
     BlockScale,
     BlockScaleKind,
-    Choose,
     Element,
     Family,
     Format,
@@ -60,21 +66,16 @@ KEYS = (
     "scale_rule",
     "candidates",
     "choose",
+    "micro_exponents",
+    "eden",
+    "macro_block",
     "tensor_scale",
     "rounding",
     "amax_target",
 )
 _MOST_BLOCK = 1 << 20
-_MOST_CANDIDATES = 16
-_POWERS = ("e8m0", "power_of_two")
-_RULES = {
-    BlockScaleKind.E8M0: ("floor", "rceil", "ceil", "even", "search"),
-    BlockScaleKind.FLOAT: ("exact", "floor", "ceil", "search"),
-    BlockScaleKind.BF16: ("exact", "floor", "ceil", "search"),
-    BlockScaleKind.FP32: ("exact", "search"),
-}
-_TENSOR_SCALES = {"fp32": Scaling.EXACT, "power_of_two": Scaling.CURRENT, "none": Scaling.NONE}
-_SCALES = "e8m0, power_of_two, fp32, bf16, none, or a small float such as ue5m3"
+#: The most elements of which a block takes one.
+_MOST_ELEMENTS = 4
 #: Exponents that MX's arithmetic adds to a magnitude; beyond, the sum would not be finite.
 _MAGIC_BITS = 24
 _FLOAT32_EMAX = 127
@@ -112,35 +113,55 @@ def _format_of(name: str, definition: str) -> Format:
             raise ValueError(f"unknown key {key}; a format has {', '.join(KEYS)}")
     if "element" not in content:
         raise ValueError(f"element is missing; a format has {', '.join(KEYS)}")
-    element = element_of(content["element"])
+    elements = _elements(content["element"])
     rows, extent = _block(content.get("block", "tensor"))
     roundings = {rounding.value: rounding for rounding in Rounding}
-    rounding = _choice_of("rounding", content.get("rounding", "even"), roundings)
+    rounding = choice_of("rounding", content.get("rounding", "even"), roundings)
     make = _of_tensor if extent is None else _of_blocks
-    return make(name, content, element, (rows, extent or 0), rounding, definition)
+    return make(name, content, elements, (rows, extent or 0), rounding, definition)
+
+
+def _elements(content: object) -> list[Element]:
+    """The elements of a format, of which a block takes one."""
+    if not isinstance(content, list):
+        return [element_of(content)]
+    if not 2 <= len(content) <= _MOST_ELEMENTS:
+        raise ValueError(
+            f"a list of elements must have 2 to {_MOST_ELEMENTS}, got {len(content)}; a list of values is "
+            "{values: [...]}"
+        )
+    return [element_of(each) for each in content]
 
 
 def _of_tensor(
     name: str,
     content: Mapping[str, Any],
-    element: Element,
+    elements: Sequence[Element],
     block: tuple[int, int],
     rounding: Rounding,
     definition: str,
 ) -> Format:
     """A format without blocks: under one scale, or none."""
-    for key in ("scale_rule", "candidates", "choose", "tensor_scale"):
+    element, *others = elements
+    if others:
+        raise ValueError(
+            "a list of elements is for a format with blocks; give block, or one element"
+        )
+    for key in (
+        *("scale_rule", "candidates", "choose", "micro_exponents", "eden", "macro_block"),
+        "tensor_scale",
+    ):
         if content.get(key) is not None:
             raise ValueError(f"{key} is for a format with blocks; give block, or drop it")
     scale = content.get("scale", "fp32")
-    scale = "power_of_two" if scale in _POWERS else "none" if scale is None else scale
-    if scale not in _TENSOR_SCALES:
+    scale = "power_of_two" if scale in POWERS else "none" if scale is None else scale
+    if scale not in TENSOR_SCALES:
         raise ValueError(
-            f"scale of a whole tensor must be one of {', '.join(_TENSOR_SCALES)}, got {scale!r}"
+            f"scale of a whole tensor must be one of {', '.join(TENSOR_SCALES)}, got {scale!r}"
         )
-    scaling = _TENSOR_SCALES[scale]
+    scaling = TENSOR_SCALES[scale]
     is_grid = not _is_signed_float(element) and element is not HIF8
-    target = _amax_target(content, element.max)
+    target = amax_target_of(content, element.max)
     default = HIF8_AMAX_TARGET if element is HIF8 else element.max
     family = Family.GRID if is_grid else Family.HIF8 if element is HIF8 else Family.FP8
     options = ROUNDING_OPTIONS | TENSOR_SCALE_OPTIONS | {"amax_target"}
@@ -161,26 +182,33 @@ def _of_tensor(
 def _of_blocks(
     name: str,
     content: Mapping[str, Any],
-    element: Element,
+    elements: Sequence[Element],
     block: tuple[int, int],
     rounding: Rounding,
     definition: str,
 ) -> Format:
     """A format with blocks, each under a scale."""
+    from quantexp.formats.definitions.block_scale import block_scale_of, check_reach
+
+    element = elements[0]
     rows, extent = block
-    scale = _block_scale(content, element)
-    scaling = _choice_of("tensor_scale", content.get("tensor_scale") or "none", _TENSOR_SCALES)
+    scale = block_scale_of(content, elements, block)
+    scaling = choice_of("tensor_scale", content.get("tensor_scale") or "none", TENSOR_SCALES)
+    is_macro, extent = scale.macro is not Scaling.NONE, scale.corrected or extent
+    if is_macro:
+        macro_block, scaling = content["macro_block"], Scaling.NONE
+        extent = WHOLE_ROW if macro_block == "row" else macro_block
     if scaling is not Scaling.NONE and scale.element is None:
         raise ValueError(
             f"tensor_scale is for block scales that are small floats such as e4m3, got scale {content.get('scale')}; "
             "drop it"
         )
     is_scaled = scaling is not Scaling.NONE
-    if "amax_target" in content and not is_scaled:
+    if "amax_target" in content and not (is_scaled or is_macro):
         raise ValueError(
             "amax_target is the amax of a tensor after scaling; with blocks it needs a tensor_scale"
         )
-    _check_reach(element, scale)
+    check_reach(element, scale)
     options = ROUNDING_OPTIONS
     if _is_mx(element, rows, extent, scale):
         return Format(
@@ -203,7 +231,7 @@ def _of_blocks(
         rounding=rounding,
         options=options | TENSOR_SCALE_OPTIONS if is_scaled else options,
         scaling=scaling,
-        amax_target=largest and (_amax_target(content, largest) or largest),
+        amax_target=largest and (amax_target_of(content, largest) or largest),
         across=rows,
         grid_scale=scale,
         definition=definition,
@@ -229,98 +257,6 @@ def _is_extent(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_BLOCK
 
 
-def _block_scale(content: Mapping[str, Any], element: Element) -> BlockScale:
-    name = content.get("scale", "e8m0")
-    small = None
-    if name in _POWERS:
-        kind = BlockScaleKind.E8M0
-    elif name in ("fp32", "bf16"):
-        kind = BlockScaleKind(name)
-    elif isinstance(name, str) and (small := scale_element_of(name)) is not None:
-        kind = BlockScaleKind.FLOAT
-    elif name in (None, "none"):
-        raise ValueError("scale must not be none with blocks; drop block, or give a scale")
-    else:
-        raise ValueError(f"scale must be one of {_SCALES}, got {name!r}")
-    rules = _RULES[kind]
-    rule = content.get("scale_rule") or rules[0]
-    if rule not in rules:
-        raise ValueError(
-            f"scale_rule must be one of {', '.join(rules)} for scale {name}, got {rule!r}"
-        )
-    if rule == "even" and (element is HIF8 or element.values):
-        raise ValueError(
-            f"scale_rule even rounds an amax to the element's mantissa, which {element.name} does not have; take floor"
-        )
-    return BlockScale(
-        kind, BlockRule(rule), small, _candidates(content, kind, rule), _choose(content, rule)
-    )
-
-
-def _candidates(content: Mapping[str, Any], kind: BlockScaleKind, rule: str) -> tuple[float, ...]:
-    candidates = content.get("candidates")
-    if candidates is None:
-        return ()
-    if kind is BlockScaleKind.E8M0:
-        raise ValueError(
-            "candidates is for scales that are no powers of two; scale_rule: search tries halves of those"
-        )
-    if rule == BlockRule.SEARCH:
-        raise ValueError("candidates and scale_rule search exclude each other; drop one")
-    is_list = isinstance(candidates, list) and 2 <= len(candidates) <= _MOST_CANDIDATES
-    if not is_list or not all(map(_is_positive, candidates)):
-        raise ValueError(
-            f"candidates must be 2 to {_MOST_CANDIDATES} numbers above 0, got {candidates!r}{as_text(candidates)}"
-        )
-    return tuple(map(float, candidates))
-
-
-def _choose(content: Mapping[str, Any], rule: str) -> Choose:
-    choose = content.get("choose")
-    if choose is not None and rule != BlockRule.SEARCH and not content.get("candidates"):
-        raise ValueError("choose is for candidates and scale_rule search; give one, or drop it")
-    chosen: Choose = _choice_of("choose", choose or "mse", {each.value: each for each in Choose})
-    return chosen
-
-
-def _amax_target(content: Mapping[str, Any], largest: float) -> float | None:
-    target = content.get("amax_target")
-    if target is None:
-        return None
-    if isinstance(target, bool) or not isinstance(target, int | float):
-        raise ValueError(f"amax_target must be a number, got {target!r}{as_text(target)}")
-    if not 0 < target <= largest:
-        raise ValueError(
-            f"amax_target must be above 0 and at most the largest value {largest:g}, got {target}"
-        )
-    return float(target)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _check_reach(element: Element, scale: BlockScale) -> None:
-    """Refuse scales under which no value of ordinary size can be represented.
-
-    Training's values lie around 1 or below, gradients far below: a format must at least reach 1, without its tensor
-    scale, which moves the whole range.
-    """
-    if scale.element is None or _reaches_one(element, scale.element):
-        return
-    largest = element.max * scale.element.max
-    smallest = element.max * 2.0 ** (scale.element.emin - scale.element.mantissa_bits)
-    raise ValueError(
-        f"scale {scale.element.name} cannot reach 1 with element {element.name}: its blocks have an amax from "
-        f"{smallest:.3g} to {largest:.3g}; take a scale with more exponent bits"
-    )
-
-
-def _reaches_one(element: Element, scale: Element) -> bool:
-    smallest = element.max * 2.0 ** (scale.emin - scale.mantissa_bits)
-    return smallest <= 1 <= element.max * scale.max
-
-
 def _is_signed_float(element: Element) -> bool:
     """Whether the families of the table can round to it: a float or an integer of which both signs are alike."""
     return (
@@ -338,12 +274,6 @@ def _is_mx(element: Element, rows: int, extent: int, scale: BlockScale) -> bool:
         and rows == 1
         and extent < WHOLE_ROW
         and scale.kind is BlockScaleKind.E8M0
-        and not scale.is_chosen
+        and scale.is_of_amax
         and element.emin - element.mantissa_bits + _LEAST_SCALE >= _FLOAT32_LEAST
     )
-
-
-def _choice_of(key: str, value: object, choices: Mapping[str, Any]) -> Any:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
-    return choices[str(value)]

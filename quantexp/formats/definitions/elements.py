@@ -19,8 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from quantexp.formats.table import E2M1, E2M3, E3M2, E4M3, E5M2, HIF8
-from quantexp.formats.types import Element
+from quantexp.formats.types import Element, Scaling
 
+#: Names of scales that are powers of two, and of the scale of a tensor or of a macro block.
+POWERS = ("e8m0", "power_of_two")
+TENSOR_SCALES = {"fp32": Scaling.EXACT, "power_of_two": Scaling.CURRENT, "none": Scaling.NONE}
 MOST_BITS = 16
 MOST_EXPONENT_BITS, MOST_MANTISSA_BITS = 8, 10
 #: Largest length of a list of values.
@@ -31,6 +34,7 @@ _SCALE = re.compile(r"u?e(\d+)m(\d+)")
 _INTEGER = re.compile(r"int(\d+)")
 #: A number with an exponent.
 _WITH_EXPONENT = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+")
+_SCALE_KEYS = ("exponent_bits", "mantissa_bits", "bias")
 _FLOAT_KEYS = ("exponent_bits", "mantissa_bits", "bias", "infinity", "nan", "negative_zero")
 _INTEGER_KEYS = ("integer_bits", "symmetric", "step")
 _KINDS = "a name such as e3m3, int8 or hif8, or keys with exponent_bits, integer_bits or values"
@@ -58,20 +62,28 @@ def element_of(content: object) -> Element:
     raise ValueError(f"element must be {_KINDS}, got the keys {', '.join(keys) or 'of nothing'}")
 
 
-def scale_element_of(name: str) -> Element | None:
+def scale_element_of(name: str | Mapping[str, Any]) -> Element | None:
     """The element of block scales such as ue5m3, whose code of all ones is NaN; None for any other name.
+
+    A mapping has the bits and the bias: {exponent_bits: 6, mantissa_bits: 2, bias: 48}.
 
     Raises:
         ValueError: it has more bits than a small float may have, or no mantissa.
     """
-    match = _SCALE.fullmatch(name)
-    if match is None:
-        return None
-    exponent_bits, mantissa_bits = int(match[1]), int(match[2])
+    bias = None
+    if isinstance(name, str):
+        match = _SCALE.fullmatch(name)
+        if match is None:
+            return None
+        exponent_bits, mantissa_bits = int(match[1]), int(match[2])
+    else:
+        if set(name) != set(_SCALE_KEYS):
+            raise ValueError(f"scale must have the keys {', '.join(_SCALE_KEYS)}, got {name!r}")
+        exponent_bits, mantissa_bits, bias = (_whole(name, key, "scale") for key in _SCALE_KEYS)
     if mantissa_bits == 0:
         raise ValueError(f"scale {name} has no mantissa: take e8m0, whose values are powers of two")
     return binary_float(
-        f"ue{exponent_bits}m{mantissa_bits}", exponent_bits, mantissa_bits, has_nan=True
+        f"ue{exponent_bits}m{mantissa_bits}", exponent_bits, mantissa_bits, bias=bias, has_nan=True
     )
 
 
@@ -233,10 +245,10 @@ def _known(keys: dict[str, Any], allowed: tuple[str, ...]) -> dict[str, Any]:
     return keys
 
 
-def _whole(keys: Mapping[str, Any], key: str) -> int:
+def _whole(keys: Mapping[str, Any], key: str, of: str = "element") -> int:
     value = keys[key]
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"element.{key} must be a whole number, got {value!r}")
+        raise ValueError(f"{of}.{key} must be a whole number, got {value!r}")
     return value
 
 
@@ -269,3 +281,32 @@ def as_text(*values: object) -> str:
 
 def _items(content: object) -> Sequence[object]:
     return content if isinstance(content, list | tuple) else (content,)
+
+
+def amax_target_of(content: Mapping[str, Any], largest: float) -> float | None:
+    """The amax after scaling that a declaration sets; None if it sets none.
+
+    Raises:
+        ValueError: it is no number, or beyond the largest value.
+    """
+    target = content.get("amax_target")
+    if target is None:
+        return None
+    if isinstance(target, bool) or not isinstance(target, int | float):
+        raise ValueError(f"amax_target must be a number, got {target!r}{as_text(target)}")
+    if not 0 < target <= largest:
+        raise ValueError(
+            f"amax_target must be above 0 and at most the largest value {largest:g}, got {target}"
+        )
+    return float(target)
+
+
+def choice_of(key: str, value: object, choices: Mapping[str, Any]) -> Any:
+    """The choice that a key names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
+    return choices[str(value)]

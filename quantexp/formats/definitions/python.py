@@ -19,6 +19,8 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
@@ -70,8 +72,9 @@ def python_definition(name: str) -> dict[str, str]:
 def source_files(name: str) -> dict[str, Path]:
     """The files that define a format, by their modules: its own, and those that it imports from beside it, in order.
 
-    Beside it is its own package; if that is not installed, the folder that the package or the module lies in. Imports
-    are followed as they are written, also in functions; one by a computed name is not seen. Empty files are left out.
+    Beside it is its own package, with all folders of a namespace package; if that is not installed, the folder that the
+    package or the module lies in, too. Imports are followed as they are written, also in functions and by
+    `import_module`; one by a computed name is not seen. Empty files are left out.
 
     Raises:
         FormatError: there is no such module, or it has no source.
@@ -79,12 +82,16 @@ def source_files(name: str) -> dict[str, Path]:
     own, file = name.partition(":")[0], source_file(name)
     is_package = file.name == "__init__.py"
     root = file.parents[own.count(".") + is_package]
-    top = own.partition(".")[0] if root.name in _INSTALLED else None
+    above = own.partition(".")[0]
+    top = above if root.name in _INSTALLED else None
+    portions = getattr(sys.modules.get(above), "__path__", ()) if own != above else ()
+    roots = dict.fromkeys((root, *(Path(portion).parent for portion in portions)))
     files, waiting = {own: file}, [own]
     while waiting:
         module = waiting.pop()
         for each in _imports(module, files[module]):
-            first, other = each.partition(".")[0], _file_in(root, each)
+            first = each.partition(".")[0]
+            other = _file_in(roots if first == above else [root], each)
             is_beside = top in (None, first) and first != _OURS
             if other is not None and is_beside and each not in files:
                 files[each] = other
@@ -105,18 +112,39 @@ def _imports(module: str, file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) + 1 - node.level]
-            base = ".".join(filter(None, [*(above if node.level else []), node.module]))
+            base = _absolute("." * node.level + (node.module or ""), package)
             names |= {base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)}
+        elif isinstance(node, ast.Call) and (name := _loaded_by_name(node)):
+            names.add(_absolute(name, package))
+        elif isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets):
+            listed = (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+            names |= {_absolute(f".{name!s}", module) for name in listed if module == package}
     parts = [name.split(".") for name in names if name]
     return {".".join(each[:end]) for each in parts for end in range(1, len(each) + 1)}
 
 
-def _file_in(root: Path, module: str) -> Path | None:
-    """The file of a module in a folder, source or extension; None if it does not lie there."""
-    place = root.joinpath(*module.split("."))
-    suffixes = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
-    files = [place / "__init__.py", *(place.with_name(place.name + suffix) for suffix in suffixes)]
+def _absolute(name: str, package: str) -> str:
+    """A module's name in full, from one that may begin with dots, as in the files of a package."""
+    relative = name.lstrip(".")
+    num_dots = len(name) - len(relative)
+    above = package.split(".")[: len(package.split(".")) + 1 - num_dots] if num_dots else []
+    return ".".join(filter(None, [*above, relative]))
+
+
+def _loaded_by_name(node: ast.Call) -> str | None:
+    """The literal name in `import_module(NAME)` or `__import__(NAME)`; None for every other call."""
+    called = getattr(node.func, "attr", getattr(node.func, "id", None))
+    name = node.args[0] if node.args else None
+    if called not in ("import_module", "__import__") or not isinstance(name, ast.Constant):
+        return None
+    return name.value if isinstance(name.value, str) else None
+
+
+def _file_in(roots: Iterable[Path], module: str) -> Path | None:
+    """The file of a module in one of these folders, source or extension; None if it lies in none of them."""
+    places = [root.joinpath(*module.split(".")) for root in roots]
+    suffixes = ("/__init__.py", *SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
+    files = (Path(f"{place}{suffix}") for place in places for suffix in suffixes)
     return next((file for file in files if file.is_file()), None)
 
 
@@ -135,7 +163,7 @@ def source_file(name: str) -> Path:
         raise FormatError(
             f"there is no module {module} for the format {name}; install it, or put its folder in PYTHONPATH"
         )
-    if not spec.origin or not spec.origin.endswith(".py"):
+    if not spec.origin or not spec.origin.endswith(".py") or not Path(spec.origin).is_file():
         raise FormatError(f"the module {module} of the format {name} has no source file")
     return Path(spec.origin)
 

@@ -60,7 +60,9 @@ def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class _Grid(ctypes.Structure):
+class Grid(ctypes.Structure):
+    """A number format, and how to round to it: `grid` of job.h."""
+
     _fields_ = (
         *fields(ctypes.c_int32, "mantissa_bits emin emax"),
         *fields(ctypes.c_float, "max lowest"),
@@ -82,7 +84,7 @@ class _Job(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "x y rows"),
         *fields(ctypes.c_int64, "dtype outer extent inner width tall wide"),
-        *fields(ctypes.POINTER(_Grid), "grid"),
+        *fields(ctypes.POINTER(Grid), "grid"),
         *fields(ctypes.c_int64, "hadamard is_down is_left"),
         *fields(ctypes.c_void_p, "signs"),
         *fields(ctypes.c_uint64, "seed offset"),
@@ -147,10 +149,11 @@ def claims(x: Tensor, spec: QuantSpec, transform: Transform | None = None) -> bo
         return False  # numbers follow the order of indices
     if spec.fmt.across > 1 and (x.ndim not in (1, 2) or not x.numel()):
         return False
-    return transform is None or _fits_transform(x, spec, transform)
+    return transform is None or fits_transform(x, spec, transform)
 
 
-def _fits_transform(x: Tensor, spec: QuantSpec, transform: Transform) -> bool:
+def fits_transform(x: Tensor, spec: QuantSpec, transform: Transform) -> bool:
+    """Whether a panel of whole blocks has whole blocks of the transform as well."""
     in_blocks = spec.fmt.block is not None and spec.fmt.across == 1
     return in_blocks and x.ndim > 0 and panel_fits(math.lcm(spec.block, transform.block))
 
@@ -272,7 +275,7 @@ def _write(
 ) -> None:
     compiled = functions()
     assert compiled is not None, "claimed"
-    grid = _grid(spec, 1.0 if scale is None else float(scale))
+    grid = grid_of(spec, 1.0 if scale is None else float(scale))
     job.y, job.grid = address(y, x.numel(), x.dtype), ctypes.pointer(grid)
     starts = None
     if draw is not None:
@@ -286,11 +289,12 @@ def _write(
 
 
 @lru_cache(maxsize=256)
-def _grid(spec: QuantSpec, scale: float) -> _Grid:
+def grid_of(spec: QuantSpec, scale: float) -> Grid:
+    """The number format as kernels read it, under a scale of the tensor."""
     fmt, element = spec.fmt, spec.fmt.element
     family = _FLAT.get(fmt.family, 0)
     infinite = EXPONENT_MASK if element.inf_codes else NAN_BITS
-    grid = _Grid(
+    grid = Grid(
         mantissa_bits=element.mantissa_bits,
         emin=element.emin,
         emax=element.emax,
@@ -322,15 +326,13 @@ def _grid(spec: QuantSpec, scale: float) -> _Grid:
     return grid
 
 
-def _set_powers(grid: _Grid, element: Element, rule: ScaleRule) -> None:
+def _set_powers(grid: Grid, element: Element, rule: ScaleRule) -> None:
     grid.kind = _KINDS[BlockScaleKind.E8M0]
     grid.offset = rule_offset(element, rule)
     grid.is_divided = grid.scale != 1.0
 
 
-def _set_scales(
-    grid: _Grid, kind: BlockScaleKind, rule: BlockRule, element: Element | None
-) -> None:
+def _set_scales(grid: Grid, kind: BlockScaleKind, rule: BlockRule, element: Element | None) -> None:
     assert element is not None
     grid.kind, grid.rule = _KINDS[kind], _RULES[rule]
     grid.scale_mantissa_bits, grid.scale_emin = element.mantissa_bits, element.emin

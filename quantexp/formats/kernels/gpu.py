@@ -1,9 +1,10 @@
 """Triton kernels for NVIDIA GPUs: what they claim, and how they are called.
 
-They are bit-identical to the torch code for MX in blocks of 32 under every scale rule, and for HiF8 with and without a
-tensor scale; rounding to nearest, ties to even or away; bfloat16, float16 and float32; including short last blocks, NaN
-and Inf, signed zeros and subnormals. They do not claim stochastic rounding, `pre_scale` or other blocks. Each element
-is read once and written once, a tensor scale is read on the device, and nothing synchronises with the device.
+They are bit-identical to the torch code for what `cpu.c` rounds, if the sides of blocks are powers of two: bfloat16,
+float16 and float32; to nearest or at random; after a Hadamard transform or not; including short last blocks, NaN and
+Inf, signed zeros and subnormals. MX in blocks of 32 and HiF8, to nearest, have kernels of their own (`triton_mx`,
+`triton_hif8`), all else that of `triton_panels`. Each element is read once and written once, a tensor scale is read on
+the device, and nothing synchronises with the device.
 
 (v + C) - C must remain two roundings, for which there are two safeguards: contraction is off at launch
 (`enable_fp_fusion`), and Triton emits additions with explicit rounding (`add.rn`), which the assembler must not
@@ -13,8 +14,6 @@ CUDA builds.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache
 from subprocess import SubprocessError
 from typing import Any
@@ -22,20 +21,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels.gpu_panels import (
+    LAUNCHES,
+    on,
+    power_of_two_from,
+    quantise_panels,
+    raise_to_amax_of_transform,
+)
 from quantexp.formats.layout import INPUT_DTYPES, Draw, Transform, outer_axis_inner
 from quantexp.formats.rounding import can_saturate, rule_offset
 from quantexp.formats.spec import QuantSpec, resolve
-from quantexp.formats.table import MX_BLOCK, is_usual_mx
+from quantexp.formats.table import MX_BLOCK, is_compiled, is_usual_mx
 from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 
 #: Format families with kernels.
-FAMILIES = (Family.MX, Family.HIF8)
+FAMILIES = cpu.FAMILIES
 #: The first compute capability whose maximum instructions propagate NaN.
 _LEAST_CAPABILITY = (8, 0)
 #: The first Triton version whose `div_rn` keeps subnormals.
 _LEAST_TRITON = (3, 6)
 #: CUDA's limit on the second and third extent of a grid.
 _GRID_LIMIT = 65535
+#: The largest block of which a tile holds both a column and a row.
+_MAX_BLOCK_OF_BOTH = 128
 
 
 def reads(x: Tensor) -> bool:
@@ -46,21 +55,36 @@ def reads(x: Tensor) -> bool:
 
 def claims(x: Tensor, spec: QuantSpec, transform: Transform | None = None) -> bool:
     """Whether `quantise` is exact for such a tensor, after a transform if there is one."""
-    return transform is None and claims_spec(spec) and reads(x)
+    if not claims_spec(spec) or not reads(x):
+        return False
+    if spec.rounding is Rounding.STOCHASTIC and not x.is_contiguous():
+        return False  # numbers follow the order of indices
+    if spec.fmt.across > 1 and (x.ndim not in (1, 2) or not x.numel()):
+        return False
+    return transform is None or cpu.fits_transform(x, spec, transform)
 
 
 def claims_both(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise_both` is."""
-    return spec.fmt.family is Family.MX and claims(x, spec)
+    is_blocked = spec.fmt.block is not None and spec.fmt.across == 1
+    is_small = is_blocked and spec.block <= _MAX_BLOCK_OF_BOTH
+    return is_small and spec.rounding is not Rounding.STOCHASTIC and claims(x, spec)
 
 
 def claims_spec(spec: QuantSpec) -> bool:
     """Whether a kernel exists for this specification, on a supported device."""
+    if spec.fmt.block is not None and any(n & (n - 1) for n in (spec.block, spec.fmt.across)):
+        return False
+    return is_compiled(spec.fmt, spec.block)
+
+
+def has_own_kernel(spec: QuantSpec) -> bool:
+    """Whether the kernel is not that of `triton_panels`: MX in blocks of 32 and HiF8, rounded to nearest."""
     if spec.rounding is Rounding.STOCHASTIC or spec.is_pre_scaled:
         return False
     if spec.fmt.family is Family.MX:
         return spec.block == MX_BLOCK and is_usual_mx(spec.fmt.element)
-    return spec.fmt.family in FAMILIES
+    return spec.fmt.family is Family.HIF8
 
 
 @cache
@@ -105,9 +129,10 @@ def quantise(
     Both are contiguous, of one shape, dtype and device; blocks lie along `axis`, counted from the front. `scale` is the
     tensor scale (see `tensor_scale`), on the same device, or None if the specification has none.
     """
-    assert draw is None, "not claimed"
-    assert transform is None, "not claimed"
     if x.numel() == 0:
+        return
+    if transform is not None or not has_own_kernel(spec):
+        quantise_panels(x, y, None, spec, axis, scale, draw, transform)
         return
     if spec.fmt.family is Family.HIF8:
         _hif8(x, y, spec, scale)
@@ -131,11 +156,13 @@ def quantise_both(
 ) -> None:
     """Write x quantised in blocks along `axis` to `columns` and along its last axis to `rows`, from one read.
 
-    MX only. All are contiguous, of one shape, dtype and device; `axis`, counted from the front, is not the last. One of
-    the two may be x.
+    All are contiguous, of one shape, dtype and device; `axis`, counted from the front, is not the last. One of the two
+    may be x. `scale` is as in `quantise`.
     """
-    assert scale is None, "MX has none"
     if x.numel() == 0:
+        return
+    if not has_own_kernel(spec):
+        quantise_panels(x, columns, rows, spec, axis, scale, None, None)
         return
     outer, along, inner = outer_axis_inner(x.shape, axis)
     last = x.shape[-1]
@@ -145,11 +172,16 @@ def quantise_both(
 
 
 def finite_amax(x: Tensor, axis: int = 0, transform: Transform | None = None) -> Tensor:
-    """The largest magnitude among the finite elements of the contiguous x, 0-dim float32; 0 if there are none."""
-    assert transform is None, "not claimed"
+    """The largest magnitude among the finite elements of the contiguous x, 0-dim float32; 0 if there are none.
+
+    With a transform along `axis`, it is that of the transform of x.
+    """
     amax_bits = torch.zeros((), dtype=torch.int32, device=x.device)
     if x.numel() > 0:
-        _raise_to_amax(x, amax_bits)
+        if transform is None:
+            _raise_to_amax(x, amax_bits)
+        else:
+            raise_to_amax_of_transform(x, amax_bits, axis, transform)
     return amax_bits.view(torch.float32)
 
 
@@ -229,7 +261,7 @@ def _launch_tiles(
     is_pairs = bool(constants["IS_PAIRS"])
     launch = LAUNCHES["mx_tile", is_pairs]
     block_words = MX_BLOCK // 2 if is_pairs else MX_BLOCK
-    groups = min(launch.blocks, _power_of_two_from(-(-last // block_words)))
+    groups = min(launch.blocks, power_of_two_from(-(-last // block_words)))
     tiles = -(-last // (groups * block_words))
     mx_tile[tiles * middle, -(-along // MX_BLOCK), num_outer](
         *words,
@@ -297,46 +329,3 @@ def mx_constants(element: Element, rule: ScaleRule, rounding: Rounding) -> dict[
 def _mx_constants(spec: QuantSpec) -> dict[str, Any]:
     constants = mx_constants(spec.fmt.element, spec.scale_rule, spec.rounding)
     return {**constants, "enable_fp_fusion": False}
-
-
-def on(x: Tensor) -> Any:
-    """Make x's device the current one, on which Triton launches."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
-def _power_of_two_from(n: int) -> int:
-    """The least power of two of at least n >= 1."""
-    return 1 << (n - 1).bit_length()
-
-
-@dataclass(frozen=True)
-class Launch:
-    """The launch parameters of one program."""
-
-    #: Blocks of 32 elements; for `mx_tile`, blocks per row, of which a program has 32.
-    blocks: int
-    num_warps: int
-
-
-#: By kernel, and by whether it processes pairs of bfloat16 or single elements.
-LAUNCHES: dict[tuple[str, bool], Launch] = {
-    ("mx_flat", True): Launch(32, 4),
-    ("mx_flat", False): Launch(32, 4),
-    ("mx_tile", True): Launch(4, 2),
-    ("mx_tile", False): Launch(4, 4),
-    ("hif8_flat", True): Launch(64, 4),
-    ("hif8_flat", False): Launch(64, 4),
-    ("amax_flat", True): Launch(256, 8),
-    ("amax_flat", False): Launch(128, 4),
-}
-
-#: Launches to measure for each kernel.
-CANDIDATES: dict[str, tuple[Launch, ...]] = {
-    "mx_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
-    "mx_tile": tuple(Launch(*each) for each in ((2, 1), (4, 2), (4, 4), (8, 4), (8, 8), (16, 8))),
-    "hif8_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
-    "amax_flat": (
-        *(Launch(64, 4), Launch(128, 4), Launch(256, 4), Launch(256, 8), Launch(512, 8)),
-        *(Launch(512, 16), Launch(1024, 16)),
-    ),
-}

@@ -7,13 +7,13 @@ after `KILL_AFTER_S` is killed. A run that ends by itself first keeps its own ou
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantexp.errors import QuantexpError
+from quantexp.folders import shell_word
 from quantexp.launch.backend import Standing, has_recorded_end, kind_of, launcher_of
 from quantexp.launch.ledger.standing import CANCELLED, mark_cancelled, standings
 from quantexp.runs.fencing import claimant
@@ -119,7 +119,7 @@ class _Cancellation:
                 host = after.status.host or "another machine"
                 why = (
                     f"it is not a process of yours here; on {host}, as the user who started it: "
-                    f"quantexp cancel {shlex.quote(str(root))}"
+                    f"quantexp cancel {shell_word(str(root))}"
                 )
                 if claimant(after.run) is not None:
                     why += f"; if that machine is off, delete {after.run.claim}"

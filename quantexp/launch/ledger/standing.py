@@ -17,10 +17,8 @@ from quantexp.launch.outcome import pace
 from quantexp.runs.fencing import drop_dead_claim
 from quantexp.runs.lock import locked
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status, finish, read_status, write_status
-
-#: The reason of a run whose configuration was deleted: no command can use it.
-BROKEN = "broken: its config.yaml is gone; restore it, or delete the folder"
+from quantexp.runs.recorded_config import model_section, model_text
+from quantexp.runs.status import NEVER_STARTED, State, Status, finish, read_status, write_status
 
 
 def standing(run: RunDir) -> Standing:
@@ -43,7 +41,8 @@ def standings(runs: Sequence[RunDir]) -> list[Standing]:
     for kind, recorded in of_kind.items():
         for (run, _), current in zip(recorded, _of_kind(kind, recorded), strict=True):
             standing_of[id(run)] = current
-    return [_complete(standing_of[id(run)]) for run in runs]
+    known: set[str] = set()
+    return [_complete(standing_of[id(run)], known) for run in runs]
 
 
 def _of_kind(kind: str, recorded: Sequence[tuple[RunDir, Status]]) -> Iterator[Standing]:
@@ -56,17 +55,27 @@ def _of_kind(kind: str, recorded: Sequence[tuple[RunDir, Status]]) -> Iterator[S
             yield Standing(run, status.state, alive, status.reason, note=note, status=status)
 
 
-def _complete(current: Standing) -> Standing:
-    """The standing with the run's pace; unreadable if a file is damaged, broken if its configuration is gone."""
+def _complete(current: Standing, known: set[str]) -> Standing:
+    """The standing with the run's pace; unreadable if a file is damaged or gone.
+
+    A run that is not alive and whose configuration cannot be read has no state: no command can use it. `known` gathers
+    the texts of models without damage, which most runs have in common.
+    """
     if current.state is None:
         return current
     try:
-        current = replace(current, pace=pace(current.run, current.status))
+        if (text := model_text(current.run)) not in known:
+            model_section(text, current.run)
+            known.add(text)
     except UnreadableError as error:
-        return replace(current, damage=_without_folder(current.run, error))
-    if current.alive or current.run.config.is_file():
-        return current
-    return replace(current, state=None, reason=BROKEN, where="")
+        damage = current.run.without_folder(error)
+        if current.alive:
+            return replace(current, damage=damage)
+        return replace(current, state=None, reason=damage, where="")
+    try:
+        return replace(current, pace=pace(current.run, current.status))
+    except UnreadableError as error:
+        return replace(current, damage=current.run.without_folder(error))
 
 
 def _read(run: RunDir) -> Status | str:
@@ -74,13 +83,8 @@ def _read(run: RunDir) -> Status | str:
     try:
         status = read_status(run.status)
     except UnreadableError as error:
-        return _without_folder(run, error)
-    return status or "it has no status.json: it was never started"
-
-
-def _without_folder(run: RunDir, error: UnreadableError) -> str:
-    """The error without the run's folder: the table shows the run's name."""
-    return str(error).replace(f"{run.root}/", "")
+        return run.without_folder(error)
+    return status or NEVER_STARTED
 
 
 #: The reason in a cancelled run's status.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quantexp.formats.spec import Part
 from quantexp.formats.types import Axis, Take
+from quantexp.proof.arithmetic.low_rank import projection
 
 
 def part_of(x: Tensor, part: Part, *, is_weight: bool) -> Tensor:
@@ -24,6 +25,8 @@ def part_of(x: Tensor, part: Part, *, is_weight: bool) -> Tensor:
         return torch.zeros_like(x)
     if part.take is Take.ELEMENTS:
         return _where(_largest(matrix.abs().reshape(-1), part).reshape(matrix.shape), matrix, x)
+    if part.take is Take.LOW_RANK:
+        return projection(matrix, _number(part, min(matrix.shape))).reshape(x.shape)
     rows = part.along is Axis.TOKENS or (is_weight and part.along is Axis.OUTPUT_WIDTH)
     columns = matrix if rows else matrix.T  # those that are added up
     wide = columns.to(torch.float64)
@@ -52,10 +55,14 @@ def _integer_sums(x_RW: Tensor, amax_1W: Tensor) -> tuple[Tensor, Tensor]:
 
 def _largest(magnitudes: Tensor, part: Part) -> Tensor:
     total = len(magnitudes)
+    ordered, _ = torch.sort(magnitudes)  # NaN last
+    return magnitudes >= ordered[max(0, total - _number(part, total))]
+
+
+def _number(part: Part, total: int) -> int:
     number = part.number if part.share is None else round(part.share * total)
     assert number is not None
-    ordered, _ = torch.sort(magnitudes)  # NaN last
-    return magnitudes >= ordered[max(0, total - max(number, 1))]
+    return max(number, 1)
 
 
 def _where(chosen: Tensor, matrix: Tensor, x: Tensor) -> Tensor:

@@ -58,6 +58,50 @@ def rounded(
     return q if element.has_negative_zero else q.add_(0.0)
 
 
+def slopes(v: Tensor, d: Tensor, spec: QuantSpec, power: float) -> Tensor:
+    """The derivative of DGE (arXiv 2501.17116, equation 8) of v, float32, under the factors d; float64, at most 3.
+
+    With p the part of the spacing by which v / d lies beyond the value below, it is |2 p - 1|^(1/power - 1) / power; 0
+    beyond the largest magnitude, 1 where the factor is NaN.
+    """
+    element = spec.fmt.element
+    magnitude = (v * d if spec.fmt.family in MULTIPLIED else v / d).abs_()
+    if element.values:
+        ascending = sorted({abs(each) for each in element.values})
+        values = torch.tensor(ascending, dtype=torch.float64, device=v.device)
+        inside, above = neighbours(magnitude, values)
+        low, high = values[above - 1], values[above]
+        share, largest = (inside - low) / (high - low), float(values[-1])
+    else:
+        step = _steps(element, v.device)[magnitude.view(torch.int32) >> 23]
+        share = (magnitude.double() / step).frac_()
+        largest = max(element.max, -(element.lowest or 0.0))
+    slope = (2 * share - 1).abs_().pow_(1 / power - 1).div_(power).clamp_max_(3.0)
+    return slope.masked_fill_(magnitude > largest, 0.0).masked_fill_(~magnitude.isfinite(), 1.0)
+
+
+def noise(v: Tensor, d: Tensor, spec: QuantSpec) -> Tensor:
+    """The derivative by v of the variance of v's stochastic rounding under constant factors d, float64.
+
+    That of (size - low) (high - size) v^2 / size^2, where size is the magnitude of v / d between two values; 0 at
+    these, from the largest one on, and where the factor is NaN.
+    """
+    element = spec.fmt.element
+    size = (v * d if spec.fmt.family in MULTIPLIED else v / d).abs_()
+    if element.values:
+        values = torch.tensor(sorted({abs(each) for each in element.values}), dtype=torch.float64)
+        values = values.to(v.device)
+        _, above = neighbours(size, values)
+        low, high, largest = values[above - 1], values[above], float(values[-1])
+    else:
+        step = _steps(element, v.device)[size.view(torch.int32) >> 23].double()
+        low = (size.double() / step).floor_() * step
+        high, largest = low + step, max(element.max, -(element.lowest or 0.0))
+    wide = size.double()
+    slope = (low + high - 2 * wide) * (v.double() / wide)
+    return torch.where((wide > low) & (wide < largest), slope, 0.0)
+
+
 def _whole(multiples: Tensor, rounding: Rounding, random: Tensor | None) -> Tensor:
     """Multiples >= 0 of a spacing (overwritten) as whole ones."""
     if rounding is Rounding.EVEN:

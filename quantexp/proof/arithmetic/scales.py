@@ -80,22 +80,32 @@ def tensor_scale(spec: QuantSpec, amax: float) -> float:
 
 
 def divisors(v_OBKI: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
-    """d of each block, with extent 1 along K; without blocks t, the scale of the tensor, 0-dim float32."""
+    """d of each block from its amax, with extent 1 along K; without blocks t, the tensor's scale, 0-dim float32."""
     if spec.fmt.block is None:
         return t
+    return divisors_of(v_OBKI.abs().amax(dim=2, keepdim=True), spec, t)
+
+
+def scales(v_OBKI: Tensor, spec: QuantSpec, t: Tensor) -> tuple[Tensor, Tensor]:
+    """b of each block of the family grid, and the number of its element, 0 for the format's own."""
     amax = v_OBKI.abs().amax(dim=2, keepdim=True)
-    if not is_chosen(spec):
-        return divisors_of(amax, spec, t)
-    return _chosen(v_OBKI, amax, spec, t).masked_fill_(~amax.isfinite(), math.nan)
+    grid = spec.fmt.grid_scale
+    assert grid is not None, "the family grid"
+    number = torch.zeros_like(amax, dtype=torch.int64)
+    if grid.is_chosen:
+        b, number = _chosen(v_OBKI, amax, spec, t)
+    else:
+        b = _scale(amax / t * 2.0 ** -len(grid.micro_exponents), spec.fmt.element, grid)
+    return b.masked_fill(~amax.isfinite(), math.nan), number
 
 
-def is_chosen(spec: QuantSpec) -> bool:
-    """Whether scales follow from all elements of a block, not from its amax."""
-    return spec.fmt.grid_scale is not None and spec.fmt.grid_scale.is_chosen
+def is_of_amax(spec: QuantSpec) -> bool:
+    """Whether a block has one scale, which follows from its amax."""
+    return spec.fmt.grid_scale is None or spec.fmt.grid_scale.is_of_amax
 
 
 def divisors_of(amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
-    """d of blocks with these amaxes, float32; NaN if an amax is not finite. None is chosen among several."""
+    """d of blocks with these amaxes, float32; NaN if an amax is not finite. All of it follows from the amax."""
     element, grid = spec.fmt.element, spec.fmt.grid_scale
     if spec.fmt.family is Family.MX:
         return _power(amax, element, spec.scale_rule)
@@ -157,7 +167,7 @@ def _on_grid(over: Tensor, grid: BlockScale, rule: BlockRule) -> Tensor:
 
 def _on_scales(over: Tensor, element: Element, rule: BlockRule) -> Tensor:
     """The lower or the higher neighbour among an element's positive values, or the nearer, a tie to even."""
-    values = _scale_values(element, over.device)
+    values = scale_values(element, over.device)
     inside, above = neighbours(over, values)
     low, high = values[above - 1], values[above]
     if rule is BlockRule.FLOOR:
@@ -171,7 +181,7 @@ def _on_scales(over: Tensor, element: Element, rule: BlockRule) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-def _scale_values(element: Element, device: torch.device) -> Tensor:
+def scale_values(element: Element, device: torch.device) -> Tensor:
     """The positive finite values of block scales in ascending order, float64; of bf16, the normal ones."""
     steps, least = 1 << element.mantissa_bits, element.emin - element.mantissa_bits
     values = [] if element == BF16 else [n * 2.0**least for n in range(1, steps)]
@@ -181,29 +191,35 @@ def _scale_values(element: Element, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
-def _chosen(v_OBKI: Tensor, amax: Tensor, spec: QuantSpec, t: Tensor) -> Tensor:
-    """d of each block: the first of those tried with the least error, rounded to even."""
-    element, grid, ratio = spec.fmt.element, spec.fmt.grid_scale, amax / t
+def _chosen(v_OBKI: Tensor, amax: Tensor, spec: QuantSpec, t: Tensor) -> tuple[Tensor, Tensor]:
+    """b of each block and the number of its element: the first of those tried with the least error, rounded to even."""
+    grid, ratio = spec.fmt.grid_scale, amax / t
     assert grid is not None, "chosen"
+    tried, numbers, errors = [], [], []
+    for number, element in enumerate((spec.fmt.element, *grid.others)):
+        for b in _tried(ratio, element, grid):
+            q = rounded(v_OBKI / (b * t), element, Rounding.EVEN, None, saturates=True)
+            tried.append(b)
+            numbers.append(torch.full_like(b, number, dtype=torch.int64))
+            errors.append(_error(v_OBKI.double() - (q * (b * t)).double(), grid.choose))
+    every = torch.stack(errors)
+    is_enough = every <= every.amin(dim=0) * (1 + _TIE)
+    first = is_enough.to(torch.int8).argmax(dim=0, keepdim=True)  # of no number the first
+    best, of_best = (torch.stack(each).gather(0, first)[0] for each in (tried, numbers))
+    return best, of_best
+
+
+def _tried(ratio: Tensor, element: Element, grid: BlockScale) -> list[Tensor]:
+    """b of each block for each scale of an element that is tried."""
     if grid.candidates:
-        tried = [_on_grid(ratio / _number(c, ratio), grid, grid.rule) * t for c in grid.candidates]
-    elif grid.kind is BlockScaleKind.E8M0:
+        return [_on_grid(ratio / _number(c, ratio), grid, grid.rule) for c in grid.candidates]
+    if grid.rule is not BlockRule.SEARCH:
+        return [_scale(ratio, element, grid)]
+    if grid.kind is BlockScaleKind.E8M0:
         largest = _power(ratio, element, ScaleRule.RCEIL)
-        tried = [(largest * factor).clamp_min_(2.0**_LEAST) * t for factor in _HALVES]
-    else:
-        over = ratio / _number(element.max, ratio)
-        tried = [_on_grid(over * part, grid, BlockRule.EXACT) * t for part in _PARTS]
-    errors = []
-    for d in tried:
-        q = rounded(v_OBKI / d, element, Rounding.EVEN, None, saturates=True)
-        errors.append(_error(v_OBKI.double() - (q * d).double(), grid.choose))
-    enough = torch.stack(errors).amin(dim=0) * (1 + _TIE)
-    chosen, is_open = tried[0], ~(errors[0] <= enough)
-    for d, error in zip(tried[1:], errors[1:], strict=True):
-        is_first = is_open & (error <= enough)
-        chosen = torch.where(is_first, d, chosen)
-        is_open &= ~is_first
-    return chosen
+        return [(largest * factor).clamp_min_(2.0**_LEAST) for factor in _HALVES]
+    over = ratio / _number(element.max, ratio)
+    return [_on_grid(over * part, grid, BlockRule.EXACT) for part in _PARTS]
 
 
 def _error(difference: Tensor, choose: Choose) -> Tensor:

@@ -24,7 +24,7 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Element, Scaling
 from quantexp.proof.arithmetic.layout import extents, memory_order
 from quantexp.proof.arithmetic.rounding import under
-from quantexp.proof.arithmetic.scales import divisors_of, finite_amax, is_chosen, tensor_scale
+from quantexp.proof.arithmetic.scales import divisors_of, finite_amax, is_of_amax, tensor_scale
 
 SOURCE = Path(__file__).with_name("tables.c")
 #: Elements of an operand from which a table is worth its computation, and elements for each of its entries.
@@ -78,7 +78,7 @@ def has_tables(x: Tensor, spec: QuantSpec) -> bool:
         and x.numel() >= _FEWEST
         and not spec.draws
         and not spec.is_transformed
-        and not is_chosen(spec)
+        and is_of_amax(spec)
         and _functions() is not None
     )
 

@@ -75,6 +75,9 @@ class Observer(Protocol):
         Every rank calls this.
         """
 
+    def updated(self, iteration: int, wrong: list[str]) -> None:
+        """The optimizer stepped; what is wrong with its step on this rank, in words. Every rank calls this."""
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """The forward pass of micro-batch `index` (from 0) begins; in fp16 its gradients are scaled by `loss_scale`.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -46,11 +47,13 @@ def agree_on_overflow(optimizer: Any) -> None:
             each._unscale_main_grads_and_check_for_nan = lambda check=overflows: any_rank(check())
 
 
-def step_if_finite(optimizer: Any, loss: float) -> tuple[bool, float]:
+def step_if_finite(
+    optimizer: Any, loss: float, around: AbstractContextManager[None] | None = None
+) -> tuple[bool, float]:
     """Megatron's `step` of an optimizer, left out on all ranks if the loss or the gradient's norm is not finite.
 
     Returns whether the optimizer stepped, and the norm; Inf if an fp16 gradient overflowed. `loss` is the same on all
-    ranks.
+    ranks. `around` is entered before the main weights change and left before the model gets them.
     """
     if _overflows(optimizer):
         return False, math.inf
@@ -60,7 +63,23 @@ def step_if_finite(optimizer: Any, loss: float) -> tuple[bool, float]:
     for each in chained(optimizer):
         if (parameters := each.get_parameters()) and each.config.clip_grad > 0.0:
             clip_grad_by_total_norm_fp32(parameters, each.config.clip_grad, norm)
-    return bool(optimizer.step_with_ready_grads()), norm
+    return _step(optimizer, around), norm
+
+
+def _step(optimizer: Any, around: AbstractContextManager[None] | None) -> bool:
+    if around is None:
+        return bool(optimizer.step_with_ready_grads())
+    inner = [each.optimizer for each in chained(optimizer) if not each.is_stub_optimizer]
+    with around:
+        for each in inner:
+            each.step()
+    for each in inner:  # Megatron's step is then only what follows
+        vars(each)["step"] = lambda: None
+    try:
+        return bool(optimizer.step_with_ready_grads())
+    finally:
+        for each in inner:
+            del vars(each)["step"]
 
 
 def _overflows(optimizer: Any) -> bool:

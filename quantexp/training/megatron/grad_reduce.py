@@ -31,7 +31,8 @@ from quantexp.formats import finite_amax
 from quantexp.model.pieces import Box, Piece
 from quantexp.model.shards import expert_of
 from quantexp.proof.draws import Moment, Randomness
-from quantexp.proof.outside_products import SendWatch, StateWatch
+from quantexp.proof.outside_products import StateWatch
+from quantexp.proof.sending import SendWatch
 from quantexp.quant.outside_products import StateSlot
 from quantexp.schema import Precision, RoundedAt
 from quantexp.training.megatron.parameters import Part

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ def _watch(
 ) -> None:
     for _, x in tensors_in(output):
         lookout.see(f"the output of {name}", place, False, x)
-        if x.requires_grad and not lookout.forward_only:
+        if x.requires_grad and torch.is_grad_enabled() and not lookout.forward_only:
             see = partial(lookout.see, f"the gradient of the output of {name}", place, True)
             x.register_hook(_unchanged(see))  # type: ignore[no-untyped-call]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Place, QuantSpec, quantise
+from quantexp.formats.estimator import noise_slopes
 from quantexp.model.finite import is_finite
 from quantexp.model.pieces import Box, Piece, boxes, matrix_shape
 from quantexp.quant.step_state import Draw, seed_of
@@ -52,6 +53,10 @@ class RoundedPiece:
         quantise(x, self.spec, axis=-1, amax=amax, out=x, place=place, **draw)
         if before is not None:
             x.copy_(torch.where(before.isfinite(), x, before))
+
+    def take_slopes(self, x: Tensor, amax: Tensor | None) -> None:
+        """Replace a matrix by the derivatives of the variances of its elements' stochastic rounding."""
+        x.copy_(noise_slopes(x, self.spec, 1, amax))
 
 
 def draw_of(spec: QuantSpec, seed: int, stream: str, iteration: int) -> Draw:

@@ -33,6 +33,7 @@ from quantexp.model.layout import Layout, Place
 from quantexp.model.pieces import Piece
 from quantexp.model.shards import expert_of, owners
 from quantexp.model.training_state import (
+    KEPT,
     MAIN,
     MOMENTS,
     MOMENTUM,
@@ -42,6 +43,7 @@ from quantexp.model.training_state import (
     StateIndex,
     read_index,
 )
+from quantexp.proof.master_weights import AdamStep
 from quantexp.schema import ModelConfig
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.finite import chained
@@ -63,6 +65,21 @@ class Held:
         return (MOMENTUM,) if hasattr(self.main, "muon") else MOMENTS
 
     @property
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        """What a scheme keeps of main weights besides, by product: tensors by kind."""
+        if self.adam is None:
+            return {}
+        attributes: dict[str, Any] = vars(self.main)
+        kept: dict[str, dict[str, Tensor]] = attributes.setdefault("kept", {})
+        return kept
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The options of the optimizer for these weights."""
+        groups: list[dict[str, Any]] = self.adam.param_groups
+        return next(g for g in groups if any(p is self.main for p in g["params"]))
+
+    @property
     def steps(self) -> int:
         """Adam's steps; 0 before the first, and without an Adam."""
         state = None if self.adam is None else self.adam.state.get(self.main)
@@ -70,10 +87,23 @@ class Held:
             return 0
         return int(state["step"] if "step" in state else self.adam.param_groups[0]["step"])
 
+    @property
+    def adam_step(self) -> AdamStep | None:
+        """The numbers of Adam's last step; None of what Muon moves."""
+        if self.kinds != MOMENTS:
+            return None
+        group = self.group
+        beta1, beta2 = map(float, group["betas"])
+        lr, eps, decay = (float(group[key]) for key in ("lr", "eps", "weight_decay"))
+        return AdamStep(lr, beta1, beta2, eps, decay, self.steps)
+
     def tensors(self) -> dict[str, Tensor]:
-        """Main weights and moments by kind; no moments before the first step."""
+        """Main weights, moments and what else is kept by kind; no moments before the first step."""
         moments = self.kinds if self.steps else ()
-        return {MAIN: self.main.detach()} | {m: self.moment(m) for m in moments}
+        own = {MAIN: self.main.detach()} | {m: self.moment(m) for m in moments}
+        for kept in self.kept.values():
+            own |= kept
+        return own
 
     def moment(self, kind: str) -> Tensor:
         """One of Adam's moments, after its first step."""
@@ -246,13 +276,18 @@ def load_state(
         raise DataError(failures[0])
     assert index is not None
     _set_loss_scale(optimizer, index.loss_scale)
+    publish_weights(optimizer, models)
+    return index
+
+
+def publish_weights(optimizer: Any, models: Sequence[DistributedDataParallel]) -> None:
+    """Give the model the values of the main weights; every rank calls this."""
     for each in chained(optimizer):
         if hasattr(each, "_copy_main_params_to_model_params"):
             each._copy_main_params_to_model_params()
     if any(isinstance(each, DistributedOptimizer) for each in chained(optimizer)):
         for wrapped in models:
             wrapped.start_param_sync(force_sync=True)
-    return index
 
 
 def _load_own(folder: Path, held: Mapping[str, Held]) -> StateIndex:
@@ -267,6 +302,10 @@ def _load_own(folder: Path, held: Mapping[str, Held]) -> StateIndex:
         each.main.copy_(values.pop(MAIN).view(each.main.shape))
         if values:
             each.set_moments(values, index.optimizer_steps)
+        for product, kept in each.kept.items():
+            if all(saved.has(name, kind) for kind in KEPT[product]):
+                values = saved.read(name, each.piece, KEPT[product])
+                kept.update({kind: x.to(each.main.device) for kind, x in values.items()})
     return index
 
 

@@ -25,7 +25,7 @@ from quantexp.config.start_point import StartPoint
 from quantexp.model.layout import Layout
 from quantexp.model.sizes import distributes_optimizer, flops_per_iteration, num_micro_batches_each
 from quantexp.proof.outside_products import StateWatch
-from quantexp.quant.outside_products import moment_slots, reduced_slot, state_slots
+from quantexp.quant.outside_products import reduced_slot, state_slots
 from quantexp.quant.precision import PrecisionMap
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
@@ -41,7 +41,7 @@ from quantexp.training.megatron.collectives import (
 )
 from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
 from quantexp.training.megatron.experts import forget_balancing_loss, take_balancing_loss
-from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
+from quantexp.training.megatron.finite import agree_on_overflow, cause
 from quantexp.training.megatron.grad_reduce import (
     GradientRounding,
     let_schedules_overlap,
@@ -56,11 +56,11 @@ from quantexp.training.megatron.model import (
     set_precision,
     share_weight_copies,
 )
-from quantexp.training.megatron.moments import Moments
 from quantexp.training.megatron.muon import use_muon
 from quantexp.training.megatron.numerics_state import has_delayed_scales
 from quantexp.training.megatron.parameters import parts_of
 from quantexp.training.megatron.passes import Batch, Begin, Passes
+from quantexp.training.megatron.rounded_state import RoundedState
 from quantexp.training.megatron.state_shards import (
     RankState,
     held_pieces,
@@ -68,7 +68,8 @@ from quantexp.training.megatron.state_shards import (
     loss_scale_of,
     written_pieces,
 )
-from quantexp.training.megatron.transformer_config import optimizer_config, scheduler
+from quantexp.training.megatron.transformer_config import optimizer_config, rate, scheduler
+from quantexp.training.megatron.watched_updates import UpdateWatch
 
 #: One spec for all layers, or one per layer.
 Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
@@ -89,6 +90,7 @@ class Stepper:
         """`own` is the run's own checkpoint, from which it goes on; None starts as configured."""
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
+        self._first_free = experiment.first_iteration + training.held_iterations
         self.layout = Layout.of(experiment)
         self.step_state, self.model = step_state, experiment.model
         forget_balancing_loss()
@@ -124,14 +126,13 @@ class Stepper:
         agree_on_overflow(self.optimizer)
         self.scheduler = scheduler(training, self.optimizer)
         #: What the scheme rounds outside of products.
-        self.state_slots = state_slots(experiment.quant)
-        self.moments, self.reduction = None, None
-        if slots := moment_slots(experiment.quant):
-            self.moments = Moments(slots, self.optimizer, self.parts, training.seed)
+        slots, self.reduction = state_slots(experiment.quant), None
+        self.rounded = RoundedState(slots, self.optimizer, self.parts, training, own is None)
         if start is not None:
             self._resume(start, with_state=own is not None or training.start_optimizer)
         if own is None and training.start_optimizer:
             perturb_weights(self.parts, training)
+        self.updates = UpdateWatch(experiment, self.optimizer, self.parts, start, own is not None)
         config.finalize_model_grads_func = finalize_model_grads
         if reduced is not None:
             self.reduction = GradientRounding(reduced, self.models, self.parts, training.seed)
@@ -189,21 +190,22 @@ class Stepper:
         batches: Iterator[Batch],
         proof: contextlib.AbstractContextManager[None] | None = None,
         *,
-        watches_state: bool = False,
+        is_complete: bool | None = None,
     ) -> Metrics:
-        """Run one step, its passes inside `proof`, which `watches_state` extends to what is rounded outside of them."""
+        """Run one step, its passes inside `proof`; None of the training state is proved if `is_complete` is None."""
         start = time.perf_counter()
         fp16 = self.training.precision is Precision.fp16
         scale = float(self.optimizer.get_loss_scale()) if fp16 else None
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        watch = StateWatch(self.state_slots) if self.state_slots and watches_state else None
+        watch = self.rounded.watch(iteration, is_complete)
         with (
             proof or contextlib.nullcontext(),
             self.rounded_reduction(iteration, watch),
             self._keep_weight_copies(several=self.num_micro_batches > 1),
         ):
+            self.rounded.begin(self.models, watch)
             own_losses = self.passes.train(
                 self._shown(batches, iteration),
                 self.num_micro_batches,
@@ -216,16 +218,17 @@ class Stepper:
         loss = self.mean_loss(own_losses)
         wait_for_copies(self.device)  # the optimizer changes what they read
         self.scheduler.step(1)
-        lr = float(self.optimizer.param_groups[0]["lr"])
-        stepped, grad_norm = step_if_finite(self.optimizer, loss)
-        if not stepped:
-            self.scheduler.step(-1)  # a step that is left out does not advance the schedule
-        elif self.moments is not None:
-            self.moments.round(iteration, watch)
-        if watch is not None:
+        lr = rate(self.optimizer, is_held=iteration < self._first_free)
+        around = self.rounded.around_step(iteration, watch) if self.rounded.weights else None
+        stepped, grad_norm, wrong = self.updates.step(iteration, scale, is_complete, loss, around)
+        if stepped:
+            self.rounded.after_step(iteration, watch)
+        if watch is not None:  # before the step, which follows from it
             self.observer.outside_products(watch, stepped)
+        self.observer.updated(iteration, wrong)
         nonfinite = None
         if not stepped:
+            self.scheduler.step(-1)  # a step that is left out does not advance the schedule
             nonfinite = cause(self.chunks, [float(each) for each in own_losses])
             if not lowers_scale(scale, loss):
                 first = self._first_nonfinite(iteration, forward_only=not math.isfinite(loss))

@@ -20,6 +20,7 @@ from quantexp.errors import RunError
 from quantexp.model.checkpoints import is_saved
 from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
+from quantexp.proof.master_weights import proved_again
 from quantexp.quant.precision import PrecisionMap, precision_map, unquantised
 from quantexp.quant.rules import Conditions, changes
 from quantexp.runs.metrics import Metrics, is_fault, lines_before
@@ -88,7 +89,10 @@ def _train(
     measure: Measure | None,
 ) -> None:
     observer.built(stepper.chunks)
-    starts = changes(experiment.quant)
+    starts = {
+        *changes(experiment.quant),
+        *proved_again(experiment.quant, experiment.training.iterations),
+    }
     nonfinite = stepper.nonfinite
     first, last = first_iteration(experiment, start), experiment.training.last_iteration
     conditions = Conditions(
@@ -103,7 +107,7 @@ def _train(
                 stepper.set_precision(declared)
         is_complete = changed or observer.unproved
         proof = observer.proof(iteration, declared, is_complete=is_complete)
-        metrics = stepper.step(iteration, batches, proof, watches_state=is_complete)
+        metrics = stepper.step(iteration, batches, proof, is_complete=is_complete)
         if held_out is not None and is_evaluated(experiment, iteration):
             metrics = _evaluated(experiment, stepper, observer, declared, metrics, held_out)
         if measure is not None:
@@ -144,8 +148,10 @@ def _evaluated(
 ) -> Metrics:
     """The metrics with the loss of held-out samples, and with that of the same weights unquantised if configured."""
     iteration = metrics.iteration
+    updates = stepper.updates
     with observer.proof_of_evaluation(iteration, declared):
-        loss = stepper.validation_loss(held_out())
+        loss = stepper.validation_loss(updates.evaluating(held_out()))
+    observer.updated(iteration, updates.found_in_evaluation)
     perplexity = math.exp(loss) if loss < _MAX_EXP_LOSS else math.inf
     metrics = replace(metrics, validation_loss=loss, perplexity=perplexity)
     if not experiment.evaluation.unquantised:
@@ -153,7 +159,9 @@ def _evaluated(
     high = unquantised(declared)
     stepper.set_precision(high)
     with observer.proof_of_evaluation(iteration, high, quantised=False):
-        metrics = replace(metrics, unquantised_loss=stepper.validation_loss(held_out()))
+        loss = stepper.validation_loss(updates.evaluating(held_out()))
+        metrics = replace(metrics, unquantised_loss=loss)
+    observer.updated(iteration, updates.found_in_evaluation)
     stepper.set_precision(declared)
     return metrics
 

@@ -287,3 +287,11 @@ def scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamSchedul
         wd_incr_steps=training.iterations,
         wd_incr_style="constant",
     )
+
+
+def rate(optimizer: Any, *, is_held: bool) -> float:
+    """The learning rate of the next step, which is 0 while the weights are held (`training.held_iterations`)."""
+    if is_held:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+    return float(optimizer.param_groups[0]["lr"])

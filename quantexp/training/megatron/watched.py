@@ -26,19 +26,19 @@ from quantexp.proof.border import (
     Border,
     Extent,
     Findings,
-    Hooked,
-    Unit,
 )
 from quantexp.proof.call import Call
 from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
 from quantexp.proof.draws import Moment
 from quantexp.proof.histories import Histories
+from quantexp.proof.hooked import Hooked
 from quantexp.proof.initial_weights import difference
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
 from quantexp.proof.model_border import pass_borders
 from quantexp.proof.norm_border import NormBorder, Note, note_failure
+from quantexp.proof.objective import NOT_KNOWN
 from quantexp.proof.places import Ranks
 from quantexp.proof.rotary import Rotary
 from quantexp.proof.turns import Turns
@@ -88,14 +88,15 @@ class Watched:
             self.modules |= modules
             self.weights |= linear_weights(chunk)
             self.decoder |= {str(n): m for n, m in modules.items() if n.name == OUTPUT}
+        self.norms = {n: m for n, m in self.modules.items() if isinstance(m, SchemeRMSNorm)}
         #: Modules whose products Transformer Engine computes, which have its quantizers.
         named = self.modules.items()
         self.native: dict[ModuleId, Any] = {n: m for n, m in named if hasattr(m, "fp8_meta")}
         #: The layers' names.
         self.layers = [name for name in self.decoder if name not in map(str, self.modules)]
         self.histories = Histories()
-        #: Whose turn it is in training, and in evaluations, and under which map.
-        self._turns: dict[bool, tuple[PrecisionMap, Turns]] = {}
+        #: Whose turn it is in training, and in evaluations, under which map, and the borders of its modules.
+        self._turns: dict[bool, tuple[PrecisionMap, Turns, dict[ModuleId, Border]]] = {}
         #: Whether any map so far had delayed scales, so that the ranks' amaxes are merged.
         self._merges = False
         #: The map of the last iteration that began.
@@ -105,6 +106,7 @@ class Watched:
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
         self.rotary = None if model is None else Rotary(model, *ranks.context)
         self.declaration = Declaration(quant, model.num_layers) if quant and model else None
+        self.objective = NOT_KNOWN
         #: The parts that the seed fills, and what for, until they are compared; None if they come from elsewhere.
         self.initial: tuple[Mapping[str, Part], ModelConfig, TrainingConfig] | None = None
 
@@ -162,7 +164,11 @@ class Watched:
     ) -> list[Hooked]:
         """What compares the insides of some layers, and what surrounds them; `note` is for the norms of the map."""
         norms, report = self._norms(decoder, observed, declared, note), observed.others.append
-        return pass_borders(decoder, self.chunks, self.moment, report, self.rotary, norms)
+        # Ranks that divide tokens or heads add up the gradients of norms.
+        keeps_vectors = parallel_state.get_tensor_model_parallel_world_size() == 1
+        keeps_vectors &= _keeps_gradients()
+        own = decoder, self.chunks, self.moment, report, self.rotary, norms
+        return pass_borders(*own, keeps_vectors=keeps_vectors, objective=self.objective)
 
     def _norms(
         self, layers: Container[str], observed: Observed, declared: PrecisionMap, note: Note
@@ -172,9 +178,8 @@ class Watched:
             module: NormBorder(
                 module, declared[name], self.moment, _largest, note, observed.explain
             )
-            for name, module in self.modules.items()
-            if isinstance(module, SchemeRMSNorm)
-            and (name.name == FINAL_NORM or f"layer {name.layer}" in layers)
+            for name, module in self.norms.items()
+            if name.name == FINAL_NORM or f"layer {name.layer}" in layers
         }
 
     def _other_than_configured(
@@ -210,7 +215,6 @@ class Watched:
         call.see(Operand.W, weight)
         return call
 
-    @contextlib.contextmanager
     def drawing(
         self,
         iteration: int,
@@ -221,8 +225,8 @@ class Watched:
         turn: int | None = None,
         *,
         quantised: bool = True,
-    ) -> Iterator[None]:
-        """Check some lines of the products whose turn it is in an iteration, or in the evaluation after it.
+    ) -> contextlib.AbstractContextManager[None]:
+        """Checks some lines of the products whose turn it is in an iteration, or in the evaluation after it.
 
         `looks` is that of `number_of_looks`; with 0 micro-batches, each pass is looked at. The turn is that of the
         iteration unless `turn` says otherwise. The map must be the scheme's, or quantise nothing.
@@ -236,11 +240,15 @@ class Watched:
                 for name, module in self.modules.items()
                 if not hasattr(module, "fp8_meta") or is_emulated(module)
             }
-            known = declared, Turns(own, self._moment.seed, looks, num_micro_batches)
+            turns = Turns(own, self._moment.seed, looks, num_micro_batches)
+            known = declared, turns, self.borders(own, checks, DRAWN)
             self._turns[bool(num_micro_batches)] = known
-        units = (turns := known[1]).of(turn)
+        _, turns, all_borders = known
         extent = DRAWN if turns.has_contrasts(turn) else WITHOUT_CONTRASTS
-        borders = self.borders({name: declared[name] for name in units}, checks, extent, units)
+        is_in_forward, units = turns.are_in_forward(turn), turns.of(turn)
+        borders = {name: all_borders[name] for name in units if name in all_borders}
+        for name, border in borders.items():
+            border.look(checks, extent, units[name], is_in_forward=is_in_forward)
         wrong = self._other_than_configured(declared, iteration, quantised=quantised)
         if not num_micro_batches:
             self.histories.begin_evaluation()
@@ -248,64 +256,49 @@ class Watched:
             wrong += self.histories.begin(self._merge(declared))
         for words in wrong:
             checks.failures.setdefault(words, words)
-        for border in borders.values():
-            border.is_in_forward = turns.are_in_forward(turn)
         watch = DrawnWatch(checks, borders)
-        with watch.watching(), self._drawn_layer(turn, checks, turns, declared):
-            yield
+        every = LAYER_EVERY if turns.are_short and not turns.is_thorough(turn) else 1
+        is_due = turns.whose("layer", turn, every) == 0
+        if not self.layers or self.native or not (is_due or self.norms):
+            return watch
+        label, each = ("due", turn // every) if is_due else ("norms", turn)
+        layer = self.layers[turns.whose(label, each, len(self.layers))]
+        return self._drawing_layer(layer, watch, declared, is_due=is_due)
 
     @contextlib.contextmanager
-    def _drawn_layer(
-        self, turn: int, checks: DrawnChecks, turns: Turns, declared: PrecisionMap
+    def _drawing_layer(
+        self, name: str, watch: DrawnWatch, declared: PrecisionMap, *, is_due: bool
     ) -> Iterator[None]:
-        """See the products of one layer that the map does not list; in short iterations only in some.
+        """Besides, see the products of one layer that the map does not list; in short iterations only in some.
 
         In each iteration the norms of one layer are compared, if the map has them.
         Not beside Transformer Engine, whose own products have no context where nothing stands in its way.
         """
-        every = LAYER_EVERY if turns.are_short and not turns.is_thorough(turn) else 1
-        if not self.layers or self.native:
-            yield
-            return
-        is_due = turn % every == 0
-        name = self.layers[(turn // every if is_due else turn) % len(self.layers)]
         routers = {n: m for n, m in self.routers.items() if is_due and n.startswith(f"{name} ")}
         observed = Observed({}, {each: SlotCalls() for each in routers})
         decoder = {name: self.decoder[name]}
         note = partial(note_failure, observed, self.moment)
-        with contextlib.ExitStack() as stack:
+        with watch, contextlib.ExitStack() as stack:
             if is_due:
                 layers = self._between(decoder, observed, declared, note)
-                watch = LayerWatch(observed, name, decoder[name], routers, layers)
-                stack.enter_context(watch.watching())
+                of_layer = LayerWatch(observed, name, decoder[name], routers, layers)
+                stack.enter_context(of_layer.watching())
             else:
                 for norm in self._norms(decoder, observed, declared, note).values():
-                    stack.enter_context(norm.watching())
+                    stack.enter_context(norm)
             yield
         for words in beside_the_map(observed) + observed.others:
-            checks.failures.setdefault(words, words)
+            watch.checks.failures.setdefault(words, words)
 
     def borders(
-        self,
-        declared: PrecisionMap,
-        findings: Findings,
-        extent: Extent,
-        units: Mapping[ModuleId, Mapping[Unit, int | None]] | None = None,
+        self, declared: PrecisionMap, findings: Findings, extent: Extent
     ) -> dict[ModuleId, Border]:
-        """The borders of the modules of a map; Transformer Engine's layers and embeddings have none.
-
-        `units` are the products to look at, by module; None means all.
-        """
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        keeps_gradients = group.size() == 1
+        """The borders of the modules of a map; Transformer Engine's layers and embeddings have none."""
+        keeps_gradients = _keeps_gradients()
         borders: dict[ModuleId, Border] = {}
         for name, precision in declared.items():
             module: Any = self.modules[name]
-            own_units = None if units is None else units[name]
-            common = (
-                *(module, precision, findings, self.moment, _largest),
-                *(self.histories, extent, own_units),
-            )
+            common = module, precision, findings, self.moment, _largest, self.histories, extent
             if isinstance(module, SchemeAttention):
                 borders[name] = AttentionBorder(
                     *common,
@@ -321,6 +314,12 @@ class Watched:
                     keeps_gradients=keeps_gradients,
                 )
         return borders
+
+
+def _keeps_gradients() -> bool:
+    """Whether nothing but this rank's micro-batches is added to its main gradients."""
+    size: int = parallel_state.get_data_parallel_group(with_context_parallel=True).size()
+    return size == 1
 
 
 def _softmax_scale(module: Any) -> float:

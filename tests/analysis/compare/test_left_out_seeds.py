@@ -182,6 +182,9 @@ def test_copies_of_a_run_under_other_seeds_count_once(runs: Runs) -> None:
         in comparison.warnings
     )
     assert verdicts.floors[0].num_seeds == 1
+    alone = judge(compared([run for run in folders if "FA_mxfp8" in run.root.name]))
+    for each in (verdicts, alone):
+        assert each.noise.startswith("one seed for each scheme: no gap can be told from noise")
 
 
 def test_a_copied_bf16_run_is_no_other_seed_and_no_perturbed_run(runs: Runs) -> None:

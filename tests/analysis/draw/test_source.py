@@ -211,3 +211,16 @@ def test_files_that_are_no_captured_tensors_are_foreign(run: Unhashed) -> None:
     ((name, why),) = foreign(open_sources([str(run.run_dir)], {"layer": "0"}))
     assert name == "mine.pt"
     assert "is none of the captured tensors" in why
+
+
+def test_a_further_name_of_a_captured_file_is_not_foreign(run: Unhashed, tmp_path: Path) -> None:
+    """As `capture.layout=by_type` links files, and a folder of such links beside the runs is drawn."""
+    shared = tmp_path / "shared" / "mxfp8"
+    shared.mkdir(parents=True)
+    for file in run.dir.rglob("*.pt"):
+        (shared / file.name).hardlink_to(file)
+    assert foreign(open_sources([str(tmp_path / "shared")], {})) == []
+    shutil.copytree(run.dir, tmp_path / "other")
+    for file in (tmp_path / "other").rglob("*.pt"):
+        (tmp_path / "other" / f"again-{file.name}").hardlink_to(file)
+    assert foreign(open_sources([str(tmp_path / "other")], {})) == []

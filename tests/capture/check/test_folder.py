@@ -51,10 +51,20 @@ def write(name: str, content: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(content)
 
 
+def edit_file(file: Path, **more: Any) -> None:
+    torch.save({**torch.load(file, weights_only=True), **more}, file)
+
+
 def change_file(folder: Path, **more: Any) -> None:
     """Change the content of the second tensor's file."""
+    edit_file(sorted(folder.glob("mxfp8/*_0002_*.pt"))[0], **more)
+
+
+def resave(folder: Path, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Store another view of the values in place of those of the second line."""
     file = sorted(folder.glob("mxfp8/*_0002_*.pt"))[0]
-    torch.save({**torch.load(file, weights_only=True), **more}, file)
+    content = torch.load(file)
+    torch.save({**content, "tensor": view(content["tensor"])}, file)
 
 
 def without_rank_1(folder: Path) -> None:
@@ -145,7 +155,25 @@ MANIFEST, STATISTICS = "manifest.jsonl", "statistics.jsonl"
             lambda f: change_file(f, tensor=torch.eye(3).to_sparse()),
             MANIFEST,
             2,
-            "no plain numbers",
+            "no plain numbers, got torch.float32, torch.sparse_coo$",
+        ),
+        (
+            lambda f: change_file(f, tensor=torch.ones(4, dtype=torch.complex64).conj()),
+            MANIFEST,
+            2,
+            "no plain numbers, got torch.complex64, torch.strided$",
+        ),
+        (
+            lambda f: change_file(f, tensor=torch.ones(4, device="meta")),
+            MANIFEST,
+            2,
+            "no plain numbers, got torch.float32, torch.strided on meta$",
+        ),
+        (
+            lambda f: resave(f, torch._neg_view),
+            MANIFEST,
+            2,
+            "other values than the manifest's hash",
         ),
     ],
 )
@@ -156,6 +184,24 @@ def test_each_difference_is_named_with_its_place(
     problems = check(folder, num_ranks=2).problems
     at_place = [each.what for each in problems if (each.file, each.line) == (file, line)]
     assert any(re.search(words, what) for what in at_place), problems
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch._neg_view(-x),
+        lambda x: torch._neg_view(-torch.stack([x, x], -1))[..., 0],
+        lambda x: torch._neg_view((-x).t().contiguous()).t(),
+        lambda x: torch.nn.Parameter(x),
+    ],
+    ids=["negated", "negated and strided", "negated and transposed", "parameter"],
+)
+def test_a_lazy_view_of_the_same_values_is_intact(
+    folder: Path, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    resave(folder, view)
+    checked = check(folder)
+    assert (checked.num_intact, checked.problems) == (checked.num_tensors, [])
 
 
 def test_a_member_that_only_a_whole_read_notices_is_named(folder: Path) -> None:
@@ -239,6 +285,44 @@ def test_the_verb_prints_a_line_for_each_problem_and_ends_with_1(
     problems = json.loads(capsys.readouterr().out)["problems"]
     what = "it cannot be read: unexpected control character in string"
     assert problems[0] == {"file": "manifest.jsonl", "line": 2, "what": what}
+
+
+@pytest.fixture
+def unlisted(folder: Path) -> Path:
+    """A folder of the files of one format without lists, as `capture.layout=by_type` links them."""
+    return (folder / "mxfp8").rename(folder.parent / "mxfp8")
+
+
+def test_files_without_a_list_are_compared_with_their_own_metadata(unlisted: Path) -> None:
+    checked = check(unlisted)
+    assert (checked.num_tensors, checked.num_intact, checked.problems) == (16, 0, [])
+    assert checked.summary().endswith(
+        "; there is no manifest.jsonl: each file is compared with its own metadata"
+    )
+    assert check(unlisted, {"tensor": "weight"}).num_tensors == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda file: file.rename(f"{file}".replace("input", "weight")), "its name is that of an"),
+        (lambda file: os.truncate(file, 100), "is refused: it is no file of captured values"),
+        (lambda file: edit_file(file, tensor=torch.ones(4, 64)), "its dtype is bfloat16, that of"),
+        (lambda file: edit_file(file, tensor=torch.ones(4, 64).bfloat16()), "its statistics diff"),
+    ],
+)
+def test_damage_of_a_file_without_a_list_is_named(
+    unlisted: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    damage(next(unlisted.glob("*_0000_*.pt")))
+    assert any(words in problem.what for problem in check(unlisted).problems)
+
+
+def test_files_of_older_scripts_have_only_archives_to_be_checked(tmp_path: Path) -> None:
+    name = "20250908_095220_0001_attention_L3_forward_pre_FA_mxfp8_query.pt"
+    metadata = {"shape": torch.Size([4]), "dtype": "torch.float32", "layer_idx": 3}
+    torch.save({"tensor": torch.ones(4), "metadata": metadata}, tmp_path / name)
+    assert check(tmp_path).problems == []
 
 
 def test_readers_warn_once_about_unreadable_lines(

@@ -106,7 +106,9 @@ def test_a_rule_for_quantised_operands_is_valid_where_they_are_captured(
 
 
 def test_a_misspelt_key_of_a_rule_is_named(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key capture.rules\[\].layer; did you mean lay"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key capture.rules\[0\].layer; did you mean lay"
+    ):
         tiny("capture.rules=[{layer:[0],level:stats}]")
 
 

@@ -10,7 +10,7 @@ from hydra import compose as hydra_compose
 from omegaconf import DictConfig
 
 from quantexp.config.compose import configuration
-from quantexp.config.sweep.match import Selection
+from quantexp.config.sweep.points import Selection
 from quantexp.errors import ConfigError
 
 Compose = Callable[..., DictConfig]

@@ -174,7 +174,7 @@ def test_seeds_multiply_the_points(words: list[str], seeds: list[int]) -> None:
             ["+sweep.seed=2"],
             "unknown key sweep.seed; did you mean seeds? allowed in sweep: zip, po",
         ),
-        (["sweep.points=[1]"], "sweep.points: Cannot convert 'list' to string"),
+        (["sweep.points=[1]"], "sweep.points must be one value, got [1]"),
         (["quant=glob(z*)"], "quant=glob(z*) stands for no value; available: FA_hifp8, FA_linear_"),
         (["quantt=glob(*)"], "quantt=glob(*) stands for no value: there is no group quantt"),
         (["hydra/sweeper=other"], "hydra/sweeper=other: no such choice; available: basic"),

@@ -124,6 +124,13 @@ def test_warmup_ends_before_training_does(valid: Experiment) -> None:
     )
 
 
+def test_held_iterations_leave_some_to_train(valid: Experiment) -> None:
+    message = refusal(valid, training__iterations=150, training__held_iterations=150)
+    assert message == (
+        "training.held_iterations must be less than the 150 iterations of the run, got 150"
+    )
+
+
 def test_batch_is_made_of_whole_micro_batches(valid: Experiment) -> None:
     message = refusal(valid, training__global_batch_size=6, training__micro_batch_size=4)
     assert message == (

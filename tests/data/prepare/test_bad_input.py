@@ -5,20 +5,17 @@ import errno
 import gzip
 import json
 import os
-import sys
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
 import pytest
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import finish, make, shards, unpack
+from quantexp.data.prepare import finish, shards, unpack
 from quantexp.data.prepare.inputs import find_inputs
-from quantexp.data.prepare.outputs import make_output, read_arrays
-from quantexp.data.prepared import read_card
+from quantexp.data.prepare.outputs import read_arrays
 from quantexp.errors import DataError
 
 from .made import (
@@ -233,6 +230,13 @@ def test_a_record_of_many_mebibytes_is_refused_before_memory_is_full(
             r"table\.parquet\.packed: neither .*; parquet is read unpacked: unpack it",
         ),
         ("wide.jsonl", r"wide\.jsonl: neither .*; it is UTF-16: convert it to UTF-8 first"),
+        *(
+            (
+                f"unmarked.{suffix}",
+                r"unmarked\..*: neither .*; it is UTF-16: convert it to UTF-8 first",
+            )
+            for suffix in ("jsonl", "xml")
+        ),
         ("named\udcff", r"dataset\.source must be a path in UTF-8, got '/.*named\\udcff/a\.jsonl'"),
     ],
 )
@@ -240,6 +244,8 @@ def test_an_unreadable_source_is_refused(tmp_path: Path, source: str, words: str
     (tmp_path / "other.html").write_text("<html></html>")
     (tmp_path / "table.parquet.packed").write_bytes(gzip.compress(b"PAR1"))
     (tmp_path / "wide.jsonl").write_text('{"text": "a"}', "utf-16")
+    (tmp_path / "unmarked.jsonl").write_text('{"text": "a"}', "utf-16-le")
+    (tmp_path / "unmarked.xml").write_text("<mediawiki></mediawiki>", "utf-16-be")
     (tmp_path / "named\udcff").mkdir()
     (tmp_path / "named\udcff" / "a.jsonl").write_bytes(lines(rows(["a"])))
     with pytest.raises(DataError, match=words):
@@ -269,9 +275,22 @@ def test_a_source_without_text_is_refused(tmp_path: Path, content: bytes) -> Non
     assert nothing_whole(tmp_path / "own")
 
 
+def test_a_source_of_unreadable_records_alone_is_refused_with_the_first_reason(
+    tmp_path: Path,
+) -> None:
+    """As JSON that is indented, so that no line is a whole record."""
+    (tmp_path / "a.jsonl").write_text('{\n "text": "one"\n}\n')
+    words = r"no document to keep \(3 rejected, the first: .*a\.jsonl, line 1: .*\); see dataset"
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own")
+
+
 def test_text_that_leaves_nothing_for_training_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(["x"])) + b"{\n")
-    words = r"no document fell to training, 1 to validation and test \(1 rejected\): give more text"
+    words = (
+        r"no document fell to training, 1 to validation and test \(1 rejected, the first: .*a\.jsonl, line 2: "
+        r".*\): give more text"
+    )
     with pytest.raises(DataError, match=words):
         prepared(tmp_path / "a.jsonl", tmp_path / "own", split="0.000001,1")
 
@@ -325,70 +344,3 @@ def test_an_output_with_damaged_documents_is_named(
         DataError, match=r"0{5}-0{13}-\d{13}\.npz: damaged \(Bad CRC-32 .*\): delete it and run the"
     ):
         prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1")
-
-
-@pytest.mark.parametrize(
-    ("library", "name", "content"),
-    [("zstandard", "a.jsonl.zst", zstd(GOOD)), ("pyarrow", "a.parquet", b"PAR1")],
-)
-def test_a_missing_library_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, content: bytes
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(
-        DataError, match=rf"needs the {library} library: pip install 'quantexp\[data\]"
-    ):
-        prepared(tmp_path / name, tmp_path / "own")
-
-
-def test_a_dataset_of_the_hub_needs_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    words = r"source=hf:wikimedia/wikipedia needs the datasets library: .*quantexp\[huggingface\].*or download"
-    with pytest.raises(DataError, match=words):
-        prepared("hf:wikimedia/wikipedia", tmp_path / "own")
-
-
-def test_a_dataset_of_the_hub_is_streamed_and_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
-
-    def load_dataset(name: str, configuration: str | None, **options: object) -> Any:
-        calls.append((name, configuration, options))
-        return [{**row, "added": 5} for row in rows(texts(30))]
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(shards, "SHARD_ROWS", 8)
-    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(30))))
-    local = prepared(tmp_path / "a.jsonl", tmp_path / "local").prefix
-    count = 0
-
-    def once(*arguments: Any) -> Any:
-        nonlocal count
-        count += 1
-        summary = make_output(*arguments)
-        if count == 2:
-            raise KeyboardInterrupt
-        return summary
-
-    monkeypatch.setattr(make, "make_output", once)
-    with pytest.raises(KeyboardInterrupt):
-        prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
-    prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
-    assert calls[0] == ("wikimedia/wikipedia", "20231101.en", {"split": "train", "streaming": True})
-    assert pair_paths(tmp_path / "own")[0].read_bytes() == pair_paths(local)[0].read_bytes()
-    assert read_card(tmp_path / "own") is not None
-
-
-def test_an_error_of_the_hub_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*arguments: object, **options: object) -> None:
-        raise ConnectionError("Couldn't reach it\nmore")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(
-        DataError, match=r"hf:x: the Hub does not give it \(Couldn't reach it\); check"
-    ):
-        prepared("hf:x", tmp_path / "own")

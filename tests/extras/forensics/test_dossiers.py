@@ -187,16 +187,16 @@ def test_dossier_that_cannot_be_written_does_not_end_the_run(
 def test_left_out_steps_and_their_dossier_are_in_the_status(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quantexp.training.megatron import finite, step
+    from quantexp.training.megatron import finite, step, watched_updates
 
     original = finite.step_if_finite
     calls = []
 
-    def second_is_left_out(optimizer: Any, loss: float) -> tuple[bool, float]:
-        calls.append(loss)
-        return (False, 1.0) if len(calls) == 2 else original(optimizer, loss)
+    def second_is_left_out(*args: Any) -> tuple[bool, float]:
+        calls.append(args)
+        return (False, 1.0) if len(calls) == 2 else original(*args)
 
-    monkeypatch.setattr(step, "step_if_finite", second_is_left_out)
+    monkeypatch.setattr(watched_updates, "step_if_finite", second_is_left_out)
     monkeypatch.setattr(step, "cause", lambda chunks, losses: "3 NaN in a gradient")
     run = trained(*WORDS, "training.iterations=4", "capture.ring=8")
     status = read_status(run.status)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from quantexp.data.prepare.inputs import inputs_hash
 from quantexp.data.prepare.job import make_job
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
+from quantexp.folders import quoted
 from tests.data.prepare.made import config, content_of, dump, lines, prepared, rows, texts
 
 Captured = pytest.CaptureFixture[str]
@@ -61,6 +63,15 @@ def test_the_command_prepares_reports_and_prints_how_to_train(
     )
     assert content["num_rejected"] == 1
     assert content["bytes"] == sum(path.stat().st_size for path in pair_paths(prefix))
+
+
+def test_the_command_to_train_works_as_it_is_printed(in_tmp: Path, capsys: Captured) -> None:
+    source = in_tmp / "a.jsonl"
+    source.write_bytes(lines(rows(texts(60))))
+    prefix = in_tmp / "it's, [mine]" / "x y"
+    assert main(words(source, f"dataset.path={quoted(str(prefix))}")) == 0
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(printed)[-2] == f"dataset.path={quoted(str(prefix))}"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_every_option_is_combined_with_every_other(name: str, count: int) -> Non
 
 
 def test_the_page_has_the_number_of_candidates() -> None:
-    page = Path(__file__).parents[3] / "docs" / "requantise.md"
+    page = Path(__file__).parents[3] / "docs" / "evaluate.md"
     assert f"That makes {len(ALL)} candidates for each slot." in page.read_text()
 
 
@@ -109,6 +109,6 @@ def test_names_are_formats_or_aliases_and_each_counts_once() -> None:
 @pytest.mark.parametrize("name", ["mxfp5", "bf16", ""])
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"--formats must be among bfloat16, .*, nvfp4_four_over_six_16x16, got"
+        ConfigError, match=r"--formats must be among bfloat16, .*, nvfp4_ms_eden, got"
     ):
         formats_of(["mxfp8", name])

@@ -39,10 +39,12 @@ def branch(trained: RunDir, tiny: Callable[..., Experiment], tmp_path: Path) -> 
         quant: str = "quant=bf16",
         steps: tuple[int, ...] = (1, 3),
         held_out: HeldOut = TEXT,
+        held: int = 0,
         **settings: Any,
     ) -> tuple[RunDir, Measured]:
         origin = origin_of(trained, trained_experiment(trained), 2, None)
-        experiment = replayed(origin, 2 + max(steps), tmp_path, **settings)
+        experiment = replayed(origin, 2 + held + max(steps), tmp_path, **settings)
+        experiment.training.held_iterations = held
         experiment.quant = tiny(quant).quant
         folder = RunDir(tmp_path / "branch")
         folder.root.mkdir(exist_ok=True)
@@ -80,6 +82,17 @@ def test_a_scheme_is_proved_and_measured_in_both_arithmetics(branch: Branch) -> 
     _, later = branch("quant=linear_mxfp4", (3,))
     assert later.working_loss == measured.working_loss[1:]
     assert later.scheme_loss == measured.scheme_loss[1:]
+
+
+def test_steps_count_after_the_warm_up(trained: RunDir, branch: Branch) -> None:
+    """Two iterations leave the weights, and the third takes the run's rate of that iteration."""
+    run, measured = branch("quant=linear_mxfp4", steps=(1,), held=2)
+    own, again = (json_lines(each.metrics) for each in (trained, run))
+    assert [line["iteration"] for line in again] == [3, 4, 5]
+    assert [line["lr"] for line in again] == [0, 0, own[4]["lr"]]
+    assert len(measured.working_loss) == 1
+    _, at_once = branch("quant=linear_mxfp4", steps=(1,))
+    assert measured.working_loss != at_once.working_loss
 
 
 def test_text_and_last_bits_decide_the_loss(branch: Branch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from quantexp.extras.resolve.judging import Judgement, Verdict, equivalence_p_value, judged
+from quantexp.extras.resolve.looks import level
 
 MARGIN = 1e-3
 #: Six seeds, close together.
@@ -66,17 +67,21 @@ def test_gaps_that_are_skewed_towards_zero_tell_nothing() -> None:
     assert one.p_value is not None
     assert one.p_value < 0.05
     assert (one.verdict, one.note) == (Verdict.CANNOT_BE_TOLD, "skewed gaps")
-    # Of a skewness of 1.78, which matters below (1.78 / 0.06)^2 = 880 seeds.
-    assert one.more_seeds is None
+    # Nine of the same mean, spread and skewness would be sound.
+    assert one.more_seeds == 3
     mild = [0.0030, 0.0035, 0.0033, 0.0034, 0.0027, 0.0028, 0.0034, 0.0026]
-    one = verdict_of(mild)
-    skewness = abs(stats.skew(mild))
-    assert one.note == "skewed gaps"
-    assert one.more_seeds == math.floor((skewness / 0.06) ** 2) + 1 - len(mild)
+    assert verdict_of(mild).verdict is Verdict.ABOVE
+
+
+def test_a_difference_of_many_deviations_is_told_whatever_its_skewness() -> None:
+    """The errors of MXFP4's gradient are some 30 times those of bf16: logarithms of eight seeds, as recorded."""
+    ratios = [3.05, 3.64, 3.61, 3.58, 3.62, 3.27, 3.55, 3.49]
+    assert abs(stats.skew(ratios)) > 0.06 * math.sqrt(len(ratios))
+    assert verdict_of(ratios).verdict is Verdict.ABOVE
 
 
 def test_many_comparisons_need_more_than_one() -> None:
-    clear_alone = (0.0014, 0.0002, 0.0012, 0.0001, 0.0013, 0.0004)
+    clear_alone = (0.0014, 0.0003, 0.0012, 0.0002, 0.0013, 0.0005)
     others = [draft([1e-3, -1e-3, 2e-3, -2e-3, 1e-3, -1.2e-3], f"s{i}") for i in range(9)]
     assert verdict_of(clear_alone, margin=1e-5).verdict is Verdict.ABOVE
     one, *_ = judged([draft(clear_alone), *others], 1e-5)
@@ -155,11 +160,48 @@ def test_a_gap_at_the_margin_is_rarely_called_equivalent() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seeds", [6, 8, 12])
 def test_false_alarms_stay_at_their_rate(shape: str, seeds: int) -> None:
-    """2,000 trials: 3 standard errors of 5% are 1.5 points.
-
-    Six values cannot show all skewness: of an exponential distribution 6.5% of such designs were told.
-    """
-    nominal = 0.065 if (shape, seeds) == ("skewed", 6) else 0.05
+    """2,000 trials: 3 standard errors of 5% are 1.5 points."""
+    nominal = 0.05
     draw = SHAPES[shape](np.random.default_rng(3))
     found = rate(2000, draw, is_told, seeds)
     assert found <= nominal + 3 * math.sqrt(nominal * (1 - nominal) / 2000)
+
+
+def test_the_levels_of_looks_are_those_of_lan_and_demets() -> None:
+    """Cumulative levels of the O'Brien-Fleming-type function, two-sided 5%, at a third, two thirds and the end."""
+    looks = (8, 16, 24)
+    spent = np.cumsum([level(looks, n) for n in looks])
+    thirds = [2 * stats.norm.sf(stats.norm.isf(0.025) / math.sqrt(t)) for t in (1 / 3, 2 / 3, 1)]
+    assert spent == pytest.approx(thirds, rel=1e-9)
+    assert spent[-1] == pytest.approx(0.05)
+    assert level(looks, 12) is None
+    assert level((), 12) == 0.05
+
+
+def test_seeds_may_be_added_at_planned_looks_without_more_false_alarms() -> None:
+    """2,000 designs without a difference; one that is judged at each look as if it were the only one finds more."""
+    random = np.random.default_rng(5)
+    looks, alarms = (8, 16, 24), np.zeros(2)
+    for _ in range(2000):
+        values = random.normal(size=24).tolist()
+        for i, plan in enumerate((looks, ())):
+            told = (is_told(judged([draft(values[:n])], 1e-9, plan)[0]) for n in looks)
+            alarms[i] += any(told)
+    planned, unplanned = alarms / 2000
+    # Three standard errors of 5% are 1.5%.
+    assert planned < 0.05 + 0.015
+    assert unplanned > planned + 0.02
+
+
+def test_nothing_is_told_between_looks_and_at_a_look_a_small_level_decides() -> None:
+    (between,) = judged([draft(CLEAR)], MARGIN, (8, 12))
+    assert (between.verdict, between.more_seeds) == (Verdict.CANNOT_BE_TOLD, 2)
+    assert between.note == "the plan has no look at 6 seeds"
+    (after,) = judged([draft(CLEAR * 3)], MARGIN, (8, 12))
+    assert (after.verdict, after.more_seeds) == (Verdict.CANNOT_BE_TOLD, None)
+    (early,) = judged([draft(CLEAR)], MARGIN, (6, 12))
+    assert early.verdict is Verdict.ABOVE
+    mild = (0.0014, 0.0003, 0.0012, 0.0002, 0.0013, 0.0005)
+    assert verdict_of(mild, 1e-5).verdict is Verdict.ABOVE
+    (early,) = judged([draft(mild)], 1e-5, (6, 12))
+    assert early.verdict is Verdict.CANNOT_BE_TOLD

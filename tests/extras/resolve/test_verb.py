@@ -9,6 +9,8 @@ import pytest
 
 from quantexp.cli.main import main
 from quantexp.config.compose import compose
+from quantexp.errors import ConfigError
+from quantexp.extras.resolve.looks import looks_of
 from quantexp.runs.paths import RunDir
 from tests.conftest import run_here
 from tests.recorded import json_lines
@@ -41,9 +43,12 @@ def trained(tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         (["--steps", "5,x"], "--steps must be whole numbers of at least 1, as 10,50, got 5,x"),
         (["--steps", "1", "--control", "last"], "--control must be among chaos, noise, none, got"),
         (["--steps", "1", "--control", "none,chaos"], "--control none stands alone, got none,ch"),
-        (["--steps", "1", "training.lr=1"], "training.lr=1 has no effect on quantexp branch, wh"),
+        (["--steps", "1", "training.lr=1"], "training.lr=1 has no effect on quantexp branch, in"),
         (["--steps", "1", "against=mine"], "against=mine: no scheme of the words has this name;"),
         (["--steps", "1", "dry_run=maybe"], "dry_run must be true or false, got maybe"),
+        (["--warm-up", "-1"], "--warm-up must be at least 0, got -1"),
+        (["--steps", "1", "--warm-up", "8"], "no checkpoint with a training state that all 2 run"),
+        (["--steps", "1", "--looks", "4,8"], "--looks must be numbers of seeds from 6 on, got 4,"),
         (["--steps", "9"], "no checkpoint with a training state that all 2 runs have is 9 itera"),
         (["--steps", "1", "--from", "3"], "--from 3 must be a checkpoint with a training state "),
     ],
@@ -60,7 +65,7 @@ def test_a_design_that_cannot_be_is_one_line(
 def test_a_scheme_and_a_run_are_needed(trained: Path, capsys: Captured) -> None:
     assert main(["branch", str(trained), "quant=bf16", "--steps", "1"]) == 1
     assert capsys.readouterr().err == (
-        "quantexp: branch needs a scheme besides bf16: give quant=NAME\n"
+        "quantexp: there is no scheme besides bf16: give quant=NAME\n"
     )
     with pytest.raises(SystemExit):
         main(["branch", "quant=linear_mxfp8"])
@@ -82,7 +87,22 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(trained: Path, capsys:
     assert all(each["working_loss"] is None for each in plan["smallest_gaps"])
     assert main(words) == 0
     assert "not known" in capsys.readouterr().out
+    assert main([*words[:3], "--steps", "1", "--warm-up", "1", "dry_run=true"]) == 0
+    assert "1, after a warm-up of 1" in capsys.readouterr().out
     assert not list(Path.cwd().iterdir())
+
+
+def test_looks_are_planned_before_the_first_one(in_tmp: Path) -> None:
+    folder = in_tmp / "branch"
+    assert looks_of(folder, "8,16", 0, is_dry=True) == (8, 16)
+    assert looks_of(folder, None, 0, is_dry=False) == ()
+    assert not folder.exists()
+    assert looks_of(folder, "8,16", 5, is_dry=False) == (8, 16)
+    assert looks_of(folder, None, 8, is_dry=False) == looks_of(folder, "8,16", 8, is_dry=False)
+    with pytest.raises(ConfigError, match=r"branch was planned with --looks 8,16; leave the flag"):
+        looks_of(folder, "8,24", 8, is_dry=False)
+    with pytest.raises(ConfigError, match=r"has results of 6 seeds, which may have been judged"):
+        looks_of(in_tmp / "other", "8,16", 6, is_dry=False)
 
 
 @pytest.mark.slow

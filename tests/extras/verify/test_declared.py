@@ -16,7 +16,7 @@ from quantexp.extras.verify import verification as verb
 from quantexp.extras.verify.declared import verify_declared
 from quantexp.extras.verify.suite import place
 from quantexp.extras.verify.tally import Row, Tally
-from quantexp.formats.declared import arithmetic
+from quantexp.formats.declared import arithmetic, levels
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.definitions.files import shipped_formats
 from quantexp.formats.types import Element, Rounding
@@ -46,6 +46,16 @@ KEYS: list[dict[str, Any]] = [
     {"element": {"exponent_bits": 4, "mantissa_bits": 3, "bias": 8, "nan": True, "negative_zero": False}},
     {"element": "e5m4", "block": 32, "scale_rule": "even"},
     {"element": "int3", "block": [4, 8], "scale_rule": "ceil"},
+    {"element": ["e2m1", "int4", "hif8"], "block": [4, 8], "scale": "e4m3", "choose": "max"},
+    {"element": ["e2m1", "int4"], "block": 16, "scale": "fp32", "candidates": [4, 6]},
+    {"element": "e2m1", "block": 24, "scale": "e4m3", "micro_exponents": [12, 4, 2], "tensor_scale": "fp32"},
+    {"element": "int4", "block": 16, "micro_exponents": [2]},
+    {"element": ["e2m1", "int4"], "block": 8, "scale": "bf16", "eden": 24},
+    {"element": "e4m3", "block": 8, "scale": "fp32", "eden": 16},
+    {"element": "e2m1", "block": 16, "scale": "e4m3", "tensor_scale": "fp32", "macro_block": "row"},
+    {"element": ["e2m1", "int4"], "block": 8, "tensor_scale": "power_of_two", "macro_block": 24},
+    {"element": "e2m1", "block": 4, "scale": "e4m3", "tensor_scale": "fp32", "macro_block": 32, "eden": 8},
+    {"element": "int4", "block": 8, "scale": "ue5m3", "eden": 16, "scale_rule": "search"},
 ]  # fmt: skip
 
 
@@ -93,7 +103,7 @@ def test_a_wrong_tie_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(v: Tensor, element: Element, rounding: Rounding, random: Tensor | None) -> Tensor:
         return true(v, element, Rounding.AWAY if rounding is Rounding.EVEN else rounding, random)
 
-    monkeypatch.setattr(arithmetic, "rounded", away)
+    monkeypatch.setattr(levels, "rounded", away)
     row, compiled = rows({"element": "e2m1", "block": 8, "scale": "ue5m3"})
     assert row.mismatches
     assert not compiled.mismatches
@@ -108,7 +118,7 @@ def test_a_wrong_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         d = true(*arguments)
         return torch.nextafter(d, torch.full_like(d, torch.inf))
 
-    monkeypatch.setattr(arithmetic, "block_factors", one_ulp_up)
+    monkeypatch.setattr(levels, "block_factors", one_ulp_up)
     row, compiled = rows({"element": "e2m1", "block": 8, "scale": "fp32"})
     assert row.mismatches
     assert not compiled.mismatches

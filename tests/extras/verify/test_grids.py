@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from quantexp.extras.verify import cases
-from quantexp.extras.verify.declared_values import element_values
-from quantexp.extras.verify.gold import on_grid
+from quantexp.extras.verify.declared_values import element_values, on_grid
 from quantexp.extras.verify.grids import ELEMENTS, code_values, drawn, encoded, grid, nearest
 
 elements = pytest.mark.parametrize("element", ELEMENTS)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import FORMATS, quantise, quantise_both, saturated, scales_of
-from quantexp.formats.declared.arithmetic import places_from_zero
+from quantexp.formats.declared.lists import places_from_zero
 from quantexp.formats.definitions.definition import declared_format
 from quantexp.formats.types import BlockRule, BlockScale, BlockScaleKind, Family, Format, ScaleRule
 

@@ -37,6 +37,14 @@ def declared(**keys: Any) -> Format:
         ({"element": "e3m3", "block": 24, "scale_rule": "search"}, Family.GRID, 24),
         ({"element": "e2m1", "block": 16, "scale": "e4m3", "candidates": [6, 4]}, Family.GRID, 16),
         ({"element": "e3m3", "block": [4, 8]}, Family.GRID, 8),
+        ({"element": ["e2m1", "int4"], "block": 32}, Family.GRID, 32),
+        ({"element": "int4", "block": 64, "micro_exponents": [8, 4]}, Family.GRID, 64),
+        ({"element": "e2m1", "block": 16, "scale": "e4m3", "eden": 32}, Family.GRID, 32),
+        (
+            {"element": "e2m1", "block": 8, "tensor_scale": "fp32", "macro_block": "row"},
+            Family.GRID,
+            WHOLE_ROW,
+        ),
         ({"element": "e3m3", "block": "row"}, Family.GRID, WHOLE_ROW),
         ({"element": "hif8", "block": 32}, Family.GRID, 32),
         ({"element": {"integer_bits": 4, "symmetric": False}, "block": 32}, Family.GRID, 32),
@@ -69,6 +77,23 @@ def test_bits_count_the_share_of_the_scale() -> None:
     assert declared(element="e4m3", block=[128, 128], scale="fp32").bits_each() == 8 + 32 / 128**2
     assert declared(element="int4", block=16, scale="bf16").bits_each() == 5
     assert declared(element="e2m1", block=16, scale="e4m7").bits_each() == 5
+    corrected = declared(element="e2m1", block=16, scale="e4m3", eden=64)
+    assert corrected.bits_each() == 4.5
+    levels = declared(element="int4", block=64, scale="ue6m2", micro_exponents=[8, 4])
+    assert levels.bits_each() == 4 + 8 / 64 + 1 / 8 + 1 / 4
+    macro = declared(element="e2m1", block=32, tensor_scale="fp32", macro_block=128)
+    assert macro.bits_each() == 4 + 8 / 32 + 32 / 128
+    powers = declared(element="e2m1", block=32, tensor_scale="power_of_two", macro_block=128)
+    assert powers.bits_each() == 4 + 8 / 32 + 8 / 128
+
+
+@pytest.mark.parametrize(
+    ("scale", "bits"), [("e4m3", 8), ("ue5m3", 16), ("e8m0", 16), ("fp32", 32)]
+)
+def test_the_choice_of_an_element_is_free_where_a_scale_has_a_bit_left(
+    scale: str, bits: int
+) -> None:
+    assert declared(element=["e2m1", "int4"], block=16, scale=scale).bits_each() == 4 + bits / 16
 
 
 @pytest.mark.parametrize(
@@ -131,16 +156,16 @@ def test_bits_count_the_share_of_the_scale() -> None:
             "candidates and scale_rule search exclude each other; drop one",
         ),
         (
-            {"element": "e2m1", "block": 8, "scale": "e4m3", "candidates": [6]},
-            "candidates must be 2 to 16 numbers above 0, got [6]",
+            {"element": "e2m1", "block": 8, "scale": "e4m3", "candidates": []},
+            "candidates must be 1 to 16 numbers above 0, got []",
         ),
         (
             {"element": "e2m1", "block": 8, "scale": "e4m3", "candidates": [6, "1e0"]},
-            "candidates must be 2 to 16 numbers above 0, got [6, '1e0']",
+            "candidates must be 1 to 16 numbers above 0, got [6, '1e0']",
         ),
         (
             {"element": "e2m1", "block": 8, "scale": "e4m3", "choose": "mse"},
-            "choose is for candidates and scale_rule search; give one, or drop it",
+            "choose is for several candidates or elements and for scale_rule search; give these, or drop",
         ),
         (
             {
@@ -153,6 +178,85 @@ def test_bits_count_the_share_of_the_scale() -> None:
             "choose must be one of mse, mae, max, got 'least'",
         ),
         ({"element": "e2m1", "candidates": [6, 4]}, "candidates is for a format with blocks"),
+        ({"element": "e2m1", "eden": 32}, "eden is for a format with blocks"),
+        ({"element": ["e2m1"], "block": 8}, "a list of elements must have 2 to 4, got 1"),
+        ({"element": ["e2m1", "int4"]}, "a list of elements is for a format with blocks"),
+        (
+            {"element": ["e2m1", "hif8"], "block": 8, "scale_rule": "even"},
+            "scale_rule even rounds an amax to the element's mantissa, which hif8 does not have",
+        ),
+        (
+            {"element": "int4", "block": 64, "micro_exponents": [8, 3]},
+            "micro_exponents must be 1 to 3 numbers of elements, each of which divides the one before, the first the "
+            "block of 64, got [8, 3]",
+        ),
+        ({"element": "int4", "block": 8, "micro_exponents": 4}, "micro_exponents must be 1 to 3"),
+        (
+            {"element": "int4", "block": 8, "scale": "e4m3", "micro_exponents": [4], "eden": 8},
+            "micro_exponents and eden exclude each other; drop one",
+        ),
+        (
+            {"element": "int4", "block": [2, 8], "micro_exponents": [4]},
+            "micro_exponents is for blocks of one row of one element, whose scale follows from an amax",
+        ),
+        (
+            {"element": "hif8", "block": 8, "micro_exponents": [4]},
+            "micro_exponents is for floats and integers, whose values a power of two moves, got hif8",
+        ),
+        ({"element": "e2m1", "block": 16, "eden": 32}, "eden corrects scales by some percent"),
+        (
+            {"element": "e2m1", "block": [2, 8], "scale": "e4m3", "eden": 32},
+            "eden is for blocks of a number of elements; give block a number",
+        ),
+        (
+            {"element": "e2m1", "block": 16, "scale": "e4m3", "eden": 40},
+            "eden must be a multiple of the block of 16, at most 65536, got 40",
+        ),
+        ({"element": "e2m1", "macro_block": 32}, "macro_block is for a format with blocks"),
+        (
+            {"element": "e2m1", "block": [2, 8], "tensor_scale": "fp32", "macro_block": 32},
+            "macro_block is for blocks of a number of elements; give block a number",
+        ),
+        (
+            {"element": "e2m1", "block": 8, "tensor_scale": "fp32", "macro_block": 12},
+            "macro_block must be row or a multiple of 8 elements, at most 65536, got 12",
+        ),
+        (
+            {"element": "e2m1", "block": 8, "macro_block": 32},
+            "macro_block has the scale that tensor_scale names; give tensor_scale",
+        ),
+        (
+            {
+                "element": "e2m1",
+                "block": 8,
+                "scale": "bf16",
+                "tensor_scale": "fp32",
+                "macro_block": 32,
+            },
+            "macro_block is above block scales that are small floats or powers of two; drop it",
+        ),
+        (
+            {
+                "element": "e2m1",
+                "block": 8,
+                "tensor_scale": "fp32",
+                "macro_block": 32,
+                "amax_target": 7,
+            },
+            "amax_target must be above 0 and at most the largest value 6, got 7",
+        ),
+        (
+            {"element": "e2m1", "block": 8, "scale": {"exponent_bits": 6, "mantissa_bits": 2}},
+            "scale must have the keys exponent_bits, mantissa_bits, bias, got",
+        ),
+        (
+            {
+                "element": "e2m1",
+                "block": 8,
+                "scale": {"exponent_bits": 6, "mantissa_bits": 2, "bias": True},
+            },
+            "scale.bias must be a whole number, got True",
+        ),
         ({"element": "e3m3", "amax_target": True}, "amax_target must be a number, got True"),
         (
             {"element": "e3m3", "amax_target": 99},

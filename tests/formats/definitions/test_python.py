@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -106,6 +107,14 @@ def test_modules_that_are_none_are_refused() -> None:
         get_format("itertools:count")
 
 
+def test_a_module_in_an_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("in_an_archive.py", SOURCE)
+    monkeypatch.syspath_prepend(tmp_path / "archive.zip")
+    with pytest.raises(FormatError, match="in_an_archive:Sign has no source file"):
+        python_definition("in_an_archive:Sign")
+
+
 def test_another_source_than_the_recorded_one_is_refused(module: str, tmp_path: Path) -> None:
     digest = python_definition(f"{module}:Sign")["source_sha256"]
     (tmp_path / f"{module}.py").write_text(SOURCE + "\n")
@@ -126,14 +135,18 @@ def package(
         "relative.py": f"def late():\n    import {folder.name}.absolute as a\n",
         "absolute.py": "from .parts.deep import *\nfrom quantexp.formats import quantise\n",
         "parts/__init__.py": "",
-        "parts/named.py": "import json, beside",
+        "parts/named.py": "import json, beside, importlib\n"
+        "importlib.import_module('..called', __package__)",
+        "parts/starred/__init__.py": "__all__ = ['listed', 'other']",
+        "parts/starred/listed.py": "C = 1",
+        "called.py": "def late():\n    return __import__('{package}.parts.starred')",
         "parts/deep.py": "from .. import own",
         "unused.py": "A = 1",
         "../beside.py": "B = 1",
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text(text.replace("{package}", folder.name))
     return folder
 
 
@@ -141,7 +154,8 @@ def package(
     ("file", "counts"),
     [
         *((f"{name}.py", True) for name in ("__init__", "own", "relative", "absolute")),
-        *((f"parts/{name}.py", True) for name in ("named", "deep", "__init__")),
+        *((f"parts/{name}.py", True) for name in ("named", "deep", "__init__", "starred/listed")),
+        ("called.py", True),
         ("../beside.py", True),
         ("unused.py", False),
     ],
@@ -169,7 +183,19 @@ def test_an_installed_format_is_its_own_package_alone(
     package.rename(installed / package.name)
     monkeypatch.syspath_prepend(installed)
     modules = [each.removeprefix(package.name) for each in source_files(f"{package.name}.own:Sign")]
-    assert modules == [".own", "", ".absolute", ".parts.deep", ".parts.named", ".relative"]
+    parts = [".parts.deep", ".parts.named", ".parts.starred", ".parts.starred.listed"]
+    assert modules == [".own", "", ".absolute", ".called", *parts, ".relative"]
+
+
+def test_the_digest_covers_all_folders_of_a_namespace_package(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package / "__init__.py").unlink()
+    elsewhere = tmp_path / "elsewhere" / package.name / "absolute.py"
+    elsewhere.parent.mkdir(parents=True)
+    (package / "absolute.py").rename(elsewhere)
+    monkeypatch.syspath_prepend(elsewhere.parents[1])
+    assert source_files(f"{package.name}.own:Sign")[f"{package.name}.absolute"] == elsewhere
 
 
 def test_the_digest_of_a_module_that_imports_nothing_beside_it_is_that_of_its_source(

@@ -48,7 +48,10 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     whole = torch.int32 if actual.dtype == torch.float32 else torch.int16
-    differs = actual.contiguous().view(whole) != expected.contiguous().view(whole)
+    bits, expected_bits = actual.contiguous().view(whole), expected.contiguous().view(whole)
+    if torch.equal(bits, expected_bits):
+        return
+    differs = bits != expected_bits
     differs &= ~(actual.isnan() & expected.isnan())
     assert not differs.any(), (differs.sum(), actual[differs][:5], expected[differs][:5])
 

@@ -39,7 +39,7 @@ def test_a_gpu_has_the_triton_kernels_unless_there_is_an_obstacle(
     assert kernels.kernel_for(x, resolve("mxfp8")) is gpu
     assert kernels.kernel_for_both(x, resolve("mxfp8")) is gpu
     assert kernels.kernel_for_amax(x) is gpu
-    assert kernels.kernel_for(x, resolve("nvfp4")) is None
+    assert kernels.kernel_for(x, resolve("nvfp4", block=1024)) is None, "a block is too large"
     assert kernels.kernel_for_both(x, resolve("hifp8")) is None, "a scale of the tensor has no axis"
     with kernels.torch_alone():
         assert kernels.kernel_for(x, resolve("mxfp8")) is None

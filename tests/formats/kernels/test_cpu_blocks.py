@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pytest
@@ -81,10 +81,11 @@ DECLARED: dict[str, dict[str, Any]] = {
         "scale": "fp32",
     },
 }
-ROUNDINGS: list[dict[str, Any]] = [
-    {"rounding": "even"},
-    {"rounding": "away"},
-    {"rounding": "stochastic", "seed": 2**63 + 5, "offset": 2**40 + 3},
+#: Roundings, with their random numbers.
+DRAWS: list[tuple[str, dict[str, Any]]] = [
+    ("even", {}),
+    ("away", {}),
+    ("stochastic", {"seed": 2**63 + 5, "offset": 2**40 + 3}),
 ]
 
 
@@ -118,11 +119,10 @@ def specs_of(name: str) -> list[tuple[QuantSpec, dict[str, Any]]]:
             for each in of_family
             for scaling in ("none", "current", "exact")
         ]
-    result = []
-    for rounding, each in itertools.product(ROUNDINGS, of_family):
-        draw: dict[str, Any] = {key: rounding[key] for key in ("seed", "offset") if key in rounding}
-        result.append((resolve(fmt, rounding=rounding["rounding"], **each), draw))
-    return result
+    return [
+        (resolve(fmt, rounding=rounding, **each), draw)
+        for (rounding, draw), each in itertools.product(DRAWS, of_family)
+    ]
 
 
 def is_read(x: Tensor) -> bool:
@@ -131,15 +131,38 @@ def is_read(x: Tensor) -> bool:
     return compiled is not None and x.dtype in compiled.dtypes
 
 
-def assert_is_torchs(x: Tensor, spec: QuantSpec, axis: int, draw: dict[str, Any]) -> None:
-    assert cpu.claims(x, spec) or not is_read(x)
-    got = quantise(x, spec, axis=axis, **draw)
+#: A tensor, how it is quantised along which axis with which random numbers, and what torch makes of it.
+Quantised = tuple[Tensor, QuantSpec, int, dict[str, Any], Tensor]
+
+
+def by_torch(x: Tensor, spec: QuantSpec, axis: int, draw: dict[str, Any]) -> Quantised:
     with torch_alone():
-        expected = quantise(x, spec, axis=axis, **draw)
-    assert_same_bits(got, expected)
-    copy = x.clone()
-    assert quantise(copy, spec, axis=axis, out=copy, **draw) is copy
-    assert_same_bits(copy, expected)
+        return x, spec, axis, draw, quantise(x, spec, axis=axis, **draw)
+
+
+def assert_all_are_torchs(quantised: list[Quantised]) -> None:
+    """Every third one in place."""
+    for number, (x, spec, axis, draw, expected) in enumerate(quantised):
+        assert cpu.claims(x, spec) or not is_read(x)
+        out = x.clone() if number % 3 == 0 else None
+        actual = quantise(x if out is None else out, spec, axis=axis, out=out, **draw)
+        assert out is None or actual is out
+        assert_same_bits(actual, expected)
+
+
+# pytest runs the builds of a case one after another, so torch quantises it once for all of them.
+
+
+@lru_cache(maxsize=1)
+def every_value(name: str, dtype: torch.dtype) -> list[Quantised]:
+    x = all_patterns(dtype)
+    shuffled = x[torch.randperm(len(x), generator=seeded(3))]
+    return [
+        by_torch(values.view(shape), spec, axis, draw)
+        for spec, draw in specs_of(name)
+        for values in (x, shuffled)
+        for shape, axis in (((-1, 256), 1), ((256, -1), 0))
+    ]
 
 
 @every_build
@@ -147,27 +170,45 @@ def assert_is_torchs(x: Tensor, spec: QuantSpec, axis: int, draw: dict[str, Any]
 @pytest.mark.parametrize("name", [*EVERY, *SHIPPED, *DECLARED])
 def test_every_value_in_every_option_is_torchs(build: str, name: str, dtype: torch.dtype) -> None:
     """Among neighbours in magnitude, and shuffled, so that blocks have many amaxes; along memory and across it."""
-    x = all_patterns(dtype)
-    shuffled = x[torch.randperm(len(x), generator=seeded(3))]
-    for spec, draw in specs_of(name):
-        for values in (x, shuffled):
-            for shape, axis in (((-1, 256), 1), ((256, -1), 0)):
-                assert_is_torchs(values.view(shape), spec, axis, draw)
+    assert_all_are_torchs(every_value(name, dtype))
+
+
+@lru_cache(maxsize=1)
+def every_shape(name: str) -> list[Quantised]:
+    fmt = fmt_of(name)
+    shapes = [(7, 100), (130, 17), (64, 1), (1, 3000), (1000,), (600, 40), (1, 1), (33, 2100)]
+    if resolve(fmt).fmt.across == 1:
+        shapes += [(5, 33, 3), (3, 70, 300), (2, 2, 40, 8)]
+    return [
+        by_torch(wild(torch.bfloat16, *shape), resolve(fmt, rounding=rounding), axis, draw)
+        for shape, (rounding, draw) in itertools.product(shapes, DRAWS)
+        for axis in range(len(shape))
+    ]
 
 
 @every_build
 @pytest.mark.parametrize("name", EVERY_BLOCKED)
 def test_every_shape_and_axis_is_torchs(build: str, name: str) -> None:
     """Rows shorter than a block, short last blocks, extents of 1, many rows, and one dimension."""
-    fmt = fmt_of(name)
-    shapes = [(7, 100), (130, 17), (64, 1), (1, 3000), (1000,), (600, 40), (1, 1), (33, 2100)]
-    if resolve(fmt).fmt.across == 1:
-        shapes += [(5, 33, 3), (3, 70, 300), (2, 2, 40, 8)]
-    for shape, rounding in itertools.product(shapes, ROUNDINGS):
-        x = wild(torch.bfloat16, *shape)
-        draw = {key: rounding[key] for key in ("seed", "offset") if key in rounding}
-        for axis in range(len(shape)):
-            assert_is_torchs(x, resolve(fmt, rounding=rounding["rounding"]), axis, draw)
+    assert_all_are_torchs(every_shape(name))
+
+
+@lru_cache(maxsize=1)
+def transformed(
+    dtype: torch.dtype, block: int
+) -> list[tuple[Tensor, QuantSpec, Transform, int, dict[str, Any], Tensor]]:
+    names = ["mxfp4", "nvfp4", "fp8_1x128", "int4_g128", "floor of bf16", "no negative zero"]
+    result = []
+    for shape, name in itertools.product([(150, 200), (3, 64, 130), (512, 64), (1, 77)], names):
+        x = wild(dtype, *shape, spread=1.0)
+        for axis, (rounding, draw) in itertools.product(range(len(shape)), DRAWS):
+            spec = resolve(fmt_of(name), rounding=rounding)
+            for left in (True, False):
+                transform = Transform(block, random_signs(block, 7, 8, CPU) if left else None, left)
+                with torch_alone():
+                    expected = quantise_transformed(x, spec, transform, axis=axis, **draw)
+                result.append((x, spec, transform, axis, draw, expected))
+    return result
 
 
 @every_build
@@ -175,21 +216,10 @@ def test_every_shape_and_axis_is_torchs(build: str, name: str) -> None:
 @pytest.mark.parametrize("block", [2, 8, 16, 64, 256])
 def test_every_transform_is_torchs(build: str, dtype: torch.dtype, block: int) -> None:
     """With random signs and without, as left operand and as right, in short last blocks, under each kind of scale."""
-    names = ["mxfp4", "nvfp4", "fp8_1x128", "int4_g128", "floor of bf16", "no negative zero"]
-    for shape, name in itertools.product([(150, 200), (3, 64, 130), (512, 64), (1, 77)], names):
-        x = wild(dtype, *shape, spread=1.0)
-        for axis, rounding in itertools.product(range(len(shape)), ROUNDINGS):
-            spec = resolve(fmt_of(name), rounding=rounding["rounding"])
-            draw = {key: rounding[key] for key in ("seed", "offset") if key in rounding}
-            for left in (True, False):
-                signs = random_signs(block, 7, 8, CPU) if left else None
-                transform = Transform(block, signs, left)
-                fits = math.lcm(spec.block, block) <= 512 and is_read(x)
-                assert cpu.claims(x, spec, transform) is fits
-                got = quantise_transformed(x, spec, transform, axis=axis, **draw)
-                with torch_alone():
-                    expected = quantise_transformed(x, spec, transform, axis=axis, **draw)
-                assert_same_bits(got, expected)
+    for x, spec, transform, axis, draw, expected in transformed(dtype, block):
+        fits = math.lcm(spec.block, block) <= 512 and is_read(x)
+        assert cpu.claims(x, spec, transform) is fits
+        assert_same_bits(quantise_transformed(x, spec, transform, axis=axis, **draw), expected)
 
 
 @every_build

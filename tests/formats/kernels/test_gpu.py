@@ -9,7 +9,7 @@ import torch
 
 from quantexp.formats import FORMATS
 from quantexp.formats.kernels import gpu
-from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES
+from quantexp.formats.kernels.gpu_panels import CANDIDATES, LAUNCHES
 from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.types import Family
 
@@ -25,8 +25,11 @@ class Marked(torch.Tensor):
 
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("fmt", [*MX, "hifp8"])
-def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt: str, rounding: str) -> None:
+def test_mx_and_hifloat8_rounded_to_nearest_have_kernels_of_their_own(
+    fmt: str, rounding: str
+) -> None:
     assert gpu.claims_spec(resolve(fmt, rounding=rounding))
+    assert gpu.has_own_kernel(resolve(fmt, rounding=rounding))
 
 
 @pytest.mark.parametrize(
@@ -38,12 +41,12 @@ def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt: str, rounding: str)
         resolve("mxfp8", block=16),
         resolve("nvfp4"),
         resolve("fp8_e4m3"),
-        resolve("bf16"),
     ],
     ids=lambda options: f"{options.fmt.name}-{options.rounding}-{options.block}",
 )
-def test_options_without_a_kernel_are_not_claimed(options: QuantSpec) -> None:
-    assert not gpu.claims_spec(options)
+def test_all_else_has_that_of_panels(options: QuantSpec) -> None:
+    assert gpu.claims_spec(options)
+    assert not gpu.has_own_kernel(options)
 
 
 def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(

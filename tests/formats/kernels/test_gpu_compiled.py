@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES, Launch, mx_constants
-from quantexp.formats.spec import get_format
+from quantexp.formats import Transform
+from quantexp.formats.definitions.files import declared_by_name
+from quantexp.formats.kernels import gpu_panels
+from quantexp.formats.kernels.gpu import mx_constants
+from quantexp.formats.kernels.gpu_panels import CANDIDATES, LAUNCHES, Launch
+from quantexp.formats.spec import get_format, resolve
+from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import Rounding, ScaleRule
 
 from .gpu_cases import needs_triton
@@ -21,6 +27,9 @@ pytestmark = [needs_triton, pytest.mark.usefixtures("triton_cache")]
 
 #: An extent of the usual models' rows: a multiple of 16 words.
 ALIGNED = [["tt.divisibility", 16]]
+EXTENTS = ("N", "M", "L", "num_blocks", "rows", "columns", "middle", "length")
+DRAWN = ("seed_0", "seed_1", "offset_0", "offset_1")
+POINTERS = {"scale": "*fp32", "signs": "*fp32", "starts": "*i64", "amax_bits": "*i32"}
 
 
 @cache
@@ -36,9 +45,10 @@ def compiled(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from quantexp.formats.kernels import triton_amax, triton_hif8, triton_mx
+    from quantexp.formats.kernels import triton_amax, triton_hif8, triton_mx, triton_panels
 
     modules = {"hif8_flat": triton_hif8, "amax_flat": triton_amax}
+    modules |= dict.fromkeys(("panels", "amax_panels"), triton_panels)
     kernel = getattr(modules.get(name, triton_mx), name)
     by_name = dict(constants)
     signature, values, attributes = {}, {}, {}
@@ -47,12 +57,10 @@ def compiled(
             signature[argument] = "constexpr"
             values[(position,)] = by_name[argument]
         else:
-            is_extent = argument in ("N", "M", "L", "num_blocks")
-            signature[argument] = "i32" if is_extent else pointer
-            attributes[(position,)] = ALIGNED
-            signature[argument] = {"scale": "*fp32", "amax_bits": "*i32"}.get(
-                argument, signature[argument]
-            )
+            attributes[(position,)] = [] if argument in DRAWN else ALIGNED
+            signature[argument] = POINTERS.get(argument, pointer)
+            if argument in (*EXTENTS, *DRAWN):
+                signature[argument] = "i32"
     source = ASTSource(kernel, signature=signature, constexprs=values, attrs=attributes)
     options = {"num_warps": launch.num_warps, "enable_fp_fusion": contracts}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -97,6 +105,65 @@ def hif8(pointer: str, *, is_power: bool, launch: Launch | None = None) -> Any:
         "SATURATES": True,
     }
     return compiled("hif8_flat", pointer, launch, tuple(constants.items()))
+
+
+def panels(fmt: str, shape: tuple[int, ...], pointer: str = "*i16", **more: Any) -> Any:
+    """The kernel for blocks along the last axis of such a tensor, or along another `axis`; options of the format."""
+    axis, transform, is_both = (more.pop(key, None) for key in ("axis", "transform", "both"))
+    known = fmt if fmt in BY_ANY_NAME else declared_by_name(fmt, {})
+    spec = resolve(known, **more)
+    block = (1, 1) if spec.fmt.block is None else (spec.fmt.across, spec.block)
+    axis, last = len(shape) - 1 if axis is None else axis, shape[-1] if is_both else None
+    x = torch.empty(shape, device="meta")
+    tiles = gpu_panels.tiles_of(x, axis, block, 1 if transform is None else transform.block, last)
+    drawn = {"HAS_STARTS": False, "IN_FOURS": True, "starts": None}
+    absent = {} if transform is not None else {"signs": None}
+    absent |= {} if is_both else {"second": None}
+    absent |= {} if spec.is_scaled else {"scale": None}
+    constants = {
+        **gpu_panels.transform_constants(transform, tiles),
+        **{name: value for name, value in tiles.constants.items() if name != "num_warps"},
+        **{"M": tiles.block[0], "N": tiles.block[1], "HAS_SECOND": bool(is_both)},
+        **{"HAS_SCALE": spec.is_scaled, "G": gpu_panels.grid_of(spec), **drawn, **absent},
+    }
+    launch = Launch(0, tiles.constants["num_warps"])
+    return compiled("panels", pointer, launch, tuple(constants.items()))
+
+
+SIGNED = Transform(32, torch.ones(32), False)
+DRAWN_AT_RANDOM = {"rounding": "stochastic"}
+PANELS = {
+    "nvfp4": lambda: panels("nvfp4", (4096, 4096)),
+    "nvfp4, drawn, float32": lambda: panels("nvfp4", (4096, 4096), "*fp32", **DRAWN_AT_RANDOM),
+    "mxfp4, drawn, transformed": lambda: panels(
+        "mxfp4", (4096, 4096), transform=SIGNED, **DRAWN_AT_RANDOM
+    ),
+    "mxfp4, drawn, transformed down": lambda: panels(
+        "mxfp4", (4096, 4096), axis=0, transform=SIGNED, **DRAWN_AT_RANDOM
+    ),
+    "blocks of 128 x 128": lambda: panels("fp8_128x128", (4096, 4096)),
+    "blocks of 1 x 128, both": lambda: panels("fp8_1x128", (4096, 4096), axis=0, both=True),
+    "integers, float16": lambda: panels("int4_g128", (4096, 4096), "*fp16"),
+    "fp8": lambda: panels("fp8_e4m3", (4096, 4096)),
+}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_panels_move_16_bytes_a_thread_and_round_to_nearest(name: str, tmp_path: Path) -> None:
+    kernel = PANELS[name]()
+    used = instructions(kernel)
+    single = {"ld.global.b32", "ld.global.v2.b32"}  # the scale of the tensor, and signs
+    assert {word for word in used if word.startswith("ld.global")} <= {"ld.global.v4.b32", *single}
+    assert {word for word in used if word.startswith("st.global")} == {"st.global.v4.b32"}
+    arithmetic = {word for word in used if ".f16" in word or ".f32" in word}
+    rounded = {"add.rn.f32", "sub.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.rn.f16x2.f32"}
+    exact = {"abs.f32", "min.NaN.f32", "cvt.f32.f16", "cvt.rn.f32.u32", "selp.f32"}
+    # of numbers >= 0: those it flushes are 0 anyway
+    floor = {"cvt.rmi.ftz.f32.f32"}
+    compared = {"setp.ge.f32", "setp.eq.f32"}
+    assert arithmetic <= rounded | exact | floor | compared
+    usage = disassembled(kernel, tmp_path, "--dump-resource-usage")
+    assert " STACK:0 " in usage, "nothing is spilled"
 
 
 KERNELS = {

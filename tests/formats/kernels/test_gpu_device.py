@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from quantexp.formats import quantise, quantise_both
+from quantexp.formats import Place, Transform, quantise, quantise_both
 from quantexp.formats.families import tensor_scale
-from quantexp.formats.kernels import gpu, kernel_for, torch_alone
+from quantexp.formats.kernels import gpu, gpu_panels, kernel_for, torch_alone
+from quantexp.formats.layout import Draw
 from quantexp.formats.spec import QuantSpec, resolve
 
 from ..tensors import assert_same, every_value  # noqa: TID252
 from . import gpu_cases as cases
+from . import panel_cases as panels
+from .builds import wild
 from .gpu_cases import check, check_both, reference
 
 pytestmark = pytest.mark.gpu
@@ -33,6 +38,42 @@ def call(name: str, *arguments: object) -> Any:
     if result is not None:
         return result.cpu()
     return tuple(one.cpu() if isinstance(one, torch.Tensor) else one for one in there)
+
+
+def call_panels(name: str, *arguments: object) -> Any:
+    """The same of the module of the kernel for all other formats."""
+    there = [one.cuda() if isinstance(one, torch.Tensor) else one for one in arguments]
+    if isinstance(there[-1], Transform) and there[-1].signs is not None:
+        there[-1] = replace(there[-1], signs=there[-1].signs.cuda())
+    getattr(gpu_panels, name)(*there)
+    return tuple(one.cpu() if isinstance(one, torch.Tensor) else one for one in there)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("name", panels.NAMES)
+def test_every_value_in_every_option_of_every_format(name: str, dtype: torch.dtype) -> None:
+    x = cases.hard_float32(1024) if dtype == torch.float32 else every_value(dtype)
+    for spec, draw in panels.cases_of(name):
+        for shape, axis in (((-1, 256), 1), ((256, -1), 0)):
+            panels.check(call_panels, x.view(shape), spec, axis, draw)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("name", panels.NAMES)
+def test_every_shape_place_transform_and_both_copies(name: str, dtype: torch.dtype) -> None:
+    options = panels.cases_of(name)
+    for shape in (*panels.SHAPES, (600, 700)):
+        x = wild(dtype, *shape)
+        for (spec, draw), axis in itertools.product(options[-1:], range(len(shape) or 1)):
+            if panels.has_axis(x, spec):
+                panels.check(call_panels, x, spec, axis, draw)
+    spec, draw = options[-1]
+    panels.check(call_panels, wild(dtype, 64, 60), spec, 1, draw, Place((90, 1001), (3, 5)))
+    if name in panels.BOTH:
+        for shape, axis in [((130, 200), 0), ((64, 24, 72), 0), ((2, 37, 3, 45), 1)]:
+            panels.check_both(call_panels, wild(dtype, *shape), options[0][0], axis)
+        for x, axis, transform in panels.transforms(dtype):
+            panels.check(call_panels, x, spec, axis, draw, transform=transform)
 
 
 @pytest.mark.parametrize("rounding", ["even", "away"])
@@ -104,12 +145,15 @@ def test_nothing_waits_for_the_device() -> None:
     options = resolve("hifp8", scaling="current")
     scale = tensor_scale(x, options, None)
     y, z = torch.empty_like(x), torch.empty_like(x)
+    drawn, transform = resolve("nvfp4", rounding="stochastic"), Transform(16)
     gpu.quantise(x, y, options, 1, scale)  # compiled now, if it was not
+    gpu.quantise(x, y, drawn, 1, scale, Draw(1, 2), transform)
     torch.cuda.set_sync_debug_mode("error")
     try:
         gpu.quantise(x, y, options, 1, scale)
         gpu.quantise(x, y, resolve("mxfp8"), 1, None)
         gpu.quantise_both(x, y, z, resolve("mxfp8"), 0)
+        gpu.quantise(x, y, drawn, 1, scale, Draw(1, 2), transform)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -139,6 +183,8 @@ def test_the_functions_of_a_run_use_the_kernels() -> None:
     both_formats: tuple[tuple[str, dict[str, Any]], ...] = (
         ("mxfp8", {"scale_rule": "rceil"}),
         ("hifp8", {"scaling": "current"}),
+        ("nvfp4", {}),
+        ("fp8_e4m3", {}),
     )
     for fmt, options in both_formats:
         with torch_alone():

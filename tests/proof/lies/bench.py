@@ -297,7 +297,7 @@ def _unproved() -> Iterator[list[Metrics]]:
     import_megatron()
     others = [
         import_module(f"quantexp.{name}")
-        for name in ("extras.evaluate.evaluator", "extras.bisect.gradient")
+        for name in ("extras.evaluate.evaluator", "training.gradients")
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
@@ -415,6 +415,8 @@ def outcome(setting: str, fault: Fault, *, with_effect: bool = True) -> Outcome:
                 effect = first_difference(reference, alone)
             else:
                 effect = _effect_elsewhere(setting, alone, caught)
+            if fault.is_of_step and effect is not None:
+                effect = min(effect, caught)
         else:
             effect = caught
         if effect is None or effect > caught > 0:

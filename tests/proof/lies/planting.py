@@ -13,6 +13,7 @@ move of the code. A name that no module has is an error: a fault that is not pla
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -260,10 +261,12 @@ class Planter(contextlib.AbstractContextManager["Planter"]):
         self._stack.callback(work)
 
     def attribute(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute of a module or class."""
-        before = owner.__dict__[name]
+        """Replace an attribute of a module or class, which may have inherited it."""
+        if name in owner.__dict__:
+            self._stack.callback(setattr, owner, name, owner.__dict__[name])
+        else:
+            self._stack.callback(delattr, owner, name)
         setattr(owner, name, value)
-        self._stack.callback(setattr, owner, name, before)
 
     def function(
         self,
@@ -292,8 +295,8 @@ class Planter(contextlib.AbstractContextManager["Planter"]):
                     self.attribute(module, name, new)
 
     def method(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace a method; `make` takes the original, a function of self."""
-        before = owner.__dict__[name]
+        """Replace a method, also an inherited one; `make` takes the original, a function of self."""
+        before = inspect.getattr_static(owner, name)
         if isinstance(before, staticmethod):
             self.attribute(owner, name, staticmethod(make(before.__func__)))
         else:
@@ -639,5 +642,5 @@ def _import_all() -> None:
         *("experts", "latent", "model", "passes"),
     ):
         import_module(f"quantexp.training.megatron.{name}")
-    for name in ("bisect.gradient", "evaluate.evaluator"):
-        import_module(f"quantexp.extras.{name}")
+    for name in ("training.gradients", "extras.evaluate.evaluator"):
+        import_module(f"quantexp.{name}")

@@ -81,6 +81,7 @@ SCHEMES: dict[str, Setting] = {
     "averis": _of("quant=more/linear_nvfp4_averis", tags="parts"),
     "hot channels": _of("quant=more/linear_nvfp4_hot_channels", tags="parts"),
     "outliers": _of("quant=more/linear_mxfp4_outliers", tags="parts"),
+    "metis": _of("quant=more/linear_nvfp4_metis", tags="parts low-rank drawn"),
     "smooth k": _of("quant=more/FA_mxint8_smooth_k", tags="parts"),
     "smooth k tiled": _of(
         "quant=more/FA_mxint8_smooth_k", "training.attention=tiled", tags="parts"
@@ -96,6 +97,10 @@ SCHEMES: dict[str, Setting] = {
         "quant=bf16", "quant.linear.format=tests.proof.lies.formats:Ternary", tags="python"
     ),
     "of forward": _of("quant=linear_mxfp4", "quant.linear.of=forward", tags="of-forward"),
+    "of stored": _of("quant=more/linear_fp8_block_stored_mxfp4", tags="of-stored"),
+    "of stored, of one scale": _of(
+        *("quant=more/linear_fp8", "quant.linear.of=nvfp4"), tags="of-stored"
+    ),
     "of forward drawn": _of(
         *("quant=more/linear_nvfp4", "quant.linear={of: forward, rounding: stochastic}"),
         "quant.linear.wgrad={g: {hadamard: random}, x: {hadamard: random}}",
@@ -110,6 +115,15 @@ SCHEMES: dict[str, Setting] = {
         *("quant.pv.dgrad_p.v={format: mxfp4, of: forward}", _TILED),
         tags="of-forward",
     ),
+    "master": _of("quant=more/adam_fp8_eco", tags="master feedback"),
+    "reset": _of(
+        *("quant=more/linear_nvfp4_tetrajet_v2_reset", "training.iterations=6"),
+        "quant.optimizer.reset={every: 3, over: 1, ratio: 1.2, start: 0}",
+        tags="reset",
+    ),
+    "pull": _of("quant=more/linear_mxfp4_cage", "quant.optimizer.pull.start=0", tags="pull"),
+    "smooth": _of("quant=more/smooth_int4", tags="smooth"),
+    "estimator": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.w.dge=5", tags="clip estimator"),
     "clipped": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.x.clip_gradient=true", tags="clip"),
 }
 #: Other dtypes, attention, models and kinds of run.
@@ -177,6 +191,17 @@ LAYOUTS: dict[str, Setting] = {
         *("parallel.tensor=2", *_LAYOUT),
         processes=2,
         tags="ranks of-forward",
+    ),
+    "tp2 sp of stored": _of(
+        *("quant=more/linear_fp8", "quant.linear.of=nvfp4", "parallel.tensor=2", *_LAYOUT),
+        processes=2,
+        tags="ranks of-stored",
+    ),
+    "ep2 of stored": _of(
+        *(*_MODEL["mixtral"], "quant=linear_mxfp8", "quant.linear.of=nvfp4"),
+        *("parallel.expert=2", *_LAYOUT),
+        processes=2,
+        tags="ranks of-stored",
     ),
     "tp2 sp quartet": _of(
         *("quant=more/linear_mxfp4_quartet", "parallel.tensor=2", "model.ffn_hidden_size=256"),

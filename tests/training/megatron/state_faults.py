@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from quantexp.model.shards import WHOLE
-from quantexp.training.megatron import grad_reduce, moments, rounded_pieces
+from quantexp.training.megatron import grad_reduce, rounded_pieces, shared_blocks
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.grad_reduce import GradientRounding
 
@@ -85,7 +85,7 @@ def amax_of_own_range() -> Iterator[None]:
         is_amaxes = isinstance(value, dict) and all(isinstance(x, float) for x in value.values())
         return [value] if is_amaxes else plain(value)
 
-    with mock.patch.object(moments, "gather", own):
+    with mock.patch.object(shared_blocks, "gather", own):
         yield
 
 

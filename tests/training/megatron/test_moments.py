@@ -6,6 +6,7 @@ The oracle rounds with torch's own float8 types, under scales that follow from t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -112,13 +113,13 @@ def test_moments_that_are_not_on_the_grid_fail_the_run(
 def test_a_step_that_is_left_out_is_proved_by_a_later_one(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[float] = []
+    calls: list[Any] = []
 
-    def left_out_once(optimizer: object, loss: float) -> tuple[bool, float]:
-        calls.append(loss)
-        return (False, float("inf")) if len(calls) == 1 else step_if_finite(optimizer, loss)
+    def left_out_once(*args: Any) -> tuple[bool, float]:
+        calls.append(args)
+        return (False, float("inf")) if len(calls) == 1 else step_if_finite(*args)
 
-    monkeypatch.setattr("quantexp.training.megatron.step.step_if_finite", left_out_once)
+    monkeypatch.setattr("quantexp.training.megatron.watched_updates.step_if_finite", left_out_once)
     run = run_tiny(*RUN, *FP8)
     precision = read_precision(run.precision)
     assert precision["proved"]

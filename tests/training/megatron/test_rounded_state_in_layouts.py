@@ -69,6 +69,98 @@ def test_moments_of_every_layout_are_those_of_one_process(tmp_path: Path) -> Non
         assert difference(result, one).weight < 1e-4, name
 
 
+def test_master_weights_of_every_layout_are_those_of_one_process(tmp_path: Path) -> None:
+    """Rounded to nearest: in other layouts a weight between two values may go to the other one, an eighth away."""
+    words = [*BASE, "quant.optimizer.master={format: fp8_e4m3, feedback: true}"]
+    words += ["training.iterations=3", "training.lr=3e-3", "training.warmup_iterations=0"]
+    ranks = results(
+        {
+            "one": Case(words, 1),
+            "dp2": Case(words, 2),
+            "dp2 divided": Case([*words, DIVIDED], 2),
+            "tp2": Case([*words, "parallel.tensor=2"], 2),
+            "pp2": Case([*words, "parallel.pipeline=2"], 2),
+            "own amax": Case([*words, DIVIDED], 2, PLANT + "amax_of_own_range"),
+        },
+        tmp_path / "cases",
+    )
+    assert equal(ranks["dp2 divided"], ranks["dp2"])
+    assert "optimizer.master.w of " in str(ranks["own amax"])
+    one = ranks["one"]
+    assert isinstance(one, Result)
+    for name in ("dp2", "tp2", "pp2"):
+        result = ranks[name]
+        assert isinstance(result, Result), result
+        differ = [(a - one.weights[key]).abs() for key, a in result.weights.items()]
+        assert sum(int((d > 1e-6).sum()) for d in differ) < 1e-3 * sum(d.numel() for d in differ)
+
+
+def test_pulls_and_smoothed_gradients_of_every_layout_are_those_of_one_process(
+    tmp_path: Path,
+) -> None:
+    """In other layouts a weight between two values may be pulled to the other one, by 1e-3 of the distance a step."""
+    words = [*BASE, "quant.optimizer.pull={format: nvfp4, strength: 1, start: 0}"]
+    words += ["quant.optimizer.smooth={format: mxfp8, strength: 10000}"]
+    words += ["training.iterations=3", "training.lr=1e-3", "training.warmup_iterations=0"]
+    ranks = results(
+        {
+            "one": Case(words, 1),
+            "without": Case([*words, "quant.optimizer.pull.strength=1e-9"], 1),
+            "dp2": Case(words, 2),
+            "dp2 divided": Case([*words, DIVIDED], 2),
+            "tp2": Case([*words, "parallel.tensor=2", "parallel.unaligned=accept"], 2),
+            "pp2": Case([*words, "parallel.pipeline=2"], 2),
+            "own blocks": Case([*words, DIVIDED], 2, PLANT + "blocks_of_own_range"),
+        },
+        tmp_path / "cases",
+    )
+    assert equal(ranks["dp2 divided"], ranks["dp2"])
+    assert not equal(ranks["own blocks"], ranks["dp2"])
+    one = ranks["one"]
+    assert isinstance(one, Result)
+    without = ranks["without"]
+    assert isinstance(without, Result)
+    assert difference(without, one).weight > 1e-5
+    for name in ("dp2", "tp2", "pp2"):
+        result = ranks[name]
+        assert isinstance(result, Result), result
+        assert difference(result, one).weight < 1e-4, name
+
+
+def test_resets_of_every_layout_are_those_of_one_process(tmp_path: Path) -> None:
+    """Blocks of 16 that ranges of ranks cut; in other layouts a path may pass the ratio by a last bit."""
+    words = [
+        *BASE,
+        "quant.optimizer.reset={format: nvfp4, every: 4, over: 2, ratio: 1.5, start: 0}",
+    ]
+    words += ["training.iterations=7", "training.lr=3e-3", "training.warmup_iterations=0"]
+    tensor = ["parallel.tensor=2", "parallel.unaligned=accept"]
+    ranks = results(
+        {
+            "one": Case(words, 1),
+            "without": Case([*words, "quant.optimizer.reset.start=0.9"], 1),
+            "dp2": Case(words, 2),
+            "dp2 divided": Case([*words, DIVIDED], 2),
+            "tp2": Case([*words, *tensor], 2),
+            "pp2": Case([*words, "parallel.pipeline=2"], 2),
+        },
+        tmp_path / "cases",
+    )
+    assert equal(ranks["dp2 divided"], ranks["dp2"])
+    one = ranks["one"]
+    assert isinstance(one, Result)
+
+    def differing(name: str) -> float:
+        result = ranks[name]
+        assert isinstance(result, Result), result
+        differ = [(a - one.weights[key]).abs() for key, a in result.weights.items()]
+        return sum(int((d > 1e-5).sum()) for d in differ) / sum(d.numel() for d in differ)
+
+    assert differing("without") > 0.02
+    for name in ("dp2", "tp2", "pp2"):
+        assert differing(name) < 1e-3, name
+
+
 def mxfp8(x: Tensor) -> Tensor:
     """E4M3 under 2^ceil(log2(amax / 448)) of blocks of 32 along the rows, by torch's float8 (arXiv 2506.08027)."""
     matrix = x if x.ndim == 2 else x[None]

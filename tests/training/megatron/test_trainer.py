@@ -11,26 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from idle_observer import IdleObserver
 from torch import Tensor
 
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
-from quantexp.training.megatron import step
+from quantexp.training.megatron import step, watched_updates
+from quantexp.training.megatron.finite import step_if_finite
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 from quantexp.training.megatron.trainer import train
-from quantexp.training.requests import Request
 
 Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
 
 
-class RecordingObserver:
+class RecordingObserver(IdleObserver):
     """Records the metrics of each iteration and its main gradients after the backward pass."""
-
-    unproved = False
 
     def __init__(self) -> None:
         self.metrics: list[Metrics] = []
@@ -39,37 +38,12 @@ class RecordingObserver:
     def built(self, chunks: list[Any]) -> None:
         (self.model,) = chunks
 
-    def proof(
-        self, iteration: int, declared: Any, *, is_complete: bool
-    ) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def proof_of_evaluation(
-        self, iteration: int, declared: Any, *, quantised: bool = True
-    ) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def outside_products(self, watch: Any, stepped: bool) -> None:
-        pass
-
-    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        pass
-
     def needs_gradients(self, iteration: int) -> bool:
         return True
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         named = self.model.named_parameters()
         self.gradients_by_name.append({name: p.main_grad.clone() for name, p in named})
-
-    def tokens(self, iteration: int, index: int, tokens: Tensor) -> None:
-        pass
-
-    def evaluation(self) -> None:
-        pass
-
-    def request(self) -> Request:
-        return Request.NONE
 
     def iteration(self, metrics: Metrics) -> bool:
         self.metrics.append(metrics)
@@ -319,6 +293,43 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
     )
     rates = [m.lr for m in record_training(experiment).metrics]
     assert rates == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
+
+
+def _inner(optimizer: Any) -> list[torch.optim.Optimizer]:
+    return [each.optimizer for each in getattr(optimizer, "chained_optimizers", [optimizer])]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_held_iterations_fill_the_moments_and_leave_the_weights(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    weights: list[list[Tensor]] = []
+    moments: list[list[Tensor]] = []
+
+    def record(own: Any, *others: Any) -> Any:
+        result = step_if_finite(own, *others)
+        parameters = [p for group in own.param_groups for p in group["params"]]
+        weights.append([p.detach().clone() for p in parameters])
+        states = [s for each in _inner(own) for s in each.state.values()]
+        moments.append([x.clone() for s in states for x in s.values() if x.dim()])
+        return result
+
+    monkeypatch.setattr(watched_updates, "step_if_finite", record)
+    words = (
+        "training.iterations=4",
+        "training.warmup_iterations=0",
+        f"training.optimizer={optimizer}",
+    )
+    held = record_training(tiny(*words, "training.held_iterations=2")).metrics
+    free = record_training(tiny(*words)).metrics
+    assert [m.lr for m in held] == [0, 0, *(m.lr for m in free[2:])]
+    assert all(torch.equal(a, b) for a, b in zip(weights[0], weights[1], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights[1], weights[2], strict=True))
+    assert all(x.any() for x in moments[0])
+    assert not any(torch.equal(a, b) for a, b in zip(moments[0], moments[1], strict=True))
+    # The weights of the first iteration, on the second batch.
+    assert held[0].loss == free[0].loss
+    assert held[1].loss != free[1].loss
 
 
 def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

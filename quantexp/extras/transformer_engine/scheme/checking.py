@@ -108,13 +108,18 @@ def _check_parts(backend: str, declared: PrecisionMap) -> None:
 
 
 def _check_clipping(backend: str, declared: PrecisionMap) -> None:
-    """Refuse derivatives that are clipped, for which dgrad would need x."""
+    """Refuse derivatives that are not straight through."""
     for module in filter(is_native, declared.values()):
         for entry in module.entries():
             if entry.spec.clip_gradient:
                 raise ConfigError(
                     f"{backend}: {entry.label} has clip_gradient, which needs x where Transformer Engine multiplies g "
                     "and w alone; remove it, or take quant.backend=emulated"
+                )
+            if entry.spec.dge is not None:
+                raise ConfigError(
+                    f"{backend}: {entry.label} has dge, which multiplies a weight's gradient, and Transformer Engine "
+                    "adds it up by itself; remove it, or take quant.backend=emulated"
                 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import BlockScaleKind, Family, Rounding, Scaling
+from quantexp.formats.words import element_words, level_words
 from quantexp.quant.slots import WORKING
 
 #: Of a tensor's scale, by how it follows from the amax.
@@ -73,7 +74,7 @@ def held(spec: QuantSpec) -> Held:
     if spec.is_transformed:
         transform = f"{spec.hadamard.value} Hadamard in blocks of {spec.hadamard_block}"
     return Held(
-        "a class of yours" if fmt.family is Family.PYTHON else fmt.element.name,
+        "a class of yours" if fmt.family is Family.PYTHON else element_words(fmt),
         block,
         _scale(spec),
         transform,
@@ -94,11 +95,12 @@ def _scale(spec: QuantSpec) -> str:
     assert fmt.grid_scale is not None
     kind, rule = fmt.grid_scale.kind, fmt.grid_scale.rule.value
     if kind is BlockScaleKind.E8M0:
-        return power_of_two_scales(rule)
+        return power_of_two_scales(rule) + level_words(fmt)
     name = kind.value if fmt.grid_scale.element is None else fmt.grid_scale.element.name
     name = {"fp32": FP32_SCALES}.get(name, name) + ("" if rule == "exact" else f" by {rule}")
     if fmt.grid_scale.candidates:
         name += f", to {' or '.join(f'{c:g}' for c in fmt.grid_scale.candidates)}"
+    name += level_words(fmt)
     return name if spec.scaling is Scaling.NONE else f"{name} under {_tensor_scale(spec)}"
 
 
@@ -121,7 +123,9 @@ def _options(spec: QuantSpec) -> list[str]:
         "saturate=false": not spec.saturate,
         "pre_scale": spec.is_pre_scaled,
         "clip_gradient": spec.clip_gradient,
-        "of=forward": spec.of is not None,
+        "dge": spec.dge is not None,
+        "of=forward": spec.of is not None and not spec.is_of_stored,
+        "of=a stored copy": spec.is_of_stored,
         "parts": bool(spec.parts),
     }
     return [name for name, is_set in options.items() if is_set]

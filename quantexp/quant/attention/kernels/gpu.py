@@ -30,6 +30,7 @@ from torch import Tensor
 from quantexp.formats import Axis, Family, QuantSpec, Rounding, Scaling, finite_amax
 from quantexp.formats.families import tensor_scale
 from quantexp.formats.kernels import gpu, is_torch_alone
+from quantexp.formats.kernels.gpu_panels import on
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.kernels.launches import (
     LAUNCHES,
@@ -95,7 +96,7 @@ def _claims_operand(spec: QuantSpec) -> bool:
         return True
     if spec.needs_step_state or spec.clip_gradient or spec.is_pre_scaled:
         return False
-    return spec.fmt.family in gpu.FAMILIES and gpu.claims_spec(spec)
+    return gpu.has_own_kernel(spec)
 
 
 class Kernels:
@@ -124,7 +125,7 @@ class Kernels:
         of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
         grid = _grid(q, launch.rows)
         o = v.new_empty(B * H, T, v.shape[3])
-        with gpu.on(q):
+        with on(q):
             kernels.softmax_rows[grid](of_p, constants, **launch.options)
             self._keep_amax([FPROP_P], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
             kernels.forward[grid](
@@ -168,7 +169,7 @@ class Kernels:
             return bits.view(torch.float32)
 
         dq, dk, dv = (x.new_empty(B * H, T, x.shape[3]) for x in (q, q, v))
-        with gpu.on(q):
+        with on(q):
             kernels.gradient_rows[by_rows](of_p, of_dS, constants, **launch.options)
             self._keep_amax([DGRAD_V_P], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
             self._keep_amax([DGRAD_Q_DS, DGRAD_K_DS], amax_of_ds, amaxes)

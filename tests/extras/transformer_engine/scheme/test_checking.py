@@ -145,6 +145,15 @@ def test_a_clipped_derivative_is_refused_of_own_formats(tiny: Make) -> None:
     )
 
 
+def test_an_estimated_derivative_is_refused_of_own_formats(tiny: Make) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tiny("quant=linear_mxfp4", "quant.backend=te_emulated", "quant.linear.fprop.w.dge=5")
+    assert str(caught.value) == (
+        "quant.backend=te_emulated: layer 0 qkv linear.fprop.w has dge, which multiplies a weight's gradient, and "
+        "Transformer Engine adds it up by itself; remove it, or take quant.backend=emulated"
+    )
+
+
 def test_a_comparison_of_gradients_is_refused(tiny: Make) -> None:
     experiment = tiny("quant=linear_mxfp8", NATIVE)
     experiment.gradient.only = True

@@ -6,13 +6,16 @@ from . import (  # noqa: F401
     hidden,
     images,
     layouts,
+    losses,
     moments,
     norms,
+    optimizer,
     parts,
     passes,
     results,
     slots,
     states,
+    updates,
     vendors,
 )
 from .fault import FAULTS, Fault, Group

@@ -19,6 +19,7 @@ class Group(StrEnum):
     SLOT = "one slot"
     RESULT = "results of products"
     STATE = "random numbers, transforms, delayed scales"
+    OPTIMIZER = "what follows a step"
     LAYOUT = "one rank, or a part of a tensor"
     PASS = "validation, recomputation, rules, after going on"
     VENDOR = "silent errors that happened in 2026"
@@ -38,6 +39,8 @@ class Fault:
     is_slow: bool = False
     #: Whether its acts depend on being watched: then an unproved run does not show its effect.
     needs_watch: bool = False
+    #: Whether it changes what the optimizer holds: its effect on a loss or gradient comes in a later iteration.
+    is_of_step: bool = False
 
 
 FAULTS: dict[str, Fault] = {}
@@ -52,8 +55,10 @@ def add(
     *,
     is_slow: bool = False,
     needs_watch: bool = False,
+    is_of_step: bool = False,
 ) -> None:
     """Put a fault on the list."""
     if name in FAULTS:
         raise ValueError(f"two faults have the name {name}")
-    FAULTS[name] = Fault(name, line, group, plant, frozenset(tags.split()), is_slow, needs_watch)
+    flags = is_slow, needs_watch, is_of_step
+    FAULTS[name] = Fault(name, line, group, plant, frozenset(tags.split()), *flags)

@@ -96,3 +96,38 @@ add(
     lambda p: _forward(p, _other_gradient),
     "norm",
 )
+
+
+def _gain(since: int, kept: float = 0.5) -> Callable[[Planter], None]:
+    """Part of the gain gets no gradient, in every norm; what leaves it stays."""
+
+    def plant(planter: Planter) -> None:
+        def make(original: Any) -> Any:
+            def rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: Any = None) -> Tensor:
+                if weight is not None and planter.place.iteration >= since:
+                    planter.fire()
+                    rest = weight.detach() * (1 - kept)
+                    weight = rest + weight * kept if kept else rest
+                result: Tensor = original(x, shape, weight, eps)
+                return result
+
+            return rms_norm
+
+        planter.attribute(functional, "rms_norm", make(functional.rms_norm))
+
+    return plant
+
+
+add("gain's gradient halved", "gains get half of their gradient", Group.RESULT, _gain(1))
+add(
+    "gain's gradient halved from 2",
+    "gains get half of their gradient from iteration 2 on",
+    Group.RESULT,
+    _gain(2),
+)
+add(
+    "gains without a gradient from 2",
+    "gains are constants from iteration 2 on",
+    Group.RESULT,
+    _gain(2, kept=0.0),
+)

@@ -53,6 +53,21 @@ def _not_split(planter: Planter) -> None:
     planter.function("take_part", make)
 
 
+def _by_lapack(planter: Planter) -> None:
+    """The low rank that LAPACK's singular vectors give, which is a better one."""
+
+    def make(original: Any) -> Any:
+        def low_rank_part(x: Tensor, rank: int) -> Tensor:
+            planter.fire()
+            u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
+            scaled = u[:, :rank] * s[:rank]
+            return (scaled[..., None] * vh[:rank]).sum(1).float()
+
+        return low_rank_part
+
+    planter.function("low_rank_part", make)
+
+
 def _before(spec: QuantSpec) -> int:
     """The parts that lie before what remains."""
     return sum(part.spec is not None and not part.from_error for part in spec.parts)
@@ -95,3 +110,10 @@ for name, line, plant in (
     ("parts left out from 3", "the same from iteration 3", _made(_alone, When(since=3))),
 ):
     add(name, line, Group.SLOT, plant, "parts")
+add(
+    "low rank of LAPACK",
+    "the low rank is that of the exact singular vectors",
+    Group.SLOT,
+    _by_lapack,
+    "low-rank",
+)

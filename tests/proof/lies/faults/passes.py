@@ -169,6 +169,40 @@ add(
     "validation",
 )
 
+
+def _averaged_weights(planter: Planter) -> None:
+    """Validation has other weights: their averages over the iterations so far."""
+    from quantexp.training.megatron.step import Stepper
+
+    def make(original: Any) -> Any:
+        @torch.no_grad()
+        def evaluate(stepper: Any, *args: Any) -> Any:
+            kept = []
+            for w in (w for chunk in stepper.chunks for w in chunk.parameters()):
+                mean = planter.memory.setdefault(w, w.detach().float())
+                mean.lerp_(w.float(), 0.1)
+                kept.append((w, w.detach().clone()))
+                w.copy_(mean)
+            planter.fire()
+            try:
+                return original(stepper, *args)
+            finally:
+                for w, own in kept:
+                    w.copy_(own)
+
+        return evaluate
+
+    planter.method(Stepper, "validation_loss", make)
+
+
+add(
+    "averaged weights in validation",
+    "validation has averages of the weights",
+    Group.PASS,
+    _averaged_weights,
+    "validation",
+)
+
 # Rules
 
 
@@ -605,10 +639,10 @@ def _of_high(slot: Any, spec: QuantSpec, _: Any) -> QuantSpec | None:
 
 add(
     "of high in the map",
-    "the map quantises high precision in place of forward copies",
+    "the map quantises high precision in place of copies",
     Group.PASS,
     _map_resolved(_of_high),
-    "of-forward",
+    "of-forward of-stored",
 )
 for _name, _line, _plant in (
     (
@@ -769,6 +803,26 @@ for _name, _line, _plant in (
             f"{_LAYERS}.transformer_layer.TransformerLayer",
             "forward",
             _first_changed(_gradient_changed),
+        ),
+    ),
+    (
+        "stream behind a layer in fp8 from 2",
+        "from iteration 2 on what left a layer is rounded to E4M3 before it enters the next one",
+        _between(
+            f"{_LAYERS}.transformer_layer.TransformerLayer",
+            "__call__",
+            _first_changed(_in_fp8),
+            since=2,
+        ),
+    ),
+    (
+        "gradient of the stream in fp8 from 3",
+        "from iteration 3 on the residual stream's gradient is rounded to E5M2 between the layers",
+        _between(
+            f"{_LAYERS}.transformer_layer.TransformerLayer",
+            "forward",
+            _first_changed(_gradient_changed),
+            since=3,
         ),
     ),
     (

@@ -306,6 +306,30 @@ def _bias_dropped(planter: Planter) -> None:
     planter.method(SchemeLinear, "_forward_impl", make)
 
 
+def _bias_doubled(planter: Planter) -> None:
+    """The bias gets twice its gradient."""
+    from quantexp.training.megatron.linear import SchemeLinear
+
+    def make(original: Any) -> Any:
+        def forward(module: Any, *args: Any, bias: Any = None, **kwargs: Any) -> Tensor:
+            if bias is not None:
+                planter.fire()
+                bias = 2 * bias - bias.detach()
+            y: Tensor = original(module, *args, bias=bias, **kwargs)
+            return y
+
+        return forward
+
+    planter.method(SchemeLinear, "_forward_impl", make)
+
+
+add(
+    "bias's gradient doubled",
+    "a bias gets twice its gradient",
+    Group.RESULT,
+    _bias_doubled,
+    "bias",
+)
 add("bias dropped", "the bias is replaced by 0.01", Group.RESULT, _bias_dropped, "bias")
 
 
@@ -352,8 +376,10 @@ add(
 )
 
 
-def _main_grad(change: Callable[[Tensor], Tensor]) -> Callable[[Planter], None]:
-    """Change dw between the layer that returns it and the fp32 main gradient."""
+def _main_grad(
+    change: Callable[[Tensor], Tensor], dims: int = 2, when: When = ALWAYS
+) -> Callable[[Planter], None]:
+    """Change dw, or the gradients of vectors, between the layer that returns it and the fp32 main gradient."""
 
     def plant(planter: Planter) -> None:
         from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
@@ -364,7 +390,8 @@ def _main_grad(change: Callable[[Tensor], Tensor]) -> Callable[[Planter], None]:
             hook = original(ddp, parameter)
 
             def changed(*args: Any) -> Any:
-                if parameter.grad is not None and parameter.dim() == 2:
+                is_chosen = parameter.dim() == dims and when.holds(planter.place)
+                if parameter.grad is not None and is_chosen:
                     planter.fire()
                     parameter.grad = change(parameter.grad).to(parameter.grad.dtype)
                 return hook(*args)
@@ -387,6 +414,13 @@ add(
     "dw is added twice to the main gradient",
     Group.RESULT,
     _main_grad(lambda dw: dw * 2),
+)
+
+add(
+    "gradients of vectors lost in micro-batch 1",
+    "gains and biases get no gradient from the last micro-batch",
+    Group.RESULT,
+    _main_grad(lambda g: g * 0, 1, When(micro_batch=1)),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats import QuantSpec, Rounding, Transform, finite_amax
+from quantexp.formats import QuantSpec, Rounding, Transform, estimator, finite_amax
 from tests.proof.lies.planting import Planter, When
 
 from .fault import Group, add
@@ -386,7 +386,8 @@ def _clip_ignored(planter: Planter) -> None:
     def make(original: Any) -> Any:
         def clipped(gradient: Tensor, x: Tensor, spec: QuantSpec, *rest: Any) -> Tensor:
             result: Tensor = original(gradient, x, spec, *rest)
-            if spec.clip_gradient and not torch.equal(result, gradient):
+            is_changed = spec.clip_gradient or spec.dge is not None
+            if is_changed and not torch.equal(result, gradient):
                 planter.fire()
             return gradient
 
@@ -395,7 +396,31 @@ def _clip_ignored(planter: Planter) -> None:
     planter.function("clipped", make)
 
 
-add("clip ignored", "clip_gradient has no effect", Group.STATE, _clip_ignored, "clip")
+add("clip ignored", "clip_gradient or dge has no effect", Group.STATE, _clip_ignored, "clip")
+
+
+def _another_power(planter: Planter) -> None:
+    """The estimator has another power."""
+
+    def make(original: Any) -> Any:
+        def factors(x: Tensor, spec: QuantSpec, power: float, *rest: Any) -> Tensor:
+            planter.fire()
+            result: Tensor = original(x, spec, power + 1, *rest)
+            return result
+
+        return factors
+
+    planter.function("dge_factors", make)
+
+
+def _another_cap(planter: Planter) -> None:
+    """The arithmetic of the estimator itself is wrong, not its caller."""
+    planter.attribute(estimator, "MOST", 30.0)
+    planter.fire()
+
+
+add("another cap", "dge has another largest factor", Group.STATE, _another_cap, "estimator")
+add("another power", "the power of dge is another", Group.STATE, _another_power, "estimator")
 
 
 def _clip_all(planter: Planter) -> None:

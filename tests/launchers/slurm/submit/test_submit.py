@@ -4,12 +4,10 @@ none.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import stat
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,77 +15,17 @@ from typing import Any
 import pytest
 from quantexp_launchers.slurm import submit
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.submit import check_root, planned, send, submit_run, submit_sweep
+from quantexp_launchers.slurm.submit import planned, send, submit_run, submit_sweep
 from rich.console import Console
 
-from quantexp.config.compose import compose
 from quantexp.config.load import read
-from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, write_status
 from quantexp.schema import CaptureLevel, Experiment, LauncherConfig
 from tests.recorded import status_of
 
-QUIET = Console(quiet=True)
-
-
-class Slurm:
-    """Stands in for SLURM: notes the requests and answers with numbers."""
-
-    def __init__(self) -> None:
-        self.checked: list[Batch] = []
-        self.sent: list[Batch] = []
-        self.cancelled: list[str] = []
-        #: Called with every batch before it is accepted.
-        self.on_submit: Callable[[Batch], object] = lambda _: None
-
-    def check_batch(self, batch: Batch) -> None:
-        self.checked.append(batch)
-
-    def submit_batch(self, batch: Batch) -> list[str]:
-        self.on_submit(batch)
-        self.sent.append(batch)
-        number = 100 + len(self.sent)
-        return [f"{number}_{task}" for task in range(len(batch.runs))]
-
-    def run_client(self, words: list[str]) -> str:
-        self.cancelled.append(words[-1])
-        return ""
-
-
-@pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    stand_in = Slurm()
-    monkeypatch.setattr(submit, "require_slurm", lambda: None)
-    monkeypatch.setattr(submit, "max_array_size", lambda: 3)
-    for name in ("check_batch", "submit_batch", "run_client"):
-        monkeypatch.setattr(submit, name, getattr(stand_in, name))
-    return stand_in
-
-
-@pytest.fixture(scope="module")
-def composed() -> Experiment:
-    return compose(["training=fast", "launcher=slurm"], None, {})
-
-
-Point = Callable[..., tuple[Experiment, int]]
-
-
-@pytest.fixture
-def point(composed: Experiment, tmp_path: Path) -> Point:
-    """An experiment of its own seed, with keys of the launcher changed, and its stage."""
-
-    def make(seed: int = 1, stage: int = 0, **launcher: Any) -> tuple[Experiment, int]:
-        experiment = replace(
-            composed,
-            paths=replace(composed.paths, root=str(tmp_path / "runs")),
-            training=replace(composed.training, seed=seed),
-            launcher=replace(composed.launcher, **launcher),
-        )
-        return experiment, stage
-
-    return make
+from .conftest import QUIET, Point, Slurm
 
 
 def test_all_runs_are_checked_and_prepared_before_any_is_sent(
@@ -287,124 +225,6 @@ def test_unreadable_earlier_attempt_is_reported(
 
 
 # Refusals.
-
-
-def test_points_with_different_folders_are_refused(
-    slurm: Slurm, point: Point, tmp_path: Path
-) -> None:
-    other = point(2)[0]
-    other.paths = replace(other.paths, root=str(tmp_path / "others"))
-    with pytest.raises(ConfigError) as caught:
-        send([point(1), (other, 0)], QUIET)
-    assert str(caught.value) == (
-        "paths.root must be one folder for all runs that are submitted together, got "
-        f"{tmp_path / 'others'}, {tmp_path / 'runs'}"
-    )
-
-
-def test_points_of_the_same_run_are_refused(slurm: Slurm, point: Point) -> None:
-    with pytest.raises(ConfigError) as caught:
-        send([point(1), point(1, time_min=5)], QUIET)
-    assert str(caught.value).startswith(
-        "several points are the same run (llama32-1b_wikipedia_bf16-"
-    )
-    assert str(caught.value).endswith("; leave out all but one of each")
-
-
-@pytest.mark.parametrize("root", ["/a%jb", "/a\\b", "/a\nb", "/a\tb"])
-def test_folder_that_a_script_cannot_name_is_refused(slurm: Slurm, point: Point, root: str) -> None:
-    experiment, _ = point(1)
-    experiment.paths = replace(experiment.paths, root=root)
-    for use in (lambda: send([(experiment, 0)], QUIET), lambda: planned(experiment, Path("x"))):
-        with pytest.raises(ConfigError) as caught:
-            use()
-        assert str(caught.value) == (
-            f"paths.root must not hold {root[2]!r} under SLURM, got {root!r}; choose another folder"
-        )
-
-
-def test_comma_is_refused_only_where_it_would_divide_mounts(point: Point) -> None:
-    check_root(Path("/a,b"), [point(1)[0].launcher])
-    with pytest.raises(ConfigError, match=r"paths\.root must not hold ',' under SLURM"):
-        check_root(Path("/a,b"), [point(1, container="x.sif")[0].launcher])
-
-
-def test_request_that_slurm_refuses_leaves_nothing(
-    slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def refuses(batch: Batch) -> None:
-        raise RunError("SLURM refuses the job: too much")
-
-    monkeypatch.setattr(submit, "check_batch", refuses)
-    with pytest.raises(RunError, match="too much"):
-        send([point(1)], QUIET)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_missing_data_is_an_error_before_any_run_is_sent(slurm: Slurm, point: Point) -> None:
-    experiment, _ = point(2)
-    experiment.dataset = replace(experiment.dataset, sample=False, path=None)
-    with pytest.raises(DataError, match="has no data"):
-        send([point(1), (experiment, 0)], QUIET)
-    assert not slurm.sent
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [(RunError("SLURM refuses the job: no more"), "SLURM refuses the job: no more"),
-     (KeyboardInterrupt(), "KeyboardInterrupt")],
-)  # fmt: skip
-def test_all_arrays_are_withdrawn_if_one_is_refused(
-    slurm: Slurm, point: Point, error: BaseException, why: str, tmp_path: Path
-) -> None:
-    def second_is_refused(batch: Batch) -> None:
-        if slurm.sent:
-            raise error
-
-    slurm.on_submit = second_is_refused
-    with pytest.raises(type(error)):
-        send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
-    first, second = sorted(path.name for path in (tmp_path / "runs" / "submissions").iterdir())
-    assert slurm.cancelled == [f"--name={first}", f"--name={second}"]
-    folders = list((tmp_path / "runs").glob("llama*"))
-    assert len(folders) == 3
-    for folder in folders:
-        status = status_of(RunDir(folder))
-        assert (status.submission, status.task, status.job_id) == (None, None, None)
-        assert (status.state, status.reason) == (State.CANCELLED, f"not submitted: {why}")
-    slurm.on_submit = lambda _: None
-    sent, _ = send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
-    assert len(sent) == 3
-    assert all(one.job_id for one in sent)
-    assert not list((tmp_path / "runs").glob("llama*/attempts")), "it had never started"
-
-
-def test_all_is_taken_back_on_a_full_disk_too(
-    slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_status_of_cancelled(file: Path, status: Status) -> None:
-        if status.state is State.CANCELLED:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_status(file, status)
-
-    def second_is_refused(batch: Batch) -> None:
-        if slurm.sent:
-            raise RunError("SLURM refuses the job: no more")
-
-    monkeypatch.setattr(submit, "write_status", write_status_of_cancelled)
-    slurm.on_submit = second_is_refused
-    with pytest.raises(RunError, match="no more"):
-        send([point(1), point(2, time_min=5)], QUIET)
-    assert len(slurm.cancelled) == 2
-
-
-def test_submissions_that_cannot_be_written_are_a_clean_error(
-    slurm: Slurm, point: Point, tmp_path: Path
-) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "submissions").write_text("in the way")
-    with pytest.raises(RunError, match=r"submissions/quantexp-.* cannot be written: .*; set paths"):
-        send([point(1)], QUIET)
 
 
 # Sweeps.

@@ -1,0 +1,102 @@
+"""Whether a pass has the samples of its micro-batch, labels that follow, and each token its part in the loss.
+
+    loss = scale / (micro-batches * tokens) * sum of losses        dloss_t = scale / (micro-batches * tokens)
+
+Context-parallel ranks multiply by their number, as their gradients are averaged.
+
+    # B sequences, T tokens of a rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantexp.model.sizes import num_micro_batches_each
+from quantexp.proof.draws import Moment
+from quantexp.proof.places import from_both_ends
+from quantexp.proof.products import unit
+from quantexp.schema import Experiment
+
+
+@dataclass
+class Objective:
+    """What the passes of a run's iterations learn, and what the losses of tokens are divided and multiplied by."""
+
+    #: Of a rank in an iteration; 0 if labels and losses are taken as they are.
+    num_micro_batches: int = 0
+    #: The ranks that divide each sequence.
+    context: int = 1
+    #: Whether some tokens do not count.
+    is_masked: bool = False
+    #: The loss scale of the running iteration.
+    scale: float = 1.0
+    #: The samples of all ranks in an iteration.
+    global_batch_size: int = 0
+    #: Tokens and labels of a sample, [T of all ranks], by its number in the order of the data; None: not compared.
+    sample: Callable[[int], Mapping[str, Tensor]] | None = None
+
+    @classmethod
+    def of(
+        cls, experiment: Experiment, sample: Callable[[int], Mapping[str, Tensor]] | None
+    ) -> Objective:
+        """That of a run's iterations."""
+        masks, number = experiment.dataset.mask_eod_loss, experiment.training.global_batch_size
+        context = experiment.parallel.context
+        return cls(num_micro_batches_each(experiment), context, masks, 1.0, number, sample)
+
+    def num_other(
+        self, tokens_BT: Tensor, labels_BT: Tensor, mask: Tensor | None, moment: Moment
+    ) -> int:
+        """How many tokens and labels of a training pass are not those of the samples of its iteration and micro-batch.
+
+        The samples are read again, by the data set that the passes read, too. With another mask, [B, 1, T, T] of all
+        ranks, True where a token does not attend, all tokens count as wrong; None is a causal one.
+        """
+        if self.sample is None:
+            return 0
+        B, T = tokens_BT.shape
+        first, number = (moment.iteration - 1) * self.global_batch_size + moment.micro_batch * B, 0
+        for row in range(B):
+            sample = self.sample(first + row)
+            number += T * (not _are_equal(None if mask is None else mask[row], sample))
+            for own, length, start in from_both_ends(T, moment.ranks.context):
+                for name, x_BT in (("tokens", tokens_BT), ("labels", labels_BT)):
+                    expected = sample[name][start : start + length]
+                    number += int((x_BT[row, own : own + length].cpu() != expected).sum())
+        return number
+
+    def num_wrong(self, g_BT: Tensor) -> int:
+        """How many of all tokens have another part in the loss than any other token that counts.
+
+        Which tokens do not count is taken as it is; where ranks divide the sequences of such, nothing is compared.
+        """
+        if not self.num_micro_batches or (self.is_masked and self.context > 1):
+            return 0
+        count = int(g_BT.count_nonzero()) if self.is_masked else g_BT.numel() * self.context
+        part = self.scale * self.context / self.num_micro_batches / max(1, count)
+        wrong = (g_BT.double() - part).abs() > 8 * unit(g_BT.dtype) * part
+        return int((wrong & (g_BT != 0) if self.is_masked else wrong).sum())
+
+    def num_unlike(self, tokens_BT: Tensor, labels_BT: Tensor) -> int:
+        """How many labels are not the next token; that of the last one of a rank's chunk is not known."""
+        if not self.num_micro_batches:
+            return 0
+        chunks = (x.chunk(2 if self.context > 1 else 1, dim=1) for x in (tokens_BT, labels_BT))
+        return sum(
+            int((tokens[:, 1:] != labels[:, :-1]).sum())
+            for tokens, labels in zip(*chunks, strict=True)
+        )
+
+
+def _are_equal(mask: Tensor | None, sample: Mapping[str, Tensor]) -> bool:
+    expected = sample.get("attention_mask")
+    if mask is None or expected is None:
+        return mask is expected
+    return torch.equal(mask.cpu(), expected)
+
+
+NOT_KNOWN = Objective()

@@ -1,0 +1,342 @@
+"""A few elements of parameters before and after the optimizer's step, for the proof of what that does.
+
+Each rank looks at what it holds: of a distributed optimizer, at its range of a parameter. The gradient is the main
+gradient that the passes left, not what the optimizer prepared of it. The weights of the model must be the main weights
+in their dtype as the passes have read them, before the step, and after the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quantexp.config.start_point import StartPoint
+from quantexp.model.layout import Layout
+from quantexp.model.pieces import Piece
+from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
+from quantexp.model.training_state import MOMENTS, read_index
+from quantexp.proof.draws import Moment
+from quantexp.proof.master_weights import AdamStep
+from quantexp.proof.turns import THOROUGH, number_of_looks
+from quantexp.proof.updates import Held as Elements
+from quantexp.proof.updates import clipped, rate, wrong_norm, wrong_step
+from quantexp.quant.outside_products import SMOOTH, state_slots
+from quantexp.schema import Experiment
+from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.finite import step_if_finite
+from quantexp.training.megatron.parameters import Part
+from quantexp.training.megatron.passes import Batch
+from quantexp.training.megatron.state_shards import Held, held_pieces, written_pieces
+
+#: Elements of a parameter that are compared.
+_ELEMENTS = 64
+#: Short iterations (`number_of_looks`) of which one looks at a parameter.
+_EVERY = 6
+#: Looks between two that compute the norm of the gradient again, on average: it reads all of it.
+_NORM_EVERY = 128
+#: Elements that are converted to float64 at once.
+_STRIP = 1 << 17
+
+
+class UpdateWatch:
+    """The steps of a rank's optimizer.
+
+    Args:
+        experiment: the run's.
+        optimizer: Megatron's.
+        parts: this rank's parts of the parameters.
+        start: the checkpoint with which the run begins, if any.
+        goes_on: whether that is the run's own.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        optimizer: Any,
+        parts: Mapping[str, Part],
+        start: StartPoint | None,
+        goes_on: bool,
+    ) -> None:
+        self.training, self.parts, self.optimizer = experiment.training, parts, optimizer
+        #: The steps so far, of the schedule and of the optimizer.
+        self.scheduled = self.steps = 0
+        if start is not None and (goes_on or self.training.start_optimizer):
+            index = read_index(start.state)
+            self.scheduled, self.steps = index.schedule_steps, index.optimizer_steps
+        elif start is not None:
+            self.scheduled = start.iteration
+        #: The first iteration that changes weights.
+        self.first_free = experiment.first_iteration + self.training.held_iterations
+        self._device = next(iter(parts.values())).tensor.device
+        held = held_pieces(optimizer, parts)
+        self.held = {name: each for name, each in held.items() if each.main.numel()}
+        self.names = sorted(self.held)
+        layout, rank = Layout.of(experiment), torch.distributed.get_rank()
+        is_distributed = distributes_optimizer(experiment)
+        self._written = written_pieces(held, experiment.model, layout, rank, is_distributed)
+        #: What is wrong with what the optimizer holds, until it is told.
+        self._not_held = self._compare_held()
+        #: Whether a scheme changes gradients before a step.
+        self.smooths = any(slot.product == SMOOTH for slot in state_slots(experiment.quant))
+        training = self.training
+        flops = flops_per_iteration(
+            experiment.model, training.seq_length, training.global_batch_size
+        )
+        world_size = torch.distributed.get_world_size()
+        #: Iterations of a turn.
+        self._every = 1 if number_of_looks(flops / world_size) else _EVERY
+        #: What was wrong with the weights in the last evaluation.
+        self.found_in_evaluation: list[str] = []
+        #: Iterations that still look at all parameters.
+        self._thorough = 0
+        #: The last turn, and which of its iterations is looked at.
+        self._due = -1, 0
+        #: The order of as many turns as there are parameters, and which of these orders it is.
+        self._order: tuple[int, list[str]] = (-1, [])
+        #: Whether `chaos` moves working weights, which the main weights do not have until the first step.
+        self._are_moved = bool(self.training.chaos)
+
+    def step(
+        self,
+        iteration: int,
+        scale: float | None,
+        is_complete: bool | None,
+        loss: float,
+        outer: contextlib.AbstractContextManager[None] | None,
+    ) -> tuple[bool, float, list[str]]:
+        """Step, see `Update.step`, in an iteration with a loss scale; `is_complete` as in `of`."""
+        return self.of(iteration, scale, is_complete).step(loss, outer)
+
+    def of(self, iteration: int, scale: float | None, is_complete: bool | None) -> Update:
+        """The step of an iteration that is proved completely, in drawn parts or (None) not at all.
+
+        Completely, in a few iterations afterwards and in the last one, elements of all parameters are compared.
+        Otherwise those of one are; of short iterations, in one of `_EVERY`.
+        """
+        if is_complete is None:
+            return Update(self, iteration, 1.0, {})
+        if is_complete:
+            self._thorough = 1 + THOROUGH
+        self._thorough -= 1
+        is_last = iteration == self.training.last_iteration
+        is_thorough = self._thorough > 0 or is_last
+        if not is_thorough and not self._is_due(iteration):
+            return Update(self, iteration, 1.0, {})
+        chosen = Moment(self.training.seed, iteration).choice("update")
+        computes_norm = is_complete or int(chosen.random() * _NORM_EVERY) == 0
+        names = self.names if is_thorough else self._whose_turn(iteration // self._every)
+        picked = {name: _drawn(chosen, self.held[name].main.numel()) for name in names}
+        update = Update(self, iteration, scale or 1.0, picked)
+        update.found, self._not_held = self._not_held, []
+        if not self._are_moved:
+            update.found += self.other_weights(picked)
+        self._are_moved = False
+        if computes_norm:
+            update.norm = self._norm() / update.scale
+        return update
+
+    def _compare_held(self) -> list[str]:
+        """Of which parameters the optimizers of all ranks do not hold every element once; every rank calls this."""
+        own = {name: each.main.numel() for name, each in self._written.items()}
+        every = {name: math.prod(part.parameter.shape) for name, part in self.parts.items()}
+        held, wanted = Counter[str](), dict[str, int]()
+        for of_rank, parameters in gather((own, every)):
+            held.update(of_rank)
+            wanted |= parameters
+        return [
+            f"{name}: the optimizer holds {held[name]:,} of its {number:,} elements"
+            for name, number in wanted.items()
+            if held[name] != number
+        ]
+
+    def other_weights(self, picked: Mapping[str, slice]) -> list[str]:
+        """Of which parameters elements of the model's weights are not the main weights in their dtype."""
+        found = []
+        for name, at in picked.items():
+            held, part = self.held[name], self.parts[name]
+            own = part.tensor.detach().view(-1)[held.piece.start : held.piece.stop]
+            main = held.main.detach().view(-1)
+            is_copy = own.data_ptr() != main.data_ptr()
+            if is_copy and not torch.equal(own[at], main[at].to(own.dtype)):
+                found.append(f"{name}: weights of the model are not the main weights")
+        return found
+
+    def evaluating(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of an evaluation; as it asks for the first one, the weights of all parameters are compared."""
+        for index, batch in enumerate(batches):
+            if index == 0:
+                chosen = Moment(self.training.seed, self.scheduled).choice("evaluation")
+                picked = {n: _drawn(chosen, held.main.numel()) for n, held in self.held.items()}
+                self.found_in_evaluation = self.other_weights(picked)
+            yield batch
+
+    def _is_due(self, iteration: int) -> bool:
+        """Whether an iteration is the one of its turn that is looked at."""
+        turn, place = divmod(iteration, self._every)
+        if turn != self._due[0]:
+            chosen = Moment(self.training.seed, turn).choice("updates")
+            self._due = turn, chosen.randrange(self._every)
+        return place == self._due[1]
+
+    def _whose_turn(self, turn: int) -> list[str]:
+        """One parameter, every one in as many turns as there are, in an order that is drawn for these."""
+        number = len(self.names)
+        index, place = divmod(turn, max(1, number))
+        if index != self._order[0]:
+            chosen = Moment(self.training.seed, index).choice("order of updates")
+            self._order = index, chosen.sample(self.names, number)
+        return self._order[1][place : place + 1]
+
+    def gradient(self, name: str) -> Tensor:
+        """What this rank holds of a main gradient."""
+        return _gradient(self.parts[name], self.held[name].piece)
+
+    def _norm(self) -> float:
+        """Of all gradients of all ranks."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for name, each in self._written.items():
+            for strip in torch.split(_gradient(self.parts[name], each.piece), _STRIP):
+                total += torch.linalg.vector_norm(strip, dtype=torch.float64).square()
+        if torch.distributed.get_world_size() > 1:
+            torch.distributed.all_reduce(total)
+        return math.sqrt(total) if total.isfinite() else math.inf
+
+
+@dataclass
+class Update:
+    """One step."""
+
+    watch: UpdateWatch
+    iteration: int
+    #: The loss scale.
+    scale: float
+    #: The elements that are compared, by parameter.
+    picked: dict[str, slice]
+    #: Of the gradient, as the watcher computes it; None if it does not.
+    norm: float | None = None
+
+    def __post_init__(self) -> None:
+        self.found: list[str] = []
+        self._before: dict[str, list[np.ndarray]] = {}
+        self._after: dict[str, list[np.ndarray]] = {}
+        self._gradients = {
+            name: self._values(name, self.watch.gradient(name))[0] / self.scale
+            for name in self.picked
+        }
+
+    def step(
+        self, loss: float, outer: contextlib.AbstractContextManager[None] | None
+    ) -> tuple[bool, float, list[str]]:
+        """`step_if_finite`, and what is wrong with the step in words; `outer` is entered around the step alone.
+
+        It prepares gradients, and rounds what the step leaves.
+        """
+        if outer is not None:
+            stepped, norm = step_if_finite(self.watch.optimizer, loss, self._inside(outer))
+        else:
+            self._take()
+            stepped, norm = step_if_finite(self.watch.optimizer, loss)
+            self._look()
+        return stepped, norm, self._failures(norm) if stepped else []
+
+    @contextlib.contextmanager
+    def _inside(self, outer: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        with outer:
+            if self.watch.smooths:
+                self._take_prepared()
+            self._take()
+            yield
+            self._look()
+
+    def _take(self) -> None:
+        self._before = {name: self._state(name) for name in self.picked}
+
+    def _look(self) -> None:
+        self._after = {name: self._state(name) for name in self.picked}
+
+    def _take_prepared(self) -> None:
+        """The gradients that the optimizer has, where a scheme has changed them."""
+        for name in self.picked:
+            gradient: Any = self.watch.held[name].main.grad
+            self._gradients[name] = self._values(name, gradient.view(-1))[0]
+
+    def _failures(self, norm: float) -> list[str]:
+        """What is wrong after a step whose gradients were clipped by a norm."""
+        watch, training = self.watch, self.watch.training
+        watch.scheduled += 1
+        watch.steps += 1
+        found = self.found
+        if self.norm is not None and (words := wrong_norm(norm, self.norm)):
+            found.append(words)
+        lr = 0.0 if self.iteration < watch.first_free else rate(training, watch.scheduled)
+        for name in self.picked:
+            held = watch.held[name]
+            if held.steps != watch.steps:
+                found.append(f"{name}: the optimizer counts {held.steps} steps, not {watch.steps}")
+            before, after = (
+                Elements(values[0], values[1:])
+                for values in (self._before[name], self._after[name])
+            )
+            gradient = self._gradients[name]
+            if not watch.smooths:
+                gradient = clipped(gradient, training, norm)
+            betas, step = self._numbers(name, held, lr)
+            if words := wrong_step(before, after, gradient, betas, step):
+                found.append(f"{name}: {words}")
+        if self.iteration == training.last_iteration:
+            found += watch.other_weights(self.picked)
+        return list(dict.fromkeys(found))
+
+    def _numbers(self, name: str, held: Held, lr: float) -> tuple[list[float], AdamStep | None]:
+        """The betas of the moments, and the numbers of AdamW's step; None of a matrix that Muon moves.
+
+        Megatron-Core decays no vectors and no biases.
+        """
+        training = self.watch.training
+        if held.kinds != MOMENTS:
+            return [training.muon_momentum], None
+        decays = len(held.piece.shape) > 1 and not name.endswith(".bias")
+        beta1, beta2, eps = training.adam_beta1, training.adam_beta2, training.adam_eps
+        decay = training.weight_decay if decays else 0.0
+        return [beta1, beta2], AdamStep(lr, beta1, beta2, eps, decay, self.watch.steps)
+
+    def _state(self, name: str) -> list[np.ndarray]:
+        """The weights and moments of the elements; zeros before the first step."""
+        held = self.watch.held[name]
+        w = held.main.detach().view(-1)
+        if not held.steps:
+            values = self._values(name, w)
+            return [*values, *(np.zeros_like(values[0]) for _ in held.kinds)]
+        return self._values(name, w, *(held.moment(kind).view(-1) for kind in held.kinds))
+
+    def _values(self, name: str, *tensors: Tensor) -> list[np.ndarray]:
+        at = self.picked[name]
+        if tensors[0].is_cpu:
+            return [x.detach().numpy()[at].astype(np.float64) for x in tensors]
+        return [x[at].double().cpu().numpy() for x in tensors]
+
+
+def _drawn(chosen: Random, number: int) -> slice:
+    """Elements at equal distances in a vector of so many.
+
+    The distance is odd, as the width of most matrices is a power of two: then no two are in the same column.
+    """
+    step = max(1, number // _ELEMENTS)
+    step -= step > 1 and step % 2 == 0
+    first = int(chosen.random() * max(1, number - (_ELEMENTS - 1) * step))
+    return slice(first, min(number, first + _ELEMENTS * step), step)
+
+
+def _gradient(part: Part, piece: Piece) -> Tensor:
+    whole: Any = part.tensor
+    gradient: Tensor = whole.main_grad
+    return gradient.view(-1)[piece.start : piece.stop]

@@ -1,0 +1,95 @@
+"""Labels, and the part of each token in the loss, against autograd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.proof.draws import Moment
+from quantexp.proof.objective import NOT_KNOWN, Objective
+from quantexp.proof.places import Ranks
+from quantexp.training.megatron.passes import zigzag
+
+B, T = 2, 16
+
+
+def _gradient(mean: Objective, mask: Tensor, factor: float = 1.0) -> Tensor:
+    """Of the losses, for a rank's part of the loss as `passes` and Megatron-Core's schedule make it."""
+    losses = torch.rand(B, T, requires_grad=True)
+    total = (losses * mask).sum() / (mask.sum() * mean.context) * mean.context
+    (total / mean.num_micro_batches * mean.scale * factor).backward()
+    assert losses.grad is not None
+    return losses.grad
+
+
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+@pytest.mark.parametrize(("context", "num_micro_batches"), [(1, 1), (1, 3), (2, 3)])
+def test_every_token_has_its_part_in_the_mean(
+    context: int, num_micro_batches: int, scale: float
+) -> None:
+    mean = Objective(num_micro_batches, context, scale=scale)
+    mask = torch.ones(B, T)
+    assert mean.num_wrong(_gradient(mean, mask)) == 0
+    assert mean.num_wrong(_gradient(mean, mask, 1.001)) == B * T
+    mask[0, 3] = 0
+    assert mean.num_wrong(_gradient(mean, mask)) > 0
+
+
+def test_masked_tokens_have_no_part_and_all_others_the_same() -> None:
+    mean, mask = Objective(2, is_masked=True), torch.ones(B, T)
+    mask[1, 5:9] = 0
+    own = _gradient(mean, mask)
+    assert mean.num_wrong(own) == 0
+    own[0, 0] *= 1.01
+    assert mean.num_wrong(own) == 1
+    assert mean.num_wrong(_gradient(mean, mask, 2.0)) == B * T - 4
+
+
+def test_labels_are_the_next_tokens_also_of_two_chunks() -> None:
+    ids = torch.randint(0, 1000, (B, 2 * T + 1), generator=torch.Generator().manual_seed(1))
+    tokens, labels = ids[:, :T], ids[:, 1 : T + 1]
+    assert Objective(1).num_unlike(tokens, labels) == 0
+    assert Objective(1).num_unlike(tokens, tokens) > B * T / 2
+    own = [torch.cat([x[:, : T // 2], x[:, -T // 2 :]], 1) for x in (ids[:, :-1], ids[:, 1:])]
+    assert Objective(1, context=2).num_unlike(*own) == 0
+    assert Objective(1, context=2).num_unlike(own[0], own[1].roll(1, 1)) > 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pass_has_the_samples_of_its_iteration_and_micro_batch(size: int) -> None:
+    ids = torch.arange(64 * (size * T + 1)).view(64, -1)
+    samples = [{"tokens": row[:-1], "labels": row[1:]} for row in ids]
+    objective = Objective(3, size, global_batch_size=12, sample=samples.__getitem__)
+    for rank in range(size):
+        moment = Moment(1, 2, micro_batch=3, ranks=Ranks(context=(rank, size)))
+        tokens, labels = (  # of sample 12 + 3 * 2 and the next one
+            zigzag(torch.stack([samples[n][name] for n in (18, 19)]), rank, size)
+            for name in ("tokens", "labels")
+        )
+        assert objective.num_other(tokens, labels, None, moment) == 0
+        assert objective.num_other(tokens.flip(0), labels, None, moment) == B * T
+        later = replace(moment, iteration=3), moment.later(1)
+        assert {objective.num_other(tokens, labels, None, each) for each in later} == {2 * B * T}
+
+
+def test_a_mask_of_documents_that_is_lost_or_another_is_named() -> None:
+    ids, mask = torch.arange(2 * T).view(2, T), torch.ones(2, 1, T, T, dtype=torch.bool).triu(1)
+    mask[..., 5:, :5] = True
+    samples = [
+        {"tokens": row, "labels": row + 1, "attention_mask": of_row}
+        for row, of_row in zip(ids, mask, strict=True)
+    ]
+    objective = Objective(1, global_batch_size=2, sample=samples.__getitem__)
+    moment = Moment(1, 1)
+    assert objective.num_other(ids, ids + 1, mask, moment) == 0
+    assert objective.num_other(ids, ids + 1, None, moment) == 2 * T
+    assert objective.num_other(ids, ids + 1, mask.tril(1), moment) == 2 * T
+
+
+def test_nothing_is_compared_of_losses_that_are_not_known() -> None:
+    tokens = torch.zeros(B, T, dtype=torch.long)
+    assert NOT_KNOWN.num_unlike(tokens, tokens + 1) == 0
+    assert NOT_KNOWN.num_wrong(torch.rand(B, T)) == 0
