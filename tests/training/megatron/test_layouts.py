@@ -89,6 +89,8 @@ FAULTS = {
     "rows_of_own_micro_batch": ("deepseek", "FA_pv_linear_mxfp4_sr", "ep2 allgather"),
     "weight_of_own_micro_batch": ("deepseek", "more/linear_mxfp4_sr_rht", "ep2 alltoall"),
 }
+#: A fault that the proof of the optimizer's step names, and what it says.
+NAMED = {"parameters_not_marked_as_divided": "the norm of the gradient is "}
 FP32 = ["training.precision=fp32"]
 
 
@@ -186,7 +188,10 @@ def test_fault_of_a_layout_is_noticed(
     fault: str, faulty: dict[tuple[str, str, str], list[Difference | str]]
 ) -> None:
     for each in faulty[FAULTS[fault]]:
-        assert not agrees(each)
+        if fault in NAMED:
+            assert NAMED[fault] in str(each)
+        else:
+            assert not agrees(each)
 
 
 def test_missing_part_is_no_difference_of_zero() -> None:
