@@ -181,10 +181,12 @@ class ModelBorder(PassBorder):
             expected = Reference(values, magnitude, summed, 0.0, 2)
             self._tell(now.drawn(output.t()[..., None])[: len(logits)], expected, words)
             if output.requires_grad:
-                output.register_hook(unseen_hook(partial(self._see_loss_gradient, now)))
+                losses = output.detach()
+                output.register_hook(unseen_hook(partial(self._see_loss_gradient, now, losses)))
         self._now = None
 
-    def _see_loss_gradient(self, now: Pass, g: Tensor) -> None:
+    def _see_loss_gradient(self, now: Pass, losses: Tensor, g: Tensor) -> None:
+        self._objective.see(losses, g)
         now.seen["d loss"] = now.drawn(g.t()[..., None])
         if wrong := self._objective.num_wrong(g):
             self._now = now

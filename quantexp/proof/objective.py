@@ -9,7 +9,8 @@ Context-parallel ranks multiply by their number, as their gradients are averaged
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,9 @@ class Objective:
     global_batch_size: int = 0
     #: Tokens and labels of a sample, [T of all ranks], by its number in the order of the data; None: not compared.
     sample: Callable[[int], Mapping[str, Tensor]] | None = None
+    #: The passes of the running iteration whose losses were seen, and the sum of this rank's parts of their means.
+    num_seen: int = 0
+    total: float = 0.0
 
     @classmethod
     def of(
@@ -80,6 +84,30 @@ class Objective:
         part = self.scale * self.context / self.num_micro_batches / max(1, count)
         wrong = (g_BT.double() - part).abs() > 8 * unit(g_BT.dtype) * part
         return int((wrong & (g_BT != 0) if self.is_masked else wrong).sum())
+
+    def see(self, losses_BT: Tensor, g_BT: Tensor) -> None:
+        """Add the losses of a training pass, with their gradients."""
+        if self.num_micro_batches and not (self.is_masked and self.context > 1):
+            counts = g_BT != 0 if self.is_masked else torch.ones_like(g_BT, dtype=torch.bool)
+            total = float(losses_BT.double()[counts].sum())
+            self.num_seen += 1
+            self.total += total / (max(1, int(counts.sum())) * self.context)
+
+    def wrong_loss(self, loss: float, seen: Sequence[tuple[int, float]]) -> str:
+        """What is wrong with the loss that is printed, in words.
+
+        Args:
+            loss: the printed one.
+            seen: `num_seen` and `total` of all ranks.
+        """
+        if {count for count, _ in seen} - {0} != {self.num_micro_batches}:
+            return ""  # of some passes alone
+        number, total = (sum(each) for each in zip(*seen, strict=True))
+        mean = total * self.context / number
+        # A float32 sum of positive numbers, by halves or in a kernel's order, and three means.
+        if not math.isfinite(mean) or abs(loss - mean) <= 2.0**-16 * abs(mean):
+            return ""
+        return f"the loss of the tokens is {mean:.6g}, and {loss:.6g} was written for it"
 
     def num_unlike(self, tokens_BT: Tensor, labels_BT: Tensor) -> int:
         """How many labels are not the next token; that of the last one of a rank's chunk is not known."""

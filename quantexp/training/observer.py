@@ -223,6 +223,7 @@ class RunObserver:
 
     def iteration(self, metrics: Metrics) -> bool:
         """Write a line of metrics.jsonl and log to the trackers; False if the run ends with its capture."""
+        self.proofs.of_loss(self.watched.objective, metrics.iteration, metrics.loss)
         is_fp16 = self.experiment.training.precision is Precision.fp16
         self.watched.histories.is_kept = is_fp16 or not metrics.skipped
         line = {**asdict(metrics), "time": now()}

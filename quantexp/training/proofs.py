@@ -18,6 +18,7 @@ from quantexp.training.context import RunContext
 
 if TYPE_CHECKING:
     from quantexp.proof.drawn import DrawnChecks
+    from quantexp.proof.objective import Objective
     from quantexp.proof.outside_products import StateWatch
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.precision import ModuleId, PrecisionMap
@@ -203,6 +204,14 @@ class Proofs:
 
         if any_rank(bool(wrong)):
             self._end(named_failures(gather(wrong)), iteration, "in")
+
+    def of_loss(self, objective: Objective, iteration: int, loss: float) -> None:
+        """End the run if the loss of an iteration is not that of its tokens, as far as passes were watched."""
+        from quantexp.training.megatron.collectives import any_rank, gather
+
+        own, objective.num_seen, objective.total = (objective.num_seen, objective.total), 0, 0.0
+        if any_rank(own[0] > 0) and (words := objective.wrong_loss(loss, gather(own))):
+            self._end([words], iteration, "in")
 
     def _repeat_if_unproved(self, result: Verdict) -> None:
         """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""

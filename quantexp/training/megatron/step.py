@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -69,6 +70,7 @@ from quantexp.training.megatron.state_shards import (
     written_pieces,
 )
 from quantexp.training.megatron.transformer_config import optimizer_config, rate, scheduler
+from quantexp.training.megatron.watched_sums import SumWatch
 from quantexp.training.megatron.watched_updates import UpdateWatch
 
 #: One spec for all layers, or one per layer.
@@ -133,22 +135,23 @@ class Stepper:
         if own is None and training.start_optimizer:
             perturb_weights(self.parts, training)
         self.updates = UpdateWatch(experiment, self.optimizer, self.parts, start, own is not None)
-        config.finalize_model_grads_func = finalize_model_grads
+        finalize, added = finalize_model_grads, self.models
         if reduced is not None:
-            self.reduction = GradientRounding(reduced, self.models, self.parts, training.seed)
-            config.finalize_model_grads_func = self.reduction.finalize
+            self.reduction = GradientRounding(reduced, added, self.parts, training.seed)
+            finalize, added = self.reduction.finalize, []
+        self.sums = SumWatch(experiment, added, self.parts, self.optimizer)
+        config.finalize_model_grads_func = partial(self.sums.finalize, finalize)
         config.grad_scale_func = self.optimizer.scale_loss
         let_schedules_overlap(config, self.models)
-        is_merged = self.layout.num_processes > 1 and has_delayed_scales(experiment)
-        self._merge = merge_amaxes if is_merged else None
+        merges = self.layout.num_processes > 1 and has_delayed_scales(experiment)
+        self._merge = merge_amaxes if merges else None
         self.passes = Passes(self.models, training, self.layout, device)
         self.num_micro_batches = num_micro_batches_each(experiment)
         peak = peak_tflops(device_name(device), training.precision)
-        self.peak = None if peak is None else peak * torch.distributed.get_world_size()
-        self.tokens = training.global_batch_size * training.seq_length
-        self.flops = flops_per_iteration(
-            self.model, training.seq_length, training.global_batch_size
-        )
+        self.peak = peak and peak * torch.distributed.get_world_size()
+        length, size = training.seq_length, training.global_batch_size
+        self.tokens = size * length
+        self.flops = flops_per_iteration(self.model, length, size)
 
     def set_precision(self, declared: PrecisionMap) -> None:
         """Let every module of this rank quantise as a map of the whole model declares."""
@@ -164,8 +167,7 @@ class Stepper:
 
     def state(self) -> RankState:
         """What this rank writes of the training state besides the published weights."""
-        held = held_pieces(self.optimizer, self.parts)
-        rank = torch.distributed.get_rank()
+        held, rank = held_pieces(self.optimizer, self.parts), torch.distributed.get_rank()
         return RankState(
             written_pieces(held, self.model, self.layout, rank, self.is_distributed),
             self.scheduler.num_steps,
@@ -199,6 +201,7 @@ class Stepper:
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self.sums.begin(iteration, is_complete)
         watch = self.rounded.watch(iteration, is_complete)
         with (
             proof or contextlib.nullcontext(),
@@ -225,7 +228,7 @@ class Stepper:
             self.rounded.after_step(iteration, watch)
         if watch is not None:  # before the step, which follows from it
             self.observer.outside_products(watch, stepped)
-        self.observer.updated(iteration, wrong)
+        self.observer.updated(iteration, self.sums.found + wrong)
         nonfinite = None
         if not stepped:
             self.scheduler.step(-1)  # a step that is left out does not advance the schedule
@@ -249,7 +252,7 @@ class Stepper:
             nonfinite=nonfinite,
             loss_scale=scale,
             aux_loss=balancing,
-            mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
+            mfu=self.peak and self.flops / step_time_s / 1e12 / self.peak,
         )
 
     def rounded_reduction(
@@ -313,9 +316,7 @@ class Stepper:
 
     def mean_loss(self, own_losses: list[Tensor]) -> float:
         """The mean over all micro-batches, on every rank; before the last stage there are no own losses."""
-        own = torch.zeros((), device=self.device)
-        if own_losses:
-            own = torch.stack(own_losses).mean()
+        own = torch.stack(own_losses or [torch.zeros((), device=self.device)]).mean()
         return float(mean_over_data_parallel(sum_over_stages(own)))
 
     @torch.no_grad()
@@ -342,8 +343,7 @@ class Stepper:
 
     def _balancing_loss(self) -> float | None:
         """The mean balancing loss of this iteration's micro-batches; None for a model without one."""
-        moe = self.model.moe
-        if moe is None or moe.aux_loss is AuxLoss.none:
+        if (moe := self.model.moe) is None or moe.aux_loss is AuxLoss.none:
             return None
         own = take_balancing_loss(self.device) * moe.aux_loss_coefficient
         own = sum_over_model_parallel(own / self.num_micro_batches)

@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from quantexp.model.training_state import read_index
+from quantexp.config.start_point import StartPoint
+from quantexp.model.training_state import MAIN, LossScale, StateIndex, read_index
+from quantexp.proof.draws import Moment
 from quantexp.proof.objective import Objective
+from quantexp.proof.saved_state import drawn, num_other
 from quantexp.runs.metrics import lines_before
 from quantexp.training.context import RunContext
+from quantexp.training.megatron.state_shards import Held
 from quantexp.training.megatron.watched import Watched
 
 
@@ -35,3 +39,38 @@ def watched_of(
         histories = read_index(start.state).amax_histories
         watched.histories.expect({name: h["amaxes"] for name, h in histories.items()})
     return watched
+
+
+def other_than_saved(
+    start: StartPoint,
+    index: StateIndex,
+    held: Mapping[str, Held],
+    scale: LossScale | None,
+    seed: int,
+    chaos: float,
+) -> list[str]:
+    """Which tensors of the training state a rank does not hold as a checkpoint has them.
+
+    Args:
+        start: the checkpoint.
+        index: its state.json.
+        held: what the rank holds, before the first step.
+        scale: its loss scale, if it has one.
+        seed: the run's, from which the compared elements follow.
+        chaos: what `training.chaos` has moved weights by; unless it is 0, main weights are not compared.
+    """
+    chosen, seen = Moment(seed, start.iteration).choice("saved"), {}
+    for name, each in held.items():
+        at = drawn(each.main.numel(), chosen.random())
+        kinds = {kind: x for kind, x in each.tensors().items() if kind != MAIN or not chaos}
+        values = {kind: x.reshape(-1)[at].float().cpu().numpy() for kind, x in kinds.items()}
+        seen[name] = each.piece, at, values
+    files = [start.state.parent / file for file in index.files]
+    wrong = num_other(files, seen)
+    found = [
+        f"{number} drawn elements of {name} are not those of the checkpoint"
+        for name, number in wrong.items()
+    ]
+    if None not in (scale, index.loss_scale) and scale != index.loss_scale:
+        found.append("the loss scale is not that of the checkpoint")
+    return found

@@ -35,7 +35,13 @@ from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.finite import step_if_finite
 from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.passes import Batch
-from quantexp.training.megatron.state_shards import Held, held_pieces, written_pieces
+from quantexp.training.megatron.state_shards import (
+    Held,
+    held_pieces,
+    loss_scale_of,
+    written_pieces,
+)
+from quantexp.training.megatron.watched_run import other_than_saved
 
 #: Elements of a parameter that are compared.
 _ELEMENTS = 64
@@ -67,13 +73,9 @@ class UpdateWatch:
         goes_on: bool,
     ) -> None:
         self.training, self.parts, self.optimizer = experiment.training, parts, optimizer
+        training = self.training
         #: The steps so far, of the schedule and of the optimizer.
-        self.scheduled = self.steps = 0
-        if start is not None and (goes_on or self.training.start_optimizer):
-            index = read_index(start.state)
-            self.scheduled, self.steps = index.schedule_steps, index.optimizer_steps
-        elif start is not None:
-            self.scheduled = start.iteration
+        self.scheduled, self.steps = (0 if start is None else start.iteration), 0
         #: The first iteration that changes weights.
         self.first_free = experiment.first_iteration + self.training.held_iterations
         self._device = next(iter(parts.values())).tensor.device
@@ -85,12 +87,15 @@ class UpdateWatch:
         self._written = written_pieces(held, experiment.model, layout, rank, is_distributed)
         #: What is wrong with what the optimizer holds, until it is told.
         self._not_held = self._compare_held()
+        if start is not None and (goes_on or training.start_optimizer):
+            index = read_index(start.state)
+            self.scheduled, self.steps = index.schedule_steps, index.optimizer_steps
+            chaos, scale = 0 if goes_on else training.chaos, loss_scale_of(optimizer)
+            self._not_held += other_than_saved(start, index, self.held, scale, training.seed, chaos)
         #: Whether a scheme changes gradients before a step.
         self.smooths = any(slot.product == SMOOTH for slot in state_slots(experiment.quant))
-        training = self.training
-        flops = flops_per_iteration(
-            experiment.model, training.seq_length, training.global_batch_size
-        )
+        length, size = training.seq_length, training.global_batch_size
+        flops = flops_per_iteration(experiment.model, length, size)
         world_size = torch.distributed.get_world_size()
         #: Iterations of a turn.
         self._every = 1 if number_of_looks(flops / world_size) else _EVERY

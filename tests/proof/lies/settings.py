@@ -175,7 +175,7 @@ VARIANTS: dict[str, Setting] = {
 }
 #: Several processes.
 LAYOUTS: dict[str, Setting] = {
-    "dp2 mxfp8": _of("quant=FA_linear_mxfp8", *_LAYOUT, processes=2, tags="ranks"),
+    "dp2 mxfp8": _of("quant=FA_linear_mxfp8", *_LAYOUT, processes=2, tags="ranks data"),
     "tp2 fp8": _of(
         *("quant=more/linear_fp8", "parallel.tensor=2", "parallel.sequence=false", *_LAYOUT),
         processes=2,

@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     results,
     slots,
     states,
+    sums,
     updates,
     vendors,
 )
