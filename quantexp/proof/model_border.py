@@ -26,6 +26,7 @@ from quantexp.proof.expert_border import ExpertBorder
 from quantexp.proof.hooked import Hooked, plain, unseen_hook
 from quantexp.proof.layer_border import LayerBorder, LayerEntry
 from quantexp.proof.layer_pass import Claims, Pass, PassBorder
+from quantexp.proof.matrix_border import router_borders, table_borders
 from quantexp.proof.norm_border import NormBorder
 from quantexp.proof.objective import NOT_KNOWN, Objective
 from quantexp.proof.products import Reference, largest_finite, reference
@@ -267,13 +268,14 @@ def pass_borders(
     seen = moment, claims, keeps_vectors
     for name in layers:
         borders += vector_borders(name, modules[name], *seen)
+        borders += router_borders(name, modules[name], *seen)
     for chunk in chunks:
         names = [f"layer {layer.layer_number - 1}" for layer in chunk.decoder.layers]
         if not layers.keys().isdisjoint(names):
             around = ModelBorder(chunk, moment, claims, layers.get(names[0]), norms, objective)
             if getattr(chunk, "post_process", False) and names[-1] in layers:
                 layers[names[-1]].following = around
-            borders.append(around)
+            borders += [around, *table_borders(chunk, *seen)]
             if (last := getattr(chunk.decoder, "final_layernorm", None)) is not None:
                 borders += vector_borders("model", last, *seen)
     return [*layers.values(), *entries, *borders, *norms.values()]

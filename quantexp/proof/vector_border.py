@@ -16,8 +16,10 @@ The gradient must then be added to the main gradient, which is zero before the f
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,20 +31,21 @@ from quantexp.proof.hooked import Hooked, plain, unseen_hook
 from quantexp.proof.layer_pass import NORMS, Claim, Claims
 from quantexp.proof.products import LAMBDA, Reference, largest_finite, unit
 
+#: Elements of a parameter.
+Index: TypeAlias = Tensor | tuple[Tensor, Tensor]
 #: Elements of a vector that are compared.
 _COLUMNS = 32
 #: The smallest normal number of float32 and bfloat16.
 _TINY = 2.0**-126
 
 
-class VectorBorder(Hooked):
-    """One vector of a module while it is watched.
+class GradientBorder(Hooked):
+    """The gradient of a parameter while it is watched: what a pass computes, and what becomes of it.
 
     Args:
         name: of the layer, in messages.
-        label: of the vector, in messages.
-        module: a norm, or a linear layer with a bias.
-        vector: the parameter.
+        label: of the parameter, in messages.
+        parameter: the one.
         moment: when the running pass is.
         claims: for what is seen.
         keeps_gradients: nothing but this rank's micro-batches is added to the main gradient.
@@ -52,28 +55,26 @@ class VectorBorder(Hooked):
         self,
         name: str,
         label: str,
-        module: nn.Module,
-        vector: nn.Parameter,
+        parameter: nn.Parameter,
         moment: Callable[[], Moment],
         claims: Claims,
         keeps_gradients: bool,
     ) -> None:
         super().__init__()
         self._name, self._label, self._moment, self._claims = name, label, moment, claims
-        self._module: Any = module
-        self._vector: Any = vector
-        self._is_norm = isinstance(module, nn.RMSNorm)
+        self._parameter: Any = parameter
         self._keeps_gradients = keeps_gradients
         self._forget()
 
     def _install(self) -> None:
-        if not self._vector.requires_grad:
-            return
-        self._hook(self._module.register_forward_hook(plain(self._leave)))
-        with without_torch_function():
-            self._hook(self._vector.register_hook(unseen_hook(self._arrive)))
-        chosen = self._moment().choice(self._name, self._label)
-        self._picked = lines(chosen, len(self._vector), 1, _COLUMNS).to(self._vector.device)
+        if self._parameter.requires_grad:
+            self._watch()
+            with without_torch_function():
+                self._hook(self._parameter.register_hook(unseen_hook(self._arrive)))
+
+    @abstractmethod
+    def _watch(self) -> None:
+        """Let each pass call `_expect`."""
 
     def finish(self) -> None:
         """See `Hooked`."""
@@ -83,28 +84,107 @@ class VectorBorder(Hooked):
                 self._check_added()
 
     def _forget(self) -> None:
-        #: What the next gradient of the vector must be, and when its pass was.
-        self._due: tuple[Reference, Moment] | None = None
+        #: What the next gradient must be, in which elements, and when its pass was.
+        self._due: tuple[Reference, Index, Moment] | None = None
         #: What the main gradient must be after the last one.
-        self._added: tuple[Tensor, Moment] | None = None
+        self._added: tuple[Tensor, Index, Moment] | None = None
         self._is_first = True
         with unseen():
             self._claims.settle()
 
+    def _expect(self, expected: Reference, at: Index, moment: Moment) -> None:
+        """The gradient that comes next must be this in some elements, added to what its pass has given already."""
+        if self._due is not None and self._due[2] == moment:
+            expected = _sum(self._due[0], expected)
+        else:
+            self._require_come()
+        self._due = expected, at, moment
+
+    def _arrive(self, gradient: Tensor) -> None:
+        due, self._due = self._due, None
+        self._check_added()
+        if due is None:
+            return
+        expected, at, moment = due
+        own = gradient[at]
+        self._tell(own, expected, "are not those of its module's passes", moment)
+        main = getattr(self._parameter, "main_grad", None)
+        if main is None:
+            return
+        before = main[at]
+        if self._is_first and moment.index == 0:
+            self._tell(before, torch.zeros_like(before), "are not zero before the first", moment)
+        self._is_first = False
+        self._added = before + own.to(before.dtype), at, moment
+
+    def _learns_by(self, y: Tensor) -> bool:
+        """Whether a gradient comes from what left the module, as it must in training."""
+        if y.grad_fn is None and torch.is_grad_enabled():
+            self._tell_missing(self._moment())
+        return y.grad_fn is not None
+
+    @staticmethod
+    def _on_gradient(y: Tensor, see: Callable[[Tensor], None]) -> None:
+        assert y.grad_fn is not None
+        hook, place = unseen_hook(see), y.output_nr
+        y.grad_fn.register_prehook(lambda g: None if g[place] is None else hook(g[place]))
+
+    def _require_come(self) -> None:
+        """Report a gradient that a pass should have had."""
+        due, self._due = self._due, None
+        if due is not None:
+            self._tell_missing(due[2])
+
+    def _tell_missing(self, moment: Moment) -> None:
+        words = f"the gradient of {self._label} did not come"
+        self._claims.tell(self._name, words, moment.micro_batch)
+
+    def _check_added(self) -> None:
+        """Compare the main gradient with what a gradient must have made of it."""
+        added, self._added = self._added, None
+        if added is not None:
+            now = self._parameter.main_grad[added[1]]
+            self._tell(now, added[0], "are not added to the main gradient", added[2])
+
+    def _tell(self, own: Tensor, expected: Reference | Tensor, words: str, moment: Moment) -> None:
+        words = f"of the gradient of {self._label} {words}"
+        self._claims.add(Claim(own, expected, self._name, words, moment.micro_batch))
+
+
+def _sum(one: Reference, other: Reference) -> Reference:
+    """What both give together, each of them and their sum rounded."""
+    both = one.plus(other)
+    return replace(both, rounded=both.rounded + both.values.abs(), sums=both.summed)
+
+
+class VectorBorder(GradientBorder):
+    """One vector of a module while it is watched."""
+
+    def __init__(
+        self, name: str, label: str, module: nn.Module, vector: nn.Parameter, *common: Any
+    ) -> None:
+        """`module` is a norm, or a linear layer with a bias; the rest as in `GradientBorder`."""
+        super().__init__(name, label, vector, *common)
+        self._module: Any = module
+        self._is_norm = isinstance(module, nn.RMSNorm)
+
+    def _watch(self) -> None:
+        self._hook(self._module.register_forward_hook(plain(self._leave)))
+        chosen = self._moment().choice(self._name, self._label)
+        self._picked = lines(chosen, len(self._parameter), 1, _COLUMNS).to(self._parameter.device)
+
     def _leave(self, _: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
         y: Tensor = output[0] if isinstance(output, tuple) else output
-        if y.grad_fn is None:
+        if not self._learns_by(y):
             return
-        moment, place = self._moment(), y.output_nr
+        moment = self._moment()
         with unseen():
             factors, repeats = self._factors(args[0].detach()) if self._is_norm else (None, 1)
 
         def see(g: Tensor) -> None:
-            self._require_come()
-            self._due = self._expected(g, factors, repeats), moment
+            self._expect(self._expected(g, factors, repeats), self._picked, moment)
 
-        hook = unseen_hook(see)
-        y.grad_fn.register_prehook(lambda g: None if g[place] is None else hook(g[place]))
+        self._on_gradient(y, see)
 
     def _factors(self, x: Tensor) -> tuple[Tensor, int]:
         """The drawn columns of n, [R, C], float64, and how many rows have equal roundings at most."""
@@ -129,41 +209,6 @@ class VectorBorder(Hooked):
         lost *= (1 + roundings) * len(terms) * (1 + largest_finite(own))
         summed = math.sqrt(max(1, len(terms))) * magnitude
         return Reference(values, rounded, summed, lost, largest=magnitude)
-
-    def _arrive(self, gradient: Tensor) -> None:
-        due, self._due = self._due, None
-        self._check_added()
-        if due is None:
-            return
-        expected, moment = due
-        own = gradient[self._picked]
-        self._tell(own, expected, "are not those of its module's passes", moment)
-        main = getattr(self._vector, "main_grad", None)
-        if main is None:
-            return
-        before = main[self._picked]
-        if self._is_first and moment.index == 0:
-            self._tell(before, torch.zeros_like(before), "are not zero before the first", moment)
-        self._is_first = False
-        self._added = before + own.to(before.dtype), moment
-
-    def _require_come(self) -> None:
-        """Report a gradient that a pass should have had."""
-        due, self._due = self._due, None
-        if due is not None:
-            words = f"the gradient of {self._label} did not come"
-            self._claims.tell(self._name, words, due[1].micro_batch)
-
-    def _check_added(self) -> None:
-        """Compare the main gradient with what a gradient must have made of it."""
-        added, self._added = self._added, None
-        if added is not None:
-            now = self._vector.main_grad[self._picked]
-            self._tell(now, added[0], "are not added to the main gradient", added[1])
-
-    def _tell(self, own: Tensor, expected: Reference | Tensor, words: str, moment: Moment) -> None:
-        words = f"of the gradient of {self._label} {words}"
-        self._claims.add(Claim(own, expected, self._name, words, moment.micro_batch))
 
 
 def vector_borders(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from tests.proof.lies.planting import Planter
 
 from .fault import Group, add
@@ -13,6 +15,7 @@ from .fault import Group, add
 _BUCKETS = "megatron.core.distributed.param_and_grad_buffer"
 _FINALIZE = "megatron.core.distributed.finalize_model_grads"
 _MEGATRON = "quantexp.training.megatron"
+_E5M2 = torch.float8_e5m2
 
 
 def _reduction(
@@ -152,3 +155,72 @@ def _printed(planter: Planter) -> None:
 
 
 add("smaller loss written", "metrics.jsonl has 0.99 of the loss", Group.STATE, _printed)
+
+
+def _gradient(
+    change: Callable[[Any], Any], *names: str, since: int = 1, micro_batch: int | None = None
+) -> Callable[[Planter], None]:
+    """Another gradient of some parameters: by a hook, before it is added to the main gradient."""
+
+    def plant(planter: Planter) -> None:
+        owner: Any = import_module(f"{_MEGATRON}.step").Stepper
+
+        def make(original: Any) -> Any:
+            def init(stepper: Any, *args: Any, **kwargs: Any) -> None:
+                original(stepper, *args, **kwargs)
+                for name, part in stepper.parts.items():
+                    if name.endswith(names):
+                        part.tensor.register_hook(changed)
+
+            return init
+
+        def changed(g: Any) -> Any:
+            place = planter.place
+            if place.iteration < since or micro_batch not in (None, place.micro_batch):
+                return g
+            planter.fire()
+            return change(g)
+
+        planter.method(owner, "__init__", make)
+
+    return plant
+
+
+def _not_embedded(planter: Planter) -> None:
+    """A tied table gets the gradient of the output layer alone."""
+    owner: Any = import_module("megatron.core.tensor_parallel").VocabParallelEmbedding
+
+    def make(original: Any) -> Any:
+        def forward(module: Any, tokens: Any) -> Any:
+            planter.fire()
+            y = original(module, tokens)
+            return y.detach().requires_grad_() if y.requires_grad else y
+
+        return forward
+
+    planter.method(owner, "forward", make)
+
+
+_TABLES = "word_embeddings.weight", "output_layer.weight"
+for _name, _line, _plant, _tags in (
+    (
+        "embedding's gradient halved from 2",
+        "the gradient of the embedding, and of the output layer, is half of what it is, from iteration 2 on",
+        _gradient(lambda g: g / 2, *_TABLES, since=2),
+        "",
+    ),
+    (
+        "embedding's gradient in fp8",
+        "the gradient of the embedding, and of the output layer, is rounded to E5M2",
+        _gradient(lambda g: (g.float() * 4096).to(_E5M2).to(g.dtype) / 4096, *_TABLES),
+        "",
+    ),
+    ("embedding without gradient", "the embedding has no gradient of its own", _not_embedded, ""),
+    (
+        "router's gradient negated",
+        "a router moves away from the experts that it should choose",
+        _gradient(lambda g: -g, "router.weight"),
+        "experts",
+    ),
+):
+    add(_name, _line, Group.RESULT, _plant, _tags)
