@@ -11,11 +11,9 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,25 +21,21 @@ from quantexp.config.start_point import StartPoint
 from quantexp.model.layout import Layout
 from quantexp.model.pieces import Piece
 from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
-from quantexp.model.training_state import MOMENTS, read_index
+from quantexp.model.training_state import read_index
 from quantexp.proof.draws import Moment
-from quantexp.proof.master_weights import AdamStep
 from quantexp.proof.turns import THOROUGH, number_of_looks
-from quantexp.proof.updates import Held as Elements
-from quantexp.proof.updates import clipped, rate, wrong_norm, wrong_step
 from quantexp.quant.outside_products import SMOOTH, state_slots
 from quantexp.schema import Experiment
 from quantexp.training.megatron.collectives import gather
-from quantexp.training.megatron.finite import step_if_finite
 from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.passes import Batch
 from quantexp.training.megatron.state_shards import (
-    Held,
     held_pieces,
     loss_scale_of,
     written_pieces,
 )
 from quantexp.training.megatron.watched_run import other_than_saved
+from quantexp.training.megatron.watched_step import Update
 
 #: Elements of a parameter that are compared.
 _ELEMENTS = 64
@@ -214,120 +208,6 @@ class UpdateWatch:
         if torch.distributed.get_world_size() > 1:
             torch.distributed.all_reduce(total)
         return math.sqrt(total) if total.isfinite() else math.inf
-
-
-@dataclass
-class Update:
-    """One step."""
-
-    watch: UpdateWatch
-    iteration: int
-    #: The loss scale.
-    scale: float
-    #: The elements that are compared, by parameter.
-    picked: dict[str, slice]
-    #: Of the gradient, as the watcher computes it; None if it does not.
-    norm: float | None = None
-
-    def __post_init__(self) -> None:
-        self.found: list[str] = []
-        self._before: dict[str, list[np.ndarray]] = {}
-        self._after: dict[str, list[np.ndarray]] = {}
-        self._gradients = {
-            name: self._values(name, self.watch.gradient(name))[0] / self.scale
-            for name in self.picked
-        }
-
-    def step(
-        self, loss: float, outer: contextlib.AbstractContextManager[None] | None
-    ) -> tuple[bool, float, list[str]]:
-        """`step_if_finite`, and what is wrong with the step in words; `outer` is entered around the step alone.
-
-        It prepares gradients, and rounds what the step leaves.
-        """
-        if outer is not None:
-            stepped, norm = step_if_finite(self.watch.optimizer, loss, self._inside(outer))
-        else:
-            self._take()
-            stepped, norm = step_if_finite(self.watch.optimizer, loss)
-            self._look()
-        return stepped, norm, self._failures(norm) if stepped else []
-
-    @contextlib.contextmanager
-    def _inside(self, outer: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-        with outer:
-            if self.watch.smooths:
-                self._take_prepared()
-            self._take()
-            yield
-            self._look()
-
-    def _take(self) -> None:
-        self._before = {name: self._state(name) for name in self.picked}
-
-    def _look(self) -> None:
-        self._after = {name: self._state(name) for name in self.picked}
-
-    def _take_prepared(self) -> None:
-        """The gradients that the optimizer has, where a scheme has changed them."""
-        for name in self.picked:
-            gradient: Any = self.watch.held[name].main.grad
-            self._gradients[name] = self._values(name, gradient.view(-1))[0]
-
-    def _failures(self, norm: float) -> list[str]:
-        """What is wrong after a step whose gradients were clipped by a norm."""
-        watch, training = self.watch, self.watch.training
-        watch.scheduled += 1
-        watch.steps += 1
-        found = self.found
-        if self.norm is not None and (words := wrong_norm(norm, self.norm)):
-            found.append(words)
-        lr = 0.0 if self.iteration < watch.first_free else rate(training, watch.scheduled)
-        for name in self.picked:
-            held = watch.held[name]
-            if held.steps != watch.steps:
-                found.append(f"{name}: the optimizer counts {held.steps} steps, not {watch.steps}")
-            before, after = (
-                Elements(values[0], values[1:])
-                for values in (self._before[name], self._after[name])
-            )
-            gradient = self._gradients[name]
-            if not watch.smooths:
-                gradient = clipped(gradient, training, norm)
-            betas, step = self._numbers(name, held, lr)
-            if words := wrong_step(before, after, gradient, betas, step):
-                found.append(f"{name}: {words}")
-        if self.iteration == training.last_iteration:
-            found += watch.other_weights(self.picked)
-        return list(dict.fromkeys(found))
-
-    def _numbers(self, name: str, held: Held, lr: float) -> tuple[list[float], AdamStep | None]:
-        """The betas of the moments, and the numbers of AdamW's step; None of a matrix that Muon moves.
-
-        Megatron-Core decays no vectors and no biases.
-        """
-        training = self.watch.training
-        if held.kinds != MOMENTS:
-            return [training.muon_momentum], None
-        decays = len(held.piece.shape) > 1 and not name.endswith(".bias")
-        beta1, beta2, eps = training.adam_beta1, training.adam_beta2, training.adam_eps
-        decay = training.weight_decay if decays else 0.0
-        return [beta1, beta2], AdamStep(lr, beta1, beta2, eps, decay, self.watch.steps)
-
-    def _state(self, name: str) -> list[np.ndarray]:
-        """The weights and moments of the elements; zeros before the first step."""
-        held = self.watch.held[name]
-        w = held.main.detach().view(-1)
-        if not held.steps:
-            values = self._values(name, w)
-            return [*values, *(np.zeros_like(values[0]) for _ in held.kinds)]
-        return self._values(name, w, *(held.moment(kind).view(-1) for kind in held.kinds))
-
-    def _values(self, name: str, *tensors: Tensor) -> list[np.ndarray]:
-        at = self.picked[name]
-        if tensors[0].is_cpu:
-            return [x.detach().numpy()[at].astype(np.float64) for x in tensors]
-        return [x[at].double().cpu().numpy() for x in tensors]
 
 
 def _drawn(chosen: Random, number: int) -> slice:

@@ -124,6 +124,7 @@ SCHEMES: dict[str, Setting] = {
     "pull": _of("quant=more/linear_mxfp4_cage", "quant.optimizer.pull.start=0", tags="pull"),
     "smooth": _of("quant=more/smooth_int4", tags="smooth"),
     "estimator": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.w.dge=5", tags="clip estimator"),
+    "muon": _of("quant=FA_linear_mxfp4", "training.optimizer=muon", tags="muon"),
     "clipped": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.x.clip_gradient=true", tags="clip"),
 }
 #: Other dtypes, attention, models and kinds of run.

@@ -25,7 +25,7 @@ def test_every_step_waits_for_copies_from_a_gpu_before_it_changes_a_gradient_or_
     def waiting(device: torch.device) -> None:
         events.append("wait")
 
-    monkeypatch.setattr(watched_updates, "step_if_finite", stepping)
+    monkeypatch.setattr(watched_step, "step_if_finite", stepping)
     monkeypatch.setattr(step, "wait_for_copies", waiting)
     record_training(tiny("training.iterations=2"))
     assert events == ["wait", "step"] * 2

@@ -314,7 +314,7 @@ def test_held_iterations_fill_the_moments_and_leave_the_weights(
         moments.append([x.clone() for s in states for x in s.values() if x.dim()])
         return result
 
-    monkeypatch.setattr(watched_updates, "step_if_finite", record)
+    monkeypatch.setattr(watched_step, "step_if_finite", record)
     words = (
         "training.iterations=4",
         "training.warmup_iterations=0",

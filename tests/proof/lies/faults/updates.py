@@ -237,7 +237,72 @@ for _name, _line, _plant in (
     (
         "model weights truncated",
         "the weights of the model are the main weights, rounded towards zero",
-        _replaced(f"{_MEGATRON}.watched_updates", "step_if_finite", _truncated),
+        _replaced(f"{_MEGATRON}.watched_step", "step_if_finite", _truncated),
     ),
 ):
     add(_name, _line, Group.STATE, _plant, is_of_step=True)
+
+
+def _of_muon(name: str, make: Callable[[Planter, Any], Any]) -> Any:
+    return _replaced(f"{_MEGATRON}.muon", name, make)
+
+
+def _as_it_is(planter: Planter, _: Any) -> Any:
+    """The momentum with the norm of an orthogonal matrix."""
+
+    def normalised(x: Tensor) -> Tensor:
+        planter.fire()
+        return x / x.norm().clamp(min=1e-7) * min(x.shape) ** 0.5
+
+    return normalised
+
+
+def _fewer_steps(planter: Planter, original: Any) -> Any:
+    def orthogonalised(x: Tensor) -> Tensor:
+        planter.fire()
+        owner = import_module(f"{_MEGATRON}.muon")
+        kept, vars(owner)["_STEPS"] = vars(owner)["_STEPS"], 4
+        try:
+            result: Tensor = original(x)
+            return result
+        finally:
+            vars(owner)["_STEPS"] = kept
+
+    return orthogonalised
+
+
+def _fused(planter: Planter, _: Any) -> Any:
+    """q, k and v, and gate and up, are orthogonalised as one matrix."""
+
+    def published(matrix: Any) -> Any:
+        planter.fire()
+        yield torch.arange(matrix.parameter.shape[0])
+
+    return published
+
+
+for _name, _line, _plant in (
+    (
+        "momentum not orthogonalised",
+        "Muon moves matrices along their momentum as it is",
+        _of_muon("orthogonalised", _as_it_is),
+    ),
+    (
+        "four Newton-Schulz steps",
+        "Muon orthogonalises in four steps, not five",
+        _of_muon("orthogonalised", _fewer_steps),
+    ),
+    (
+        "fused matrices orthogonalised whole",
+        "q, k and v are one matrix for Muon",
+        lambda p: p.method(
+            import_module(f"{_MEGATRON}.muon").Matrix, "published", lambda o: _fused(p, o)
+        ),
+    ),
+    (
+        "Muon's updates 2% longer",
+        "Muon's factor is 0.204 in the place of 0.2",
+        lambda p: p.attribute(import_module(f"{_MEGATRON}.muon"), "_RMS", 0.204) or p.fire(),
+    ),
+):
+    add(_name, _line, Group.STATE, _plant, "muon", is_of_step=True)
