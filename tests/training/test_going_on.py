@@ -26,7 +26,7 @@ from quantexp.runs.metrics import Metrics
 from quantexp.runs.outcome import SAVED_BEFORE_LIMIT
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_json, read_status, write_json
-from quantexp.training.megatron import collectives, step, watched_updates
+from quantexp.training.megatron import collectives, step, watched_step
 from quantexp.training.observer import RunObserver
 from quantexp.training.requests import Request
 from tests.conftest import run_here
@@ -236,7 +236,7 @@ def test_steps_left_out_in_a_row_are_counted_on(
 ) -> None:
     """The third in a row ends the run, however often it starts."""
     words = ["training.iterations=9", "checkpoint.every=1", "checkpoint.optimizer=true", *HERE]
-    monkeypatch.setattr(watched_updates, "step_if_finite", lambda *args: (False, math.nan))
+    monkeypatch.setattr(watched_step, "step_if_finite", lambda *args: (False, math.nan))
     monkeypatch.setattr(step, "cause", lambda chunks, losses: "the gradient of a test")
     interrupt(2, kill)
     with pytest.raises(KilledError):

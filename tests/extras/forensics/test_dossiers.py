@@ -187,7 +187,7 @@ def test_dossier_that_cannot_be_written_does_not_end_the_run(
 def test_left_out_steps_and_their_dossier_are_in_the_status(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quantexp.training.megatron import finite, step, watched_updates
+    from quantexp.training.megatron import finite, step, watched_step
 
     original = finite.step_if_finite
     calls = []
@@ -196,7 +196,7 @@ def test_left_out_steps_and_their_dossier_are_in_the_status(
         calls.append(args)
         return (False, 1.0) if len(calls) == 2 else original(*args)
 
-    monkeypatch.setattr(watched_updates, "step_if_finite", second_is_left_out)
+    monkeypatch.setattr(watched_step, "step_if_finite", second_is_left_out)
     monkeypatch.setattr(step, "cause", lambda chunks, losses: "3 NaN in a gradient")
     run = trained(*WORDS, "training.iterations=4", "capture.ring=8")
     status = read_status(run.status)

@@ -119,7 +119,7 @@ def test_a_step_that_is_left_out_is_proved_by_a_later_one(
         calls.append(args)
         return (False, float("inf")) if len(calls) == 1 else step_if_finite(*args)
 
-    monkeypatch.setattr("quantexp.training.megatron.watched_updates.step_if_finite", left_out_once)
+    monkeypatch.setattr("quantexp.training.megatron.watched_step.step_if_finite", left_out_once)
     run = run_tiny(*RUN, *FP8)
     precision = read_precision(run.precision)
     assert precision["proved"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quantexp.schema import Experiment
-from quantexp.training.megatron import step, watched_updates
+from quantexp.training.megatron import step, watched_step
 from quantexp.training.megatron.finite import step_if_finite
 from tests.training.megatron.test_trainer import record_training
 

@@ -18,7 +18,7 @@ from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
-from quantexp.training.megatron import step, watched_updates
+from quantexp.training.megatron import step, watched_step
 from quantexp.training.megatron.finite import step_if_finite
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
