@@ -33,7 +33,10 @@ class IdleObserver:
     def outside_products(self, watch: Any, stepped: bool) -> None:
         """Do nothing."""
 
-    def updated(self, iteration: int, wrong: list[str]) -> None:
+    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+        """Do nothing."""
+
+    def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:
         """Do nothing."""
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:

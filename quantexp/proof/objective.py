@@ -39,9 +39,14 @@ class Objective:
     global_batch_size: int = 0
     #: Tokens and labels of a sample, [T of all ranks], by its number in the order of the data; None: not compared.
     sample: Callable[[int], Mapping[str, Tensor]] | None = None
+    #: Tokens of an evaluation; 0 if its loss is taken as it is.
+    num_held_out: int = 0
     #: The passes of the running iteration whose losses were seen, and the sum of this rank's parts of their means.
     num_seen: int = 0
     total: float = 0.0
+    #: The tokens of the running evaluation whose losses were seen, and the sum of these.
+    num_evaluated: int = 0
+    total_evaluated: float = 0.0
 
     @classmethod
     def of(
@@ -50,7 +55,9 @@ class Objective:
         """That of a run's iterations."""
         masks, number = experiment.dataset.mask_eod_loss, experiment.training.global_batch_size
         context = experiment.parallel.context
-        return cls(num_micro_batches_each(experiment), context, masks, 1.0, number, sample)
+        held_out = 0 if masks else experiment.evaluation.samples * experiment.training.seq_length
+        own = num_micro_batches_each(experiment), context, masks, 1.0, number, sample, held_out
+        return cls(*own)
 
     def num_other(
         self, tokens_BT: Tensor, labels_BT: Tensor, mask: Tensor | None, moment: Moment
@@ -93,17 +100,35 @@ class Objective:
             self.num_seen += 1
             self.total += total / (max(1, int(counts.sum())) * self.context)
 
-    def wrong_loss(self, loss: float, seen: Sequence[tuple[int, float]]) -> str:
-        """What is wrong with the loss that is printed, in words.
+    def see_evaluated(self, losses_BT: Tensor) -> None:
+        """Add the losses of a pass of an evaluation."""
+        self.num_evaluated += losses_BT.numel()
+        self.total_evaluated += float(losses_BT.sum(dtype=torch.float64))
+
+    def taken(self) -> tuple[int, float, int, float]:
+        """What was seen on this rank: numbers and totals; nothing is, from now on."""
+        own = self.num_seen, self.total, self.num_evaluated, self.total_evaluated
+        self.num_seen = self.num_evaluated = 0
+        self.total = self.total_evaluated = 0.0
+        return own
+
+    def wrong_loss(self, loss: float, seen: Sequence[tuple[int, float, int, float]]) -> str:
+        """What is wrong with a loss that is written, in words.
 
         Args:
-            loss: the printed one.
-            seen: `num_seen` and `total` of all ranks.
+            loss: of an iteration, or of an evaluation after it.
+            seen: what was `taken` on all ranks.
         """
-        if {count for count, _ in seen} - {0} != {self.num_micro_batches}:
+        passes, total, tokens, evaluated = (sum(each) for each in zip(*seen, strict=True))
+        if tokens:
+            if not self.num_held_out or tokens % self.num_held_out:
+                words = f"the evaluation has seen {tokens:,} tokens, not {self.num_held_out:,}"
+                return words if self.num_held_out else ""
+            mean = evaluated / tokens
+        elif {each[0] for each in seen} - {0} == {self.num_micro_batches}:
+            mean = total * self.context / passes
+        else:
             return ""  # of some passes alone
-        number, total = (sum(each) for each in zip(*seen, strict=True))
-        mean = total * self.context / number
         # A float32 sum of positive numbers, by halves or in a kernel's order, and three means.
         if not math.isfinite(mean) or abs(loss - mean) <= 2.0**-16 * abs(mean):
             return ""

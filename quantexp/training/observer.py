@@ -29,7 +29,7 @@ from quantexp.training.capture_hooks import CaptureHooks, TokenRecorder
 from quantexp.training.context import RunContext
 from quantexp.training.curves import Curves
 from quantexp.training.log import LOG
-from quantexp.training.proofs import Proofs
+from quantexp.training.proofs import EVALUATION, Proofs
 from quantexp.training.rank_dossiers import rank_dossiers
 from quantexp.training.requests import Request
 
@@ -101,7 +101,6 @@ class RunObserver:
         self.proofs = Proofs(context)
         #: As in `quantexp.proof.objective.Objective`.
         self.sample: Callable[[int], Mapping[str, Tensor]] | None = None
-        self.updated = self.proofs.of_update
         self._logged = -math.inf
         self._hooks = contextlib.ExitStack()
         #: Seconds that the last save took.
@@ -176,6 +175,16 @@ class RunObserver:
         """Add what was rounded outside of products to the proof."""
         self.proofs.add_outside_products(watch, stepped)
 
+    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+        """End the run if the step was wrong, or its loss is not that of the tokens."""
+        self.proofs.of_update(iteration, wrong)
+        self.proofs.of_loss(self.watched.objective, iteration, loss)
+
+    def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+        """The same of an evaluation."""
+        self.proofs.of_update(iteration, wrong)
+        self.proofs.of_loss(self.watched.objective, iteration, loss, EVALUATION)
+
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Pass the current iteration and micro-batch to the capture and to status.json."""
         self.watched.begin(iteration, index)
@@ -223,7 +232,6 @@ class RunObserver:
 
     def iteration(self, metrics: Metrics) -> bool:
         """Write a line of metrics.jsonl and log to the trackers; False if the run ends with its capture."""
-        self.proofs.of_loss(self.watched.objective, metrics.iteration, metrics.loss)
         is_fp16 = self.experiment.training.precision is Precision.fp16
         self.watched.histories.is_kept = is_fp16 or not metrics.skipped
         line = {**asdict(metrics), "time": now()}

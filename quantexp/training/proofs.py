@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: Consecutive iterations without proof that fail the run; fp16 needs one for each halving of the loss scale.
 MAX_PROOFS = 64
 
+#: When something was wrong, before `iteration N`.
+EVALUATION = "in the evaluation after"
+
 #: Iterations between two writes of what was drawn.
 WRITTEN_EACH = 100
 
@@ -140,7 +143,7 @@ class Proofs:
         failed = bool(checks.failures)
         if self._context.rank.world_size > 1:
             failed = any_rank(failed)
-        when = "in the evaluation after" if evaluates else "in"
+        when = EVALUATION if evaluates else "in"
         if failed:
             self._end(named_in_order(gather(checks.in_order())), iteration, when)
         elif iteration % WRITTEN_EACH == 0:
@@ -205,13 +208,13 @@ class Proofs:
         if any_rank(bool(wrong)):
             self._end(named_failures(gather(wrong)), iteration, "in")
 
-    def of_loss(self, objective: Objective, iteration: int, loss: float) -> None:
-        """End the run if the loss of an iteration is not that of its tokens, as far as passes were watched."""
+    def of_loss(self, objective: Objective, iteration: int, loss: float, when: str = "in") -> None:
+        """End the run if a loss that is written is not that of its tokens, as far as passes were watched."""
         from quantexp.training.megatron.collectives import any_rank, gather
 
-        own, objective.num_seen, objective.total = (objective.num_seen, objective.total), 0, 0.0
-        if any_rank(own[0] > 0) and (words := objective.wrong_loss(loss, gather(own))):
-            self._end([words], iteration, "in")
+        own = objective.taken()
+        if any_rank(any(own)) and (words := objective.wrong_loss(loss, gather(own))):
+            self._end([words], iteration, when)
 
     def _repeat_if_unproved(self, result: Verdict) -> None:
         """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""

@@ -95,7 +95,10 @@ class Poisoner:
     def outside_products(self, watch: Any, stepped: bool) -> None:
         pass
 
-    def updated(self, iteration: int, wrong: list[str]) -> None:
+    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+        pass
+
+    def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:
         pass
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:

@@ -75,8 +75,14 @@ class Observer(Protocol):
         Every rank calls this.
         """
 
-    def updated(self, iteration: int, wrong: list[str]) -> None:
-        """The optimizer stepped; what is wrong with its step on this rank, in words. Every rank calls this."""
+    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+        """The optimizer stepped after passes with this loss.
+
+        `wrong` says what is wrong with its step on this rank. Every rank calls this.
+        """
+
+    def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+        """An evaluation gave this loss; `wrong` says what is wrong with its weights. Every rank calls this."""
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """The forward pass of micro-batch `index` (from 0) begins; in fp16 its gradients are scaled by `loss_scale`.

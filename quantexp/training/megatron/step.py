@@ -228,7 +228,7 @@ class Stepper:
             self.rounded.after_step(iteration, watch)
         if watch is not None:  # before the step, which follows from it
             self.observer.outside_products(watch, stepped)
-        self.observer.updated(iteration, self.sums.found + wrong)
+        self.observer.updated(iteration, loss, self.sums.found + wrong)
         nonfinite = None
         if not stepped:
             self.scheduler.step(-1)  # a step that is left out does not advance the schedule

@@ -151,7 +151,7 @@ def _evaluated(
     updates = stepper.updates
     with observer.proof_of_evaluation(iteration, declared):
         loss = stepper.validation_loss(updates.evaluating(held_out()))
-    observer.updated(iteration, updates.found_in_evaluation)
+    observer.evaluated(iteration, loss, updates.found_in_evaluation)
     perplexity = math.exp(loss) if loss < _MAX_EXP_LOSS else math.inf
     metrics = replace(metrics, validation_loss=loss, perplexity=perplexity)
     if not experiment.evaluation.unquantised:
@@ -161,7 +161,7 @@ def _evaluated(
     with observer.proof_of_evaluation(iteration, high, quantised=False):
         loss = stepper.validation_loss(updates.evaluating(held_out()))
         metrics = replace(metrics, unquantised_loss=loss)
-    observer.updated(iteration, updates.found_in_evaluation)
+    observer.evaluated(iteration, loss, updates.found_in_evaluation)
     stepper.set_precision(declared)
     return metrics
 

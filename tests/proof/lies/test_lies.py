@@ -59,6 +59,8 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("signs of iteration 1", "sr rht", 2, "linear."),
     ("history not advanced", "delayed", 3, "linear."),
     ("validation in bf16", "validation", 1, "layer"),
+    ("smaller validation loss written", "validation", 1, "was written for it"),
+    ("half of the held-out samples", "validation", 1, "tokens, not 256"),
     ("averaged weights in validation", "validation", 2, "of the model are not the main weights"),
     ("recomputed negated", "mxfp8 recomputed", 1, "linear.fprop.x"),
     (

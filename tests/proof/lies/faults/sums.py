@@ -224,3 +224,36 @@ for _name, _line, _plant, _tags in (
     ),
 ):
     add(_name, _line, Group.RESULT, _plant, _tags)
+
+
+def _evaluated(change: Callable[[Any], Any]) -> Callable[[Planter], None]:
+    """Other sums of an evaluation: of losses, and of tokens."""
+
+    def plant(planter: Planter) -> None:
+        owner: Any = import_module(f"{_MEGATRON}.passes").Passes
+
+        def make(original: Any) -> Any:
+            def evaluate(passes: Any, held_out: Any) -> Any:
+                planter.fire()
+                return change(lambda batches: original(passes, batches))(list(held_out))
+
+            return evaluate
+
+        planter.method(owner, "evaluate", make)
+
+    return plant
+
+
+for _name, _line, _change in (
+    (
+        "smaller validation loss written",
+        "the validation loss is 0.99 of what it is",
+        lambda right: lambda batches: right(batches) * torch.tensor([0.99, 1.0]),
+    ),
+    (
+        "half of the held-out samples",
+        "half of the held-out samples are evaluated",
+        lambda right: lambda batches: right(batches[: len(batches) // 2]),
+    ),
+):
+    add(_name, _line, Group.PASS, _evaluated(_change), "validation")
