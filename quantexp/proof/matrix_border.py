@@ -142,7 +142,7 @@ def router_borders(name: str, layer: nn.Module, *common: Any) -> Iterator[Matrix
 def table_borders(
     chunk: Any, moment: Callable[[], Moment], claims: Claims, keeps_gradients: bool
 ) -> Iterator[MatrixBorder]:
-    """Those of a chunk's embedding and output layer, as far as no scheme quantises the weight.
+    """Those of a chunk's embedding and output layer, as far as no scheme quantises the weight and a gradient comes.
 
     `chunk` is a Megatron-Core `GPTModel`, the rest as in `GradientBorder`. To a tied weight the other stage adds.
     """
@@ -160,7 +160,9 @@ def table_borders(
         if weight is None:
             weight = chunk.shared_embedding_or_output_weight()
         spec = getattr(module, "precision", None)
-        if spec is not None and (module is output or spec.is_quantised):
+        is_declared = spec is not None and (module is output or spec.is_quantised)
+        # With the fusion no gradient comes: it is added to the main gradient inside of the product.
+        if is_declared or getattr(module, "gradient_accumulation_fusion", False):
             left_out.add(weight)
         border = by_weight.setdefault(weight, MatrixBorder("model", label, weight, *common))
         (border.embeds if module is table else border.multiplies)(module)

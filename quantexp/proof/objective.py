@@ -102,8 +102,9 @@ class Objective:
 
     def see_evaluated(self, losses_BT: Tensor) -> None:
         """Add the losses of a pass of an evaluation."""
-        self.num_evaluated += losses_BT.numel()
-        self.total_evaluated += float(losses_BT.sum(dtype=torch.float64))
+        if self.num_held_out:
+            self.num_evaluated += losses_BT.numel()
+            self.total_evaluated += float(losses_BT.sum(dtype=torch.float64))
 
     def taken(self) -> tuple[int, float, int, float]:
         """What was seen on this rank: numbers and totals; nothing is, from now on."""
@@ -121,9 +122,8 @@ class Objective:
         """
         passes, total, tokens, evaluated = (sum(each) for each in zip(*seen, strict=True))
         if tokens:
-            if not self.num_held_out or tokens % self.num_held_out:
-                words = f"the evaluation has seen {tokens:,} tokens, not {self.num_held_out:,}"
-                return words if self.num_held_out else ""
+            if tokens % self.num_held_out:  # tensor-parallel ranks have seen the same ones
+                return f"the evaluation has seen {tokens:,} tokens, not {self.num_held_out:,}"
             mean = evaluated / tokens
         elif {each[0] for each in seen} - {0} == {self.num_micro_batches}:
             mean = total * self.context / passes

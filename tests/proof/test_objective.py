@@ -93,3 +93,54 @@ def test_nothing_is_compared_of_losses_that_are_not_known() -> None:
     tokens = torch.zeros(B, T, dtype=torch.long)
     assert NOT_KNOWN.num_unlike(tokens, tokens + 1) == 0
     assert NOT_KNOWN.num_wrong(torch.rand(B, T)) == 0
+
+
+def _seen(losses: Tensor, mask: Tensor, objective: Objective, passes: int) -> None:
+    for _ in range(passes):
+        own = losses.clone().requires_grad_()
+        (own * mask).sum().backward()
+        assert own.grad is not None
+        objective.see(losses, own.grad)
+
+
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_written_loss_is_the_mean_over_all_ranks(context: int, copies: int) -> None:
+    """Of two data-parallel ranks, each with as many context- and tensor-parallel ones."""
+    losses = [torch.rand(B, T) + 1 for _ in range(2 * context)]
+    seen = []
+    for own in losses:
+        objective = Objective(3, context)
+        _seen(own, torch.ones(B, T), objective, 3)
+        seen += [objective.taken()] * copies
+    seen.append(Objective(3, context).taken())  # of an earlier stage
+    mean = float(torch.stack(losses).double().mean())
+    assert Objective(3, context).wrong_loss(mean, seen) == ""
+    assert "was written for it" in Objective(3, context).wrong_loss(mean * 0.999, seen)
+
+
+def test_tokens_that_do_not_count_are_not_in_the_mean() -> None:
+    losses, mask = torch.rand(B, T) + 1, (torch.rand(B, T) > 0.5).float()
+    objective = Objective(1, is_masked=True)
+    _seen(losses, mask, objective, 1)
+    mean = float((losses * mask).double().sum() / mask.sum())
+    assert objective.wrong_loss(mean, [objective.taken()]) == ""
+
+
+def test_loss_of_an_iteration_that_was_watched_in_part_is_not_compared() -> None:
+    objective = Objective(2)
+    _seen(torch.ones(B, T), torch.ones(B, T), objective, 1)
+    assert objective.wrong_loss(5.0, [objective.taken()]) == ""
+
+
+def test_evaluation_has_all_tokens_and_their_mean() -> None:
+    losses = torch.rand(4, B, T)
+    objective = Objective(1, num_held_out=losses.numel())
+    for own in losses:
+        objective.see_evaluated(own)
+    seen = [objective.taken()]
+    assert objective.wrong_loss(float(losses.mean()), seen) == ""
+    assert "was written for it" in objective.wrong_loss(float(losses[0].mean()), seen)
+    objective.see_evaluated(losses[0])
+    words = "the evaluation has seen 32 tokens, not 128"
+    assert objective.wrong_loss(float(losses[0].mean()), [objective.taken()]) == words
