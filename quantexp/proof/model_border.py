@@ -181,11 +181,11 @@ class ModelBorder(PassBorder):
             words = "of the loss are not the cross entropy of the logits"
             expected = Reference(values, magnitude, summed, 0.0, 2)
             self._tell(now.drawn(output.t()[..., None])[: len(logits)], expected, words)
-            if not torch.is_grad_enabled():
-                self._objective.see_evaluated(output)
-            elif output.requires_grad:
+            if output.requires_grad:
                 losses = output.detach()
                 output.register_hook(unseen_hook(partial(self._see_loss_gradient, now, losses)))
+            else:
+                self._objective.see_evaluated(output)
         self._now = None
 
     def _see_loss_gradient(self, now: Pass, losses: Tensor, g: Tensor) -> None:
