@@ -28,7 +28,8 @@ from quantexp.model.checkpoint_hashes import HASHES, require_intact
 from quantexp.model.checkpoints import folder_of, remove, resumable, saved_iterations
 from quantexp.model.layout import Layout
 from quantexp.reading.json_files import lines_of, value_of
-from quantexp.runs.metrics import CurvesLine, MetricsLine
+from quantexp.runs.curves import CurvesLine
+from quantexp.runs.metrics import MetricsLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import Provenance, add_start, change_of_code, read_provenance
 from quantexp.runs.status import State, Status, now, read_json, read_status, write_status

@@ -9,7 +9,7 @@ from typing import Any
 from quantexp.errors import RunError, RunInUseError
 from quantexp.folders import shell_word
 from quantexp.launch.progress import dossier_words, left_out_words, time_left_s
-from quantexp.runs.metrics import Speed, early_end, recent_metrics, speed_of, without_a_step
+from quantexp.runs.metrics import Speed, early_end, latest
 from quantexp.runs.paths import RunDir
 from quantexp.runs.precision import Precision, read_precision
 from quantexp.runs.provenance import read_provenance
@@ -66,7 +66,7 @@ def outcome(
     Raises:
         RunError: the folder has no status.json.
     """
-    status, metrics = read_status(run.status), recent_metrics(run)
+    status, metrics = read_status(run.status), latest(run)
     if status is None:
         raise RunError(
             f"{run.root} has no status.json: it is not a run folder, or was never started"
@@ -77,14 +77,14 @@ def outcome(
         status.state,
         skipped or elsewhere or status.reason,
         skipped is not None,
-        metrics[-1] if metrics else None,
-        speed_of(metrics),
+        metrics.line,
+        metrics.speed,
         status.capture.get("tensors", 0),
         status.capture.get("num_bytes", 0),
         read_precision(run.precision) if run.precision.exists() else None,
         status.tracking,
         _verified(run),
-        left_out_words(status) or without_a_step(metrics),
+        left_out_words(status) or metrics.without_a_step,
         dossier_words(status),
     )
 
@@ -113,16 +113,16 @@ class Pace:
 
 def pace(run: RunDir, status: Status) -> Pace:
     """The pace of a run from its latest iterations; empty if metrics.jsonl has none."""
-    latest = recent_metrics(run)
-    if not latest:
+    has_ended = status.iteration >= status.iterations
+    metrics = latest(run, ("tokens_per_s",) if has_ended else ("tokens_per_s", "step_time_s"))
+    if metrics.line is None:
         return Pace(early_end=early_end(0, status))
-    speed, last = speed_of(latest), latest[-1]
     return Pace(
-        _number(last.get("loss")),
-        speed.tokens_per_s,
-        time_left_s(status, speed),
-        early_end(last["iteration"], status),
-        without_a_step(latest),
+        _number(metrics.line["loss"]),
+        metrics.speed.tokens_per_s,
+        time_left_s(status, metrics.speed),
+        early_end(metrics.line["iteration"], status),
+        metrics.without_a_step,
     )
 
 

@@ -23,7 +23,7 @@ from rich.text import Text
 from quantexp.errors import RunError, UnreadableError
 from quantexp.quant.label import describe_format
 from quantexp.quant.slots import WORKING
-from quantexp.runs.metrics import Speed, recent_metrics, speed_of
+from quantexp.runs.metrics import Speed, latest
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Phase, Status, instant, read_status
 from quantexp.schema import Precision
@@ -75,9 +75,9 @@ class RunLine:
         with contextlib.suppress(OSError, UnreadableError):
             size = self.run.metrics.stat().st_size
             if size != self._size:
-                metrics, self._size = recent_metrics(self.run), size
-                self.loss = metrics[-1]["loss"] if metrics else None
-                self.speed = speed_of(metrics)
+                metrics, self._size = latest(self.run), size
+                self.loss = None if metrics.line is None else metrics.line["loss"]
+                self.speed = metrics.speed
 
     @property
     def iteration(self) -> str:

@@ -50,7 +50,10 @@ def read_bytes(file: Path, most: int = MOST_TEXT) -> bytes:
     with open_file(file) as stream:
         try:
             size = os.fstat(stream.fileno()).st_size
-            content = b"" if size > most else stream.read(most + 1)
+            # room for `most` bytes at once takes longer than the reading of a small file
+            content = b"" if size > most else stream.read(size + 1)
+            if len(content) > size:  # it has grown
+                content += stream.read(most - size)
         except OSError as error:
             raise unreadable(file, error) from error
     size = max(size, len(content))

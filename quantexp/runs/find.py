@@ -82,7 +82,8 @@ def is_run(run: RunDir) -> bool:
 
 def runs_below(root: Path) -> list[RunDir]:
     """The run folders in a folder of runs, sorted by name."""
-    return [run for folder in sorted(root.glob(FOLDERS)) if is_run(run := RunDir(folder))]
+    folders = sorted(root.glob(FOLDERS), key=lambda folder: folder.name)
+    return [run for folder in folders if is_run(run := RunDir(folder))]
 
 
 def runs_named(name: str, root: Path) -> list[RunDir]:

@@ -1,32 +1,31 @@
-"""Reads metrics.jsonl and curves.jsonl, and defines the losses and the speed of a run for every display.
+"""Reads metrics.jsonl, and defines the losses and the speed of a run for every display.
 
     tokens/s    the median of the last WINDOW iterations, without iteration 1
 
 Iteration 1 also sets up, proves the precision map and may capture. The median ignores the few iterations that captured
 or saved. A line of metrics.jsonl has the value of its own iteration.
-
-curves.jsonl has a line for each captured iteration: the statistics of captured tensors that trackers receive. Rank 0
-appends the line of an iteration before that iteration's line of metrics.jsonl.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, BinaryIO, Required, TypedDict, cast
+from typing import Any, Required, TypedDict
 
 from quantexp.errors import UnreadableError
 from quantexp.reading.files import open_file
-from quantexp.reading.json_files import flat_values, json_lines, lines_from, value_of
-from quantexp.reading.typed import Count, WrongTypeError, typed
+from quantexp.reading.json_files import json_lines, json_of, lines_from, value_of
+from quantexp.reading.typed import Count, typed
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Status
 
-#: Bytes read from the end of metrics.jsonl; a line has some 300 bytes.
-TAIL_BYTES = 1 << 16
+#: Bytes read from the end of metrics.jsonl, and for its last line alone; a line has some 450 bytes.
+TAIL_BYTES, LINE_BYTES = 1 << 16, 1 << 12
 #: The number of latest iterations that the median covers; TAIL_BYTES hold more lines.
 WINDOW = 100
 
@@ -60,8 +59,8 @@ class MetricsLine(TypedDict, total=False):
     time: str
 
 
-#: Its keys that a type alone does not check.
-_COUNTS = ("iteration", "tokens")
+#: Where a line of `Metrics` begins.
+_ITERATION = re.compile(rb'\{"iteration": (\d+),')
 
 
 def read_metrics(run: RunDir) -> list[dict[str, Any]]:
@@ -93,75 +92,92 @@ def lines_before(run: RunDir, iteration: int) -> list[dict[str, Any]]:
     return [lines[each] for each in sorted(lines) if each < iteration]
 
 
-def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
-    """The last lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is NaN.
+@dataclass(frozen=True)
+class Latest:
+    """The end of metrics.jsonl."""
+
+    #: The last whole line; None if there is none. A loss or grad_norm that was not finite is NaN.
+    line: dict[str, Any] | None
+    speed: Speed
+    without_a_step: str = ""
+
+
+def latest(run: RunDir, measures: Sequence[str] = ("step_time_s", "tokens_per_s")) -> Latest:
+    """The end of metrics.jsonl, with these measures of the speed.
+
+    The last line is parsed. Of the lines before it only the measures are, unless an iteration has no line or several.
 
     Raises:
-        UnreadableError: names a wrong line among them.
+        UnreadableError: names a wrong line among those that are parsed.
     """
-    try:
-        recent = cast("list[dict[str, Any]]", _last_lines(run)) or read_metrics(run)
-    except UnreadableError:
-        read_metrics(run)  # counts the lines from the file's start
-        raise
-    for metrics in recent:
-        for name in ALWAYS_MEASURED:
-            if metrics.get(name) is None:
-                metrics[name] = math.nan
-    return recent
+    tail = _tail(run, TAIL_BYTES if measures else LINE_BYTES)
+    line = _last_line(tail)
+    if line is not None and not (measures and line.get("skipped")):
+        medians = {name: _quick_median(tail, line["iteration"], name) for name in measures}
+        if None not in medians.values():
+            return Latest(line, Speed(**medians))
+    lines = _recent(run)
+    return Latest(lines[-1] if lines else None, speed_of(lines), without_a_step(lines))
 
 
-def _last_lines(run: RunDir) -> list[MetricsLine]:
-    """The lines in the last `TAIL_BYTES` of metrics.jsonl, without the one that begins before them."""
-    file = run.metrics
+def last_metrics(run: RunDir) -> dict[str, Any] | None:
+    """The last whole line of metrics.jsonl; None if there is none. Lines before it are not looked at."""
+    return latest(run, ()).line
+
+
+def _tail(run: RunDir, num_bytes: int) -> bytes:
+    """The lines that begin in the last bytes of metrics.jsonl; empty without the file."""
     try:
-        stream = open_file(file)
+        stream = open_file(run.metrics)
     except FileNotFoundError:
-        return []
+        return b""
     with stream:
-        start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
+        start = max(0, stream.seek(0, os.SEEK_END) - num_bytes)
         stream.seek(start)
-        if start:
-            stream.readline()
-        start = stream.tell()
-        if (usual := _usual_lines(stream.read(TAIL_BYTES))) is not None:
-            return usual
-        stream.seek(start)
-        lines = lines_from(stream, file, _refuse)
-        values = (value_of(line, file, MetricsLine, _refuse) for line in lines)
-        return [value for value in values if value is not None]
+        tail = stream.read(num_bytes)
+    return tail[tail.find(b"\n") + 1 :] if start else tail
 
 
-def _usual_lines(text: bytes) -> list[MetricsLine] | None:
-    """The values of whole lines without a fault; None if one has to be looked at closely.
-
-    Lines with the keys and types of an earlier one are not checked again but for their counts.
-    """
-    values = flat_values(text) if text.endswith(b"\n") else None
-    if values is None:
-        return None
-    shapes: set[tuple[object, ...]] = set()
+def _last_line(tail: bytes) -> dict[str, Any] | None:
+    """The last line if it is ended and right, else None."""
     try:
-        for value in values:
-            shape = (*value, *map(type, value.values()))
-            if shape not in shapes:
-                typed(value, MetricsLine)
-                shapes.add(shape)
-        counts = [v for name in _COUNTS for value in values if (v := value.get(name)) is not None]
-        typed(min(counts), Count)
-        typed(max(counts), Count)
-    except WrongTypeError:
+        line = typed(json_of(tail[tail.rfind(b"\n", 0, -1) + 1 :]), MetricsLine)
+    except ValueError:
         return None
-    return cast("list[MetricsLine]", values)
+    return _with_nan(line) if tail.endswith(b"\n") else None
+
+
+def _quick_median(tail: bytes, last: int, measure: str) -> float | None:
+    """The median as `speed_of` takes it; None unless each iteration up to the last one has one line with one value."""
+    before, *after = tail.rsplit(b'"%b": ' % measure.encode(), WINDOW)
+    first = _ITERATION.match(before, before.rfind(b"\n") + 1)
+    lines = 1 + tail.count(b'}\n{"iteration": ', len(before))
+    if first is None or not len(after) == lines == last - int(first[1]) + 1:
+        return None
+    try:
+        values = json_of(b"[%b]" % b",".join(text.partition(b",")[0] for text in after))
+    except ValueError:
+        return None
+    window = values[max(0, 2 - int(first[1])) :] or values
+    return float(median(window)) if {*map(type, values)} <= {int, float} else None
+
+
+def _recent(run: RunDir) -> list[dict[str, Any]]:
+    """The last lines of metrics.jsonl, newest last; all if one of them is wrong, to count from the first."""
+    wrong: list[UnreadableError] = []
+    lines = lines_from(io.BytesIO(_tail(run, TAIL_BYTES)), run.metrics, wrong.append)
+    values = [value_of(line, run.metrics, MetricsLine, wrong.append) for line in lines]
+    recent = [dict(value) for value in values if value is not None and not wrong]
+    return list(map(_with_nan, recent or read_metrics(run)))
+
+
+def _with_nan(line: Mapping[str, Any]) -> dict[str, Any]:
+    missing = {name: math.nan for name in ALWAYS_MEASURED if line.get(name) is None}
+    return {**line, **missing}
 
 
 def _refuse(error: UnreadableError) -> None:
     raise error
-
-
-def last_metrics(run: RunDir) -> dict[str, Any] | None:
-    """The last whole line of metrics.jsonl; None if there is none."""
-    return next(reversed(recent_metrics(run)), None)
 
 
 def early_end(last: int, status: Status | None) -> str:
@@ -292,53 +308,3 @@ def is_fault(line: Mapping[str, Any]) -> bool:
     return bool(line.get("skipped")) and not lowers_scale(
         line.get("loss_scale"), math.nan if loss is None else loss
     )
-
-
-class CurvesLine(TypedDict, total=False):
-    """A line of curves.jsonl."""
-
-    iteration: Required[Count]
-    #: Tag -> value.
-    scalars: dict[str, float]
-    #: Tag -> counts by exponent of two, as in the statistics' `log2_magnitude`.
-    histograms: dict[str, dict[str, Any]]
-
-
-class CurveLines:
-    """The lines of a run's curves.jsonl, by iteration; the file may be missing, and may grow."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._file = run.curves
-        self._stream: BinaryIO | None = None
-        self._end = 0
-        #: Iteration -> the position of its last line.
-        self._places: dict[int, int] = {}
-
-    def at(self, iteration: int) -> CurvesLine | None:
-        """The line of an iteration; None if there is none, or not yet. Wrong lines are left out."""
-        if self._stream is None:
-            if not self._file.exists():
-                return None
-            self._stream = self._file.open("rb")
-        self._stream.seek(self._end)
-        for line in lines_from(self._stream, self._file, _ignore):
-            if not line.is_ended:
-                break
-            self._end = line.offset + len(line.text)
-            if (value := value_of(line, self._file, CurvesLine, _ignore)) is not None:
-                self._places[value["iteration"]] = line.offset
-        place = self._places.get(iteration)
-        if place is None:
-            return None
-        self._stream.seek(place)
-        line = next(lines_from(self._stream, self._file, _ignore))
-        return value_of(line, self._file, CurvesLine, _ignore)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._stream is not None:
-            self._stream.close()
-
-
-def _ignore(error: UnreadableError) -> None:
-    """Trackers receive what can be read."""

@@ -21,7 +21,7 @@ from quantexp.schema import Experiment
 #: The reason of a run whose configuration was deleted: no command can use it.
 GONE = "broken: its config.yaml is gone; restore it, or delete the folder"
 #: The section `model` and all lines below it that do not begin another one.
-_MODEL = re.compile(r"^model:.*?(?=^[^\s#]|\Z)", re.MULTILINE | re.DOTALL)
+_MODEL = re.compile(r"^model:.*(?:\n(?![^\s#]).*)*", re.MULTILINE)
 
 
 def read_config(run: RunDir) -> dict[str, Any]:

@@ -9,13 +9,16 @@ bracket, comma or semicolon, or to the end of the line; a path in quotes may hol
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,9 +29,6 @@ ALWAYS = 100
 #: The minimum width of a truncated cell.
 _LEAST_CUT = 12
 _GAP = 2
-#: Rows of one line that are one row of rich's table, which takes much longer for a row than for a line.
-_STRETCH = 100
-
 
 #: The cells of a row: console markup, or `Text`.
 Row = Sequence[str | Text]
@@ -63,7 +63,7 @@ class Column:
 class Fitted:
     """The table, and the headings of dropped columns that had content."""
 
-    table: Table
+    table: FittedTable
     left_out: tuple[str, ...]
 
 
@@ -74,8 +74,6 @@ class Layout:
     columns: Sequence[Column]
     #: The shown columns, and the width of each.
     widths: Mapping[int, int]
-    #: Whether they fit; rich narrows the columns of a table that is still too wide, and may then wrap any cell.
-    fits: bool
     #: The headings of dropped columns that had content.
     left_out: tuple[str, ...]
 
@@ -86,9 +84,9 @@ class Layout:
 
     def table(
         self, rows: Sequence[Row], title: str | None = None, *, has_headings: bool = True
-    ) -> Table:
+    ) -> FittedTable:
         """A table of these rows; content that is too wide for its column is wrapped or cut."""
-        table = Table(
+        table = FittedTable(
             box=None,
             pad_edge=False,
             padding=(0, _GAP, 0, 0),
@@ -105,15 +103,56 @@ class Layout:
                 overflow="fold" if column.shrink is Shrink.WRAP else "ellipsis",
                 width=width,
             )
-        cells = [list(map(_cell, row, self.columns)) for row in rows]
-        room = self.widths if self.fits else dict.fromkeys(self.widths, 0)
-        for stretch in _stretches(cells, self.columns, room):
-            parts = (
-                [_cut(row[i], self.columns[i], width) for row in stretch]
-                for i, width in self.widths.items()
-            )
-            table.add_row(*map(Text("\n").join, parts))
+            cells = {
+                key: _cut(cell, column, width) for key, cell in _distinct(rows, i, column).items()
+            }
+            table.cells.append([cells[_key(row[i])] for row in rows])
         return table
+
+
+class FittedTable(Table):
+    """A table that renders equal cells once, and pads plain ones itself; rich's own rows take many times as long."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        #: The cells of each column from top to bottom; equal ones are one object.
+        self.cells: list[list[Text]] = []
+
+    def _render(self, console: Console, options: ConsoleOptions, widths: list[int]) -> RenderResult:
+        """The heading by rich, which has no rows, then the rows."""
+        yield from super()._render(console, options, widths)
+        rendered = []
+        for i, (column, width, cells) in enumerate(
+            zip(self.columns, widths, self.cells, strict=True)
+        ):
+            gap = _GAP if i + 1 < len(widths) else 0
+            narrow = options.update(
+                width=width,
+                justify=column.justify,
+                no_wrap=column.no_wrap,
+                overflow=column.overflow,
+            )
+            lines = {
+                id(cell): _padded(cell, column.justify == "right", width - gap, gap)
+                or console.render_lines(Padding(cell, (0, gap, 0, 0)), narrow)
+                for cell in {id(cell): cell for cell in cells}.values()
+            }
+            rendered.append([lines[id(cell)] for cell in cells])
+        for row in zip(*rendered, strict=True):
+            for n in range(max(map(len, row))):
+                for width, lines in zip(widths, row, strict=True):
+                    yield from lines[n] if n < len(lines) else (Segment(" " * width),)
+                yield Segment.line()
+
+
+def _padded(cell: Text, to_right: bool, width: int, gap: int) -> list[list[Segment]] | None:
+    """The line of a cell without style that fits into one, as rich would render it; None for any other cell."""
+    text = cell.plain.rstrip() if to_right else cell.plain
+    room = width - cell_len(text)
+    if room < 0 or cell.style or cell.spans or not text.isprintable():
+        return None
+    before = room if to_right else 0
+    return [[Segment(" " * before + text + " " * (room - before + gap))]]
 
 
 def fitted_table(
@@ -132,10 +171,10 @@ def fitted_table(
 
 def layout_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Layout:
     """The layout of `fitted_table`, for the content of all rows that will be shown."""
-    cells = [list(map(_cell, row, columns)) for row in rows]
-    natural = [_natural(i, column, cells) for i, column in enumerate(columns)]
-    least = [_least(i, column, cells, natural[i]) for i, column in enumerate(columns)]
-    shown = [i for i in range(len(columns)) if not rows or any(row[i].plain for row in cells)]
+    cells = [_distinct(rows, i, column).values() for i, column in enumerate(columns)]
+    natural = list(map(_natural, columns, cells))
+    least = list(map(_least, columns, cells, natural))
+    shown = [i for i, column in enumerate(cells) if not rows or any(each.plain for each in column)]
     left_out = []
     while _sum(least, shown) > width:
         droppable = [i for i in shown if columns[i].worth < ALWAYS]
@@ -148,7 +187,18 @@ def layout_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Lay
         names = [i for i in shown if columns[i].shrink is Shrink.CUT_START]
         least = [min(n, _LEAST_CUT) if i in names else n for i, n in enumerate(least)]
     widths = _widths(columns, least, natural, shown, width)
-    return Layout(columns, widths, _sum(least, shown) <= width, tuple(left_out))
+    return Layout(columns, widths, tuple(left_out))
+
+
+def _key(content: str | Text) -> str | int:
+    """What equal contents have in common; a `Text` is equal to itself alone."""
+    return content if isinstance(content, str) else id(content)
+
+
+def _distinct(rows: Sequence[Row], i: int, column: Column) -> dict[str | int, Text]:
+    """The different cells of a column, by their keys."""
+    contents = {_key(row[i]): row[i] for row in rows}
+    return {key: _cell(content, column) for key, content in contents.items()}
 
 
 def _cell(content: str | Text, column: Column) -> Text:
@@ -160,19 +210,19 @@ def _cell(content: str | Text, column: Column) -> Text:
     return content if shown == content.plain else Text(shown, content.style)
 
 
-def _natural(i: int, column: Column, cells: Sequence[Sequence[Text]]) -> int:
-    lines = [line for row in cells for line in row[i].plain.split("\n")]
+def _natural(column: Column, cells: Iterable[Text]) -> int:
+    lines = [line for cell in cells for line in cell.plain.split("\n")]
     lines += column.heading.split("\n")
     widest = max(map(cell_len, lines))
     return widest if column.shrink is Shrink.CUT_START else max(widest, column.min_width)
 
 
-def _least(i: int, column: Column, cells: Sequence[Sequence[Text]], natural: int) -> int:
+def _least(column: Column, cells: Iterable[Text], natural: int) -> int:
     if column.shrink in (Shrink.NEVER, Shrink.CUT_START):
         return natural
     least = max(column.min_width, *map(cell_len, column.heading.split("\n")))
     if column.shrink is Shrink.WRAP:
-        words = {word.rstrip() for row in cells for word in words_of(row[i].plain)}
+        words = {word.rstrip() for cell in cells for word in words_of(cell.plain)}
         least = max([least, *map(cell_len, words)])
     return least
 
@@ -199,24 +249,6 @@ def _widths(
         widths[i] += more
         spare -= more
     return widths
-
-
-def _stretches(
-    cells: Sequence[Sequence[Text]], columns: Sequence[Column], room: Mapping[int, int]
-) -> Iterator[list[Sequence[Text]]]:
-    """The rows in order: up to `_STRETCH` neighbours that are one line each in a list, every other row in its own."""
-
-    def number(numbered: tuple[int, Sequence[Text]]) -> int:
-        index, row = numbered
-        is_line = not any(
-            not row[i].plain.isprintable()
-            or (columns[i].shrink is Shrink.WRAP and cell_len(row[i].plain) > width)
-            for i, width in room.items()
-        )
-        return index // _STRETCH if is_line else ~index
-
-    for _, stretch in itertools.groupby(enumerate(cells), number):
-        yield [row for _, row in stretch]
 
 
 def _cut(cell: Text, column: Column, width: int) -> Text:

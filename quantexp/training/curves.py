@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from quantexp.capture.names import TensorName
 from quantexp.capture.select.curves import Curve, choose_curves, curves_in_words
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.disk import writing
-from quantexp.runs.metrics import CurvesLine
 from quantexp.schema import TrackedStatistic
 from quantexp.training.context import RunContext
 from quantexp.training.log import LOG

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from quantexp.errors import UnreadableError
+from quantexp.runs.curves import CurveLines
 from quantexp.runs.metrics import (
     WINDOW,
-    CurveLines,
     LossCurve,
     Speed,
+    last_metrics,
+    latest,
     loss_curve,
     read_metrics,
-    recent_metrics,
     speed_of,
 )
 from quantexp.runs.paths import RunDir
@@ -37,6 +38,72 @@ def test_a_run_of_one_iteration_has_that_iterations_speed() -> None:
 def test_the_tail_of_a_long_file_gives_the_same_result_as_the_whole() -> None:
     metrics = lines(*range(1, 3 * WINDOW))
     assert speed_of(metrics[-WINDOW:]).tokens_per_s == speed_of(metrics).tokens_per_s
+
+
+def written(numbers: Iterable[int], **values: object) -> str:
+    """Lines as a run writes them, each with a speed of its own."""
+    return "".join(
+        json.dumps(
+            {
+                "iteration": i,
+                "loss": 5.0,
+                "grad_norm": 1.0,
+                "step_time_s": (i * 37 % 101) / 7,
+                "tokens_per_s": (i * 53 % 103) * 11.5,
+                "time": "2026-01-01T00:00:00+00:00" * 9,
+                **values,
+            }
+        )
+        + "\n"
+        for i in numbers
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(written(range(1, count + 1)) for count in (1, 2, 50, 100, 101, 102, 150, 300)),
+        written(range(0, 90)),
+        written(range(57, 300)),
+        written(range(1, 50)) + written(range(60, 110)),
+        written(range(1, 50)) + written(range(1, 40)),
+        written(range(1, 120), tokens_per_s=None),
+        written(range(1, 120)) + written(range(120, 121), tokens_per_s=None),
+        written(range(1, 120), tokens_per_s=7),
+        written(range(1, 120), tokens_per_s=1.5e-7),
+        written(range(1, 120)).replace(": ", ":"),
+        written(range(1, 120)) + '{"iteration": 120, "lo',
+        written(range(1, 120)) + "\n\n",
+    ],
+)
+def test_the_speed_at_the_end_of_a_file_is_that_of_all_its_lines(tmp_path: Path, text: str) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text(text)
+    expected = read_metrics(run)
+    end = latest(run)
+    assert end.line == expected[-1] == last_metrics(run)
+    speed = speed_of(expected)
+    assert end.speed.tokens_per_s == speed.tokens_per_s
+    assert end.speed.step_time_s == speed.step_time_s
+
+
+@pytest.mark.parametrize("damage", ['{"torn\n', '{"torn'])
+def test_a_torn_line_among_the_latest_is_named_unless_only_the_last_is_asked_for(
+    tmp_path: Path, damage: str
+) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text(written(range(1, 200)) + damage + written(range(200, 210)))
+    with pytest.raises(UnreadableError, match=r"metrics\.jsonl, line 200: "):
+        latest(run)
+    last = last_metrics(run)
+    assert last is not None
+    assert last["iteration"] == 209
+
+
+def test_steps_left_out_in_the_search_for_a_loss_scale_are_told(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text(written(range(1, 4), skipped=True, loss_scale=256.0))
+    assert latest(run).without_a_step.startswith("all of the last 3 steps left out")
 
 
 def test_lines_without_numbers_have_no_speed() -> None:
@@ -74,11 +141,11 @@ def test_lines_without_a_loss_and_an_unfinished_line_are_left_out(tmp_path: Path
         ('{"iteration": 2, "lo', "unexpected control character in string"),
     ],
 )
-@pytest.mark.parametrize("read", [read_metrics, recent_metrics])
+@pytest.mark.parametrize("read", [read_metrics, latest])
 def test_a_damaged_line_is_named(
     tmp_path: Path, line: str, words: str, read: Callable[[RunDir], object]
 ) -> None:
-    good = '{"iteration": 1, "loss": 5}\n' * (3000 if read is recent_metrics else 1)
+    good = '{"iteration": 1, "loss": 5}\n' * (3000 if read is latest else 1)
     (tmp_path / "metrics.jsonl").write_text(f"{good}{line}\n{good[:100]}")
     number = good.count("\n") + 1
     with pytest.raises(UnreadableError, match=rf"metrics\.jsonl, line {number}: {words}"):

@@ -20,7 +20,7 @@ from quantexp.capture.statistics.errors import decibel
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.manifest import STATISTICS, lines_of
 from quantexp.quant.precision import ModuleId, precision_map
-from quantexp.runs.metrics import CurvesLine
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
 from quantexp.schema import Experiment

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 from quantexp.errors import ConfigError
@@ -94,12 +95,16 @@ class Candidate:
 
     def spec(self, slot: Slot) -> QuantSpec:
         """What a scheme with these settings does to the slot."""
-        settings = self.settings()
-        setting = Setting(str(slot), SlotConfig(**settings))
-        chosen = scheme_spec(
-            self.format, slot.operand, {key: setting for key in settings if key != "format"}
-        )
-        return replace(chosen, axis=slot.axis, left=slot.is_left)
+        return replace(_scheme_spec(self, slot.operand), axis=slot.axis, left=slot.is_left)
+
+
+@cache
+def _scheme_spec(candidate: Candidate, operand: Operand) -> QuantSpec:
+    """`Candidate.spec` but for the slot's axis and side; one operand has the same in every tensor."""
+    settings = candidate.settings()
+    setting = Setting(str(operand), SlotConfig(**settings))
+    keys = {key: setting for key in settings if key != "format"}
+    return scheme_spec(candidate.format, operand, keys)
 
 
 def candidates(formats: Sequence[Format]) -> list[Candidate]:

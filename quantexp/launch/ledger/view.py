@@ -12,11 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from quantexp.launch.backend import Standing
@@ -91,11 +91,14 @@ class _Page:
         """The rows of the shown runs, and the summary of all."""
         missing = self.missing if below else ()
         names = [standing.run.root.name for standing in shown]
-        fitted, shared = self._table(shown, missing, names), ""
+        text = cache(plain)  # many runs have the same reason
+        rows = [[_state(each), *_numbers(each), text(about(each))] for each in shown]
+        rows += [[f"[red]{MISSING}[/]", "", "", "", "", text(run.reason)] for run in missing]
+        fitted, shared = self._table(names, missing, rows), ""
         if fitted.left_out:
             shared = _shared([standing.run.root.name for standing in self.standings])
             names = [name.removeprefix(shared) for name in names]
-            fitted = self._table(shown, missing, names)
+            fitted = self._table(names, missing, rows)
         parts: list[RenderableType] = [plain(f"{shared}...", "dim")] * bool(shared)
         parts.append(fitted.table)
         if below and ABOUT in fitted.left_out:
@@ -107,17 +110,12 @@ class _Page:
         return Group(*parts, plain(summary(self.standings, self.missing)))
 
     def _table(
-        self, shown: Sequence[Standing], missing: Sequence[Missing], names: list[str]
+        self, names: list[str], missing: Sequence[Missing], rows: list[list[str | Text]]
     ) -> Fitted:
-        rows: list[list[str | Text]] = [
-            [escape(name), _state(standing), *_numbers(standing), plain(about(standing))]
-            for name, standing in zip(names, shown, strict=True)
-        ]
-        rows += [
-            [escape(run.name), f"[red]{MISSING}[/]", "", "", "", "", plain(run.reason)]
-            for run in missing
-        ]
-        return fitted_table(_COLUMNS, rows, self.console.width)
+        """The table of the shown runs by these names, of missing ones, and of the other cells of both."""
+        all_names = itertools.chain(names, (run.name for run in missing))
+        named = [[plain(name), *row] for name, row in zip(all_names, rows, strict=True)]
+        return fitted_table(_COLUMNS, named, self.console.width)
 
 
 def _shared(names: list[str]) -> str:
@@ -136,7 +134,7 @@ def _state(standing: Standing) -> str:
     return f"[{colour}]{word}[/]"
 
 
-def _numbers(standing: Standing) -> list[str]:
+def _numbers(standing: Standing) -> list[str | Text]:
     status, pace = standing.status, standing.pace
     return [
         f"{status.iteration}/{status.iterations}" if status.iterations else "",

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.reading.json_files import json_of
-from quantexp.runs.metrics import ALWAYS_MEASURED, CurveLines, CurvesLine
+from quantexp.runs.curves import CurveLines, CurvesLine
+from quantexp.runs.metrics import ALWAYS_MEASURED
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import Experiment

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from quantexp.capture.statistics.counts import Counts
-from quantexp.runs.metrics import CurvesLine
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 from quantexp.training.tracking.events import (

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from quantexp.runs.metrics import CurvesLine
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_status
 from quantexp.training.tracking import mlflow

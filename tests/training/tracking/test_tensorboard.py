@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from quantexp.runs.metrics import CurvesLine
+from quantexp.runs.curves import CurvesLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.training.tracking import tensorboard
