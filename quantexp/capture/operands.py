@@ -83,8 +83,10 @@ class QuantisedOperand:
 
 
 def quantised_operand(slot: Slot, spec: QuantSpec) -> QuantisedOperand | None:
-    """The quantised operand of a slot; None in the working precision, for a reused forward copy and a sum of parts."""
-    is_none = not spec.quantised or spec.reuse or spec.parts
+    """The quantised operand of a slot; None in the working precision, for a reused forward copy, a sum of parts and
+    exp(S - m), which is no captured tensor.
+    """
+    is_none = not spec.quantised or spec.reuse or spec.parts or spec.softmax.unnormalised
     return None if is_none else QuantisedOperand(slot, spec)
 
 
@@ -128,7 +130,9 @@ def is_replaced(precision: ModulePrecision, operation: str, tensor: str) -> bool
         if SOURCES[slot.operand] == tensor
         and (tensor != "weight" or operation_of(slot.product) == operation)
     ]
-    return bool(specs) and all(spec.quantised and not spec.parts for spec in specs)
+    return bool(specs) and all(
+        spec.quantised and not spec.parts and not spec.softmax.unnormalised for spec in specs
+    )
 
 
 def source_of(tensor: str) -> str:

@@ -110,7 +110,7 @@ def tensor_called(operand: str) -> str:
 def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
     """The slots of a line of the manifest that quantise its tensor, in its order.
 
-    Without bf16, reuse and sums of parts, and without a slot that quantises the forward copy: its error is not that of
+    Without bf16, reuse, sums of parts and exp(S - m), and without a slot that quantises the forward copy: its error is not that of
     one rounding.
 
     Raises:
@@ -122,7 +122,7 @@ def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
         product, _, name = slot.rpartition(".")
         if name != operand or settings.get("format") in _UNQUANTISED or takes_copy(settings):
             continue
-        if settings.get("parts"):
+        if settings.get("parts") or settings.get("unnormalised"):
             continue
         declared.append(_declared(metadata, slot, product.rpartition(".")[2], name, settings))
     return declared
