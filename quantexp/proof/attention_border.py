@@ -152,6 +152,7 @@ class AttentionBorder(Border):
                 rows = heads.rows_of(S.detach(), start)
                 hidden = heads.hidden_rows(S, others[0] if others else None, start)
                 heads.tile = Tile(start, rows, hidden)
+                heads.scores = S.detach(), others[0] if others else None
         if self._looks_at_any(heads, (Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)):
             softmax: Any = module
             if S.requires_grad and not (softmax.input_in_float16 and softmax.softmax_in_fp32):

@@ -11,7 +11,7 @@ from torch import Tensor
 from quantexp.proof.call import EXPONENTIALS
 from quantexp.proof.heads import Heads
 from quantexp.proof.products import Expected
-from quantexp.proof.softmax import num_wrong_exponentials
+from quantexp.proof.softmax import Tile, num_wrong_exponentials
 from quantexp.quant.sites import Operand
 
 
@@ -25,8 +25,31 @@ def see_exponentials(
     if heads.sums is None:
         heads.sums = sums_BHR1.new_ones(len(heads.queries), 1)
     heads.sums[_places(heads, tile.start, E_BHRK.shape[2])] = of_rows
-    wrong = num_wrong_exponentials(rows, of_rows, tile, factor)
-    return wrong, rows.numel() + of_rows.numel()
+    wrong, number = num_wrong_exponentials(rows, of_rows, tile, factor), rows.numel()
+    if factor is not None:
+        at, tile = _repeated(heads, tile.start)
+        rows, of_rows = (x[heads.sequence, heads.heads[0]][at] for x in (E_BHRK, sums_BHR1))
+        wrong += num_wrong_exponentials(rows, of_rows, tile, factor)
+        number += rows.numel()
+    heads.scores = None
+    return wrong, number
+
+
+def _repeated(heads: Heads, start: int) -> tuple[Tensor, Tile]:
+    """Rows of the first head in a tile whose maximum several scores have, as few others have it; their places in it."""
+    assert heads.scores is not None
+    S, mask = heads.scores
+    S_RK = S[heads.sequence, heads.heads[0]]
+    if mask is None:
+        R, K = S_RK.shape
+        queries = torch.arange(start, start + R, device=S.device)
+        hidden = torch.arange(K, device=S.device) > queries[:, None]
+    else:
+        hidden = mask.expand(S.shape)[heads.sequence, heads.heads[0]]
+    visible = S_RK.masked_fill(hidden, -torch.inf)
+    number = (visible == visible.amax(dim=1, keepdim=True)).sum(dim=1)
+    at = (number > 1).nonzero().flatten()[: len(heads.queries)]
+    return at, Tile(start, S_RK[at], hidden[at])
 
 
 def divided(heads: Heads, product: Expected, dtype: torch.dtype) -> Expected:

@@ -110,8 +110,8 @@ def tensor_called(operand: str) -> str:
 def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
     """The slots of a line of the manifest that quantise its tensor, in its order.
 
-    Without bf16, reuse, sums of parts and exp(S - m), and without a slot that quantises the forward copy: its error is not that of
-    one rounding.
+    Without bf16, reuse, sums of parts and exp(S - m), and without a slot that quantises the forward copy: its error is
+    not that of one rounding.
 
     Raises:
         CaptureError: a slot, format or axis of the manifest that is not known.
