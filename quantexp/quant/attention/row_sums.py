@@ -8,8 +8,8 @@
 Both are equal to the softmax in exact arithmetic. E is float32 and rounded once to the working dtype, l is a sum of E
 before that in float32, and the product is rounded to the working dtype before it is divided in float32 and rounded
 again. The largest score of a row has E = 1. If several scores are that large, `max_factor` (beta) takes another m: beta
-times it if it is positive, 0 if it is negative (arXiv 2510.04212, algorithm 1), so that no E is 1. A row whose E all
-underflow has l = 0 and no finite result: a large beta with large scores.
+times it if it is positive, 0 if it is negative (arXiv 2510.04212, algorithm 1), so that no E is 1. Where all E of a row
+underflow, o is 0 or NaN: a large beta with large scores.
 """
 
 from __future__ import annotations
