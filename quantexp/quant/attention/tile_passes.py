@@ -91,12 +91,15 @@ class Forward:
     def __init__(self, work: TileProducts) -> None:
         self.work, self.hook = work, work.call.hook
         self.is_hooked = is_operand_hooked(work.precision, FPROP_P)
-        self.is_wanted = work.call.wants(FORWARD, "attn_weights")
+        names: dict[str, object] = {"attn_weights": Operand.P}
+        if work.spec(FPROP_P).softmax.unnormalised:
+            names["exp_scores"] = _MULTIPLIED
+        self.wanted = {name: of for name, of in names.items() if work.call.wants(FORWARD, name)}
 
     @property
     def is_observed(self) -> bool:
-        """Whether a hook needs P."""
-        return self.is_hooked or self.is_wanted
+        """Whether a hook needs P, or what of it is multiplied."""
+        return self.is_hooked or bool(self.wanted)
 
     def output(self) -> Tensor:
         """The output o, [N, T, E]; calls the hooks."""
@@ -104,7 +107,7 @@ class Forward:
         q = work.whole(FPROP_Q)
         k = work.whole(FPROP_K)
         v = work.whole(FPROP_V)
-        names = [Operand.P] if self.is_wanted else []
+        names: list[object] = [*self.wanted.values()]
         gathered = _Gathered(work, [*names, *((_MULTIPLIED, FPROP_P) if self.is_hooked else ())])
         spans = work.tiles(whole_rows=bool(gathered))
         if follows_own_amax(work.spec(FPROP_P)):
@@ -129,8 +132,8 @@ class Forward:
         if self.is_hooked:
             whole = (gathered.take(_MULTIPLIED), gathered.take(FPROP_P))
             call_operand_hooks(work.precision, FPROP_P, *whole, by_sequence)
-        if self.is_wanted:
-            self.hook(FORWARD, POST, "attn_weights", by_sequence(gathered.take(Operand.P)))
+        for name, of in self.wanted.items():
+            self.hook(FORWARD, POST, name, by_sequence(gathered.take(of)))
 
 
 class Backward:

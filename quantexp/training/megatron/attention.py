@@ -153,6 +153,7 @@ class SchemeAttention(LatentCoreAttention):
         self.hook(FORWARD, POST, "attn_weights", P)
         if declared.unnormalised:
             E, sums = self.exponentials(S, mask, declared.max_factor)
+            self.hook(FORWARD, POST, "exp_scores", E)
             exponentials = E.view(B * H, T, -1), sums.view(B * H, T, 1)
         o = context(call, P.reshape(B * H, T, -1), v_TBGE, exponentials, delta)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
