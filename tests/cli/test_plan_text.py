@@ -207,7 +207,7 @@ def test_unscaled_hifp8_is_marked() -> None:
         ),
         (
             "FA_bf16_flash_raised_max",
-            "high (bf16), exp(S - m), the product divided by its row's sum, m 2 times a repeated maximum, delta from dO",
+            "exp(S - m), the product divided by its row's sum, m 2 times a repeated maximum, delta from dO and o",
         ),
         ("smooth_int4", "100000 times the loss of random rounding in the gradient"),
         (
