@@ -152,7 +152,8 @@ class AttentionBorder(Border):
                 rows = heads.rows_of(S.detach(), start)
                 hidden = heads.hidden_rows(S, others[0] if others else None, start)
                 heads.tile = Tile(start, rows, hidden)
-                heads.scores = S.detach(), others[0] if others else None
+                if self.softmax.max_factor is not None:
+                    heads.scores = S.detach(), others[0] if others else None
         if self._looks_at_any(heads, (Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)):
             softmax: Any = module
             if S.requires_grad and not (softmax.input_in_float16 and softmax.softmax_in_fp32):
@@ -239,8 +240,7 @@ class AttentionBorder(Border):
             self._report_softmax(heads, "dS", num_wrong_gradients(rows, tile, kept), rows.numel())
 
     def _report_softmax(self, heads: Heads, name: str, wrong: int, of: int) -> None:
-        kind = _KINDS[name]
-        words = f"{wrong} of {of} elements are not {kind}" if wrong else ""
+        words = f"{wrong} of {of} elements are not {_KINDS[name]}" if wrong else ""
         self.findings.other(heads.call, f"{heads.call.module} {name}", words)
 
     def _leave(self, module: nn.Module, args: object, o: Tensor) -> None:

@@ -92,7 +92,7 @@ class Heads:
     kept: dict[Source, Kept] = field(default_factory=dict)
     #: Of the chosen queries of the first head: the row sums of exp(S - m), [queries, 1], and o, [queries, E].
     sums: Tensor | None = None
-    #: Scores and mask of the tile whose softmax runs; None once they have been looked at.
+    #: Scores and mask of the tile whose softmax runs, if a repeated maximum counts; None once they were looked at.
     scores: tuple[Tensor, Tensor | None] | None = None
     output: Tensor | None = None
     #: The tile whose softmax ran last, what left that, and its version.

@@ -31,7 +31,7 @@ def see_exponentials(
         rows, of_rows = (x[heads.sequence, heads.heads[0]][at] for x in (E_BHRK, sums_BHR1))
         wrong += num_wrong_exponentials(rows, of_rows, tile, factor)
         number += rows.numel()
-    heads.scores = None
+        heads.scores = None
     return wrong, number
 
 

@@ -85,7 +85,13 @@ def test_a_scheme_is_named_after_it(words: list[str], start: str) -> None:
 
 
 def test_it_is_part_of_the_meaning_and_the_identity() -> None:
-    schemes = ([], ["quant.pv.unnormalised=true"], ["quant.pv.delta=o"], [RAISED], [LAYER_1])
+    schemes: tuple[list[str], ...] = (
+        [],
+        ["quant.pv.unnormalised=true"],
+        ["quant.pv.delta=o"],
+        [RAISED],
+        [LAYER_1],
+    )
     experiments = [tiny("quant=bf16", *words) for words in schemes]
     assert len({content_hash(each.quant) for each in experiments}) == len(schemes)
     identities = {json.dumps(identity(each, "cpu"), default=str) for each in experiments}
