@@ -34,7 +34,7 @@ from quantexp.schema import Experiment
 
 #: Tensors that are equal on every rank that has the same part of the model, whatever its micro-batch.
 ALIKE = frozenset({"weight", "main_grad"})
-_OF_SCORES = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
+_OF_SCORES = frozenset({"attn_weights", "exp_scores", "grad_attn_weights", "grad_scores"})
 _KEY_VALUE = frozenset({"key", "value", "grad_key", "grad_value"})
 #: The norms of heads, whose results ranks divide like these tensors of attention.
 _HEADS = {"q-norm": "query", "k-norm": "key"}

@@ -34,6 +34,15 @@ SOURCES = {
 }
 
 
+#: exp(S - m) in place of P in the forward product.
+EXPONENTIALS = "exp_scores"
+
+
+def source_name(slot: Slot, spec: QuantSpec) -> str:
+    """The captured tensor that a slot quantises."""
+    return EXPONENTIALS if spec.softmax.unnormalised else SOURCES[slot.operand]
+
+
 @dataclass(frozen=True)
 class QuantisedOperand:
     """One quantised operand of a product."""
@@ -44,7 +53,7 @@ class QuantisedOperand:
     @property
     def source(self) -> str:
         """The captured tensor that is quantised."""
-        return SOURCES[self.slot.operand]
+        return source_name(self.slot, self.spec)
 
     @property
     def tensor(self) -> str:
@@ -125,7 +134,7 @@ def is_replaced(precision: ModulePrecision, operation: str, tensor: str) -> bool
     specs = [
         spec
         for slot, spec in precision.slots.items()
-        if SOURCES[slot.operand] == tensor
+        if source_name(slot, spec) == tensor
         and (tensor != "weight" or operation_of(slot.product) == operation)
     ]
     return bool(specs) and all(spec.quantised and not spec.parts for spec in specs)
@@ -140,7 +149,7 @@ _SOURCE_OF = {
     f"{SOURCES[slot.operand]}_{slot.product.value}": SOURCES[slot.operand]
     for site in Site
     for slot in slots_of(site)
-}
+} | {f"{EXPONENTIALS}_{Product.FPROP.value}": EXPONENTIALS}
 #: The names of all quantised operands.
 OPERAND_TENSORS = tuple(_SOURCE_OF)
 

@@ -245,7 +245,7 @@ _STATE_WORDS = {
 
 def _held_as(entry: dict[str, object], precision: str) -> str:
     if entry["format"] == WORKING:
-        return describe_format(WORKING, precision)
+        return ", ".join([describe_format(WORKING, precision), *_softmax_words(entry)])
     if entry["reuse"]:
         return f"{entry['format']}, the forward copy"
     parts = [str(entry["format"])]
@@ -272,12 +272,22 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
         parts.append(f"gradient by DGE, k = {float(str(power)):g}")
     if entry.get("hadamard"):
         parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
-    parts += [_part_words(part, precision) for part in _parts(entry)]
+    parts += [_part_words(part, precision) for part in _parts(entry)] + _softmax_words(entry)
     if words := _STATE_WORDS.get(str(entry["product"])) if entry["site"] == OPTIMIZER else None:
         parts.append(words.format(**entry))
     if entry.get("feedback"):
         parts.append("what it takes away added to the first moment")
     return ", ".join(parts)
+
+
+def _softmax_words(entry: dict[str, object]) -> list[str]:
+    """What of attention's softmax P is."""
+    words = (
+        ["exp(S - m), the product divided by its row's sum"] if entry.get("unnormalised") else []
+    )
+    if (factor := entry.get("max_factor")) is not None:
+        words.append(f"m {float(str(factor)):g} times a repeated maximum")
+    return words + (["delta from dO and o"] if entry.get("delta") else [])
 
 
 def _part_words(part: dict[str, object], precision: str) -> str:

@@ -55,14 +55,16 @@ def _maps(experiment: Experiment, quant: QuantConfig) -> list[PrecisionMap]:
 
 
 def sites_in_force(experiment: Experiment) -> InForce:
-    """The sites that a run quantises in its own iterations, with formats; of an evaluation, in its forward pass."""
+    """The sites that a run changes in its own iterations, with formats; of an evaluation, in its forward pass."""
     formats: dict[Site, frozenset[Format]] = {}
     for declared in _maps(experiment, experiment.quant):
         for name, module in declared.items():
             for slot, spec in module.slots.items():
-                if spec.quantised and not _keeps(spec, experiment.training.precision):
+                is_quantised = spec.quantised and not _keeps(spec, experiment.training.precision)
+                if is_quantised or not spec.softmax.is_stock:
                     site = configured(name.name, slot).site
-                    formats[site] = formats.get(site, frozenset()) | {spec.fmt}
+                    own = {spec.fmt} if is_quantised else set()
+                    formats[site] = formats.get(site, frozenset()) | own
     return formats
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from quantexp.formats.table import BY_ANY_NAME
 from quantexp.formats.types import (
+    STOCK,
     Axis,
     Family,
     Format,
@@ -22,6 +23,7 @@ from quantexp.formats.types import (
     Rounding,
     ScaleRule,
     Scaling,
+    Softmax,
     Take,
 )
 
@@ -66,8 +68,7 @@ class QuantSpec:
     scaling: Scaling = Scaling.NONE
     #: The amax after scaling.
     amax_target: float = 1.0
-    #: What elements are multiplied by after the scale is chosen and before they are rounded, 1 for nothing; the
-    #: product compensates.
+    #: What elements are multiplied by between the choice of the scale and rounding; the product compensates.
     pre_scale: float = 1.0
     #: The transform before quantisation, and its block.
     hadamard: Hadamard = Hadamard.NONE
@@ -86,6 +87,8 @@ class QuantSpec:
     dge: float | None = None
     #: What is taken out of the operand, in order; the format rounds what remains.
     parts: tuple[Part, ...] = ()
+    #: Attention's P in the forward product: what of the softmax it is.
+    softmax: Softmax = STOCK
     #: Whether this is the left operand of its product.
     left: bool = field(default=True, compare=False)
     #: Whether this is a layer's weight, which every micro-batch of a step multiplies.
@@ -161,10 +164,7 @@ class QuantSpec:
 
     @property
     def once_per_step(self) -> bool:
-        """Whether every micro-batch of a step may multiply one copy of it.
-
-        Random signs belong to the product; those of the other operand are drawn for each micro-batch.
-        """
+        """Whether every micro-batch of a step may multiply one copy of it; each has random signs of its own."""
         return self.weight and self.hadamard is not Hadamard.RANDOM
 
     @cached_property

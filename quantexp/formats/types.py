@@ -67,6 +67,38 @@ class Of(StrEnum):
     FORWARD = "forward"
 
 
+class Delta(StrEnum):
+    """What the derivative of attention's softmax, dS = P (dP - delta), subtracts in each row."""
+
+    #: The sum over keys of P dP.
+    P = "P"
+    #: The sum over the head's width of dO o, as flash attention has it; equal in exact arithmetic.
+    O = "o"  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """How attention's softmax enters the product with v, and its own derivative."""
+
+    #: Whether the operand is exp(S - m), and the product is divided by the row's sum.
+    unnormalised: bool = False
+    #: If several scores of a row have its maximum, m is so many times that, or 0 where it is negative.
+    max_factor: float | None = None
+    delta: Delta = Delta.P
+
+    def __str__(self) -> str:
+        return f"unnormalised {self.unnormalised}, max_factor {self.max_factor}, delta {self.delta}"
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it is Megatron's."""
+        return self == STOCK
+
+
+#: Megatron's: P is divided before it is an operand.
+STOCK = Softmax()
+
+
 class Take(StrEnum):
     """What a part takes out of an operand."""
 

@@ -11,25 +11,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quantexp.formats.torch_internals import unseen
-from quantexp.proof.border import COMPLETE, Border, SequenceShares, Unit, added, some_rows
-from quantexp.proof.call import Call
-from quantexp.proof.fused_check import fused_contrasts, fused_reference
+from quantexp.formats.types import Delta
+from quantexp.proof.border import COMPLETE, Border, SequenceShares, Unit
+from quantexp.proof.call import EXPONENTIALS, Call
+from quantexp.proof.fused_check import fused_contrasts, fused_expected
 from quantexp.proof.heads import OVER_QUERIES, TILES, Heads
 from quantexp.proof.hooked import plain
 from quantexp.proof.lines import Lines, no_elements
-from quantexp.proof.products import Expected, Reference
+from quantexp.proof.products import Expected
+from quantexp.proof.row_sums import delta, divided, keep_output, see_exponentials
 from quantexp.proof.softmax import Tile, num_wrong_gradients, num_wrong_probabilities
+from quantexp.proof.summed_heads import summed
 from quantexp.quant.product_context import ProductContext
-from quantexp.quant.sites import FPROP_K, FPROP_P, FPROP_Q, FPROP_V, Operand, Product, Site, Slot
+from quantexp.quant.sites import FPROP_P, FPROP_Q, Operand, Product, Site, Slot
 from quantexp.schema import AttentionPath
 
+#: What the tensors of the softmax must be.
+_KINDS = {
+    "P": "the softmax of its scores",
+    "exp(S - m)": "those of its scores and m, or the sums of its rows",
+    "dS": "the softmax's derivative",
+}
 #: The products that leave to the softmax, which kernels do not use.
 _SCORES, _OF_P = _OF_TILES = ((Site.QK, Product.FPROP), (Site.PV, Product.DGRAD_P))
 
@@ -59,7 +68,10 @@ class AttentionBorder(Border):
         window = module.scale_mask_softmax.window_size
         self._is_plain_softmax = module.softmax_offset is None and window is None
         slots = self.declared.slots.items()
-        self.needs_softmax = any(s.operand in TILES and spec.quantised for s, spec in slots)
+        self.softmax = self.declared.spec(FPROP_P).softmax
+        self.needs_softmax = not self.softmax.is_stock or any(
+            s.operand in TILES and spec.quantised for s, spec in slots
+        )
 
     def _install(self) -> None:
         module = self.module
@@ -70,6 +82,9 @@ class AttentionBorder(Border):
         self._hook(softmax.register_forward_pre_hook(plain(self._scores)))
         self._hook(softmax.register_forward_hook(plain(self._softmax)))
         self._hook(dropout.register_forward_hook(plain(self._dropout)))
+        if self.softmax.unnormalised:
+            assert isinstance(module.exponentials, nn.Module)
+            self._hook(module.exponentials.register_forward_hook(plain(self._exponentials)))
 
     def _forget(self) -> None:
         super()._forget()
@@ -137,6 +152,8 @@ class AttentionBorder(Border):
                 rows = heads.rows_of(S.detach(), start)
                 hidden = heads.hidden_rows(S, others[0] if others else None, start)
                 heads.tile = Tile(start, rows, hidden)
+                if self.softmax.max_factor is not None:
+                    heads.scores = S.detach(), others[0] if others else None
         if self._looks_at_any(heads, (Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)):
             softmax: Any = module
             if S.requires_grad and not (softmax.input_in_float16 and softmax.softmax_in_fp32):
@@ -174,6 +191,15 @@ class AttentionBorder(Border):
         heads.softmaxed = weakref.ref(P), P._version
         self._watch_probabilities(heads, P)
 
+    def _exponentials(self, module: nn.Module, args: object, output: tuple[Tensor, Tensor]) -> None:
+        """exp(S - m) of a tile, which the product with v has in place of P, and the row sums, which divide it."""
+        heads, (E, sums) = self.heads, output
+        if heads is None or not self.looks_at((Site.PV, Product.FPROP), heads.call):
+            return
+        with unseen():
+            wrong, of = see_exponentials(heads, E, sums, self.softmax.max_factor)
+            self._report_softmax(heads, "exp(S - m)", wrong, of)
+
     def _keep_probabilities(self, heads: Heads, P: Tensor, start: int) -> None:
         if self._looks_at_any(heads, (Site.PV, Product.FPROP), (Site.PV, Product.DGRAD_V)):
             with unseen():
@@ -209,11 +235,12 @@ class AttentionBorder(Border):
         kept = torch.float32 if module.scale_mask_softmax.softmax_in_fp32 else dS.dtype
         if is_plain and self.looks_at((Site.QK, Product.DGRAD_Q), heads.call):
             rows = heads.rows_of(dS, tile.start)
+            if self.softmax.delta is Delta.O:
+                tile.delta = delta(heads, tile.start, dS.shape[2])
             self._report_softmax(heads, "dS", num_wrong_gradients(rows, tile, kept), rows.numel())
 
     def _report_softmax(self, heads: Heads, name: str, wrong: int, of: int) -> None:
-        kind = "the softmax of its scores" if name == "P" else "the softmax's derivative"
-        words = f"{wrong} of {of} elements are not {kind}" if wrong else ""
+        words = f"{wrong} of {of} elements are not {_KINDS[name]}" if wrong else ""
         self.findings.other(heads.call, f"{heads.call.module} {name}", words)
 
     def _leave(self, module: nn.Module, args: object, o: Tensor) -> None:
@@ -223,6 +250,9 @@ class AttentionBorder(Border):
         if heads is None:
             return
         self.due.add((Site.PV, Product.FPROP))
+        if self.softmax.delta is Delta.O and self.looks_at((Site.QK, Product.DGRAD_Q), heads.call):
+            with unseen():
+                keep_output(heads, o.detach())
         if self.looks_at((Site.PV, Product.FPROP), heads.call):
             with unseen():
                 self._output(heads, heads.by_head(o.detach()))
@@ -233,8 +263,14 @@ class AttentionBorder(Border):
             self._report_fused(heads, unit, o_TBHE)
             return
         o = o_TBHE[:, heads.sequence, heads.heads[0]]
+        seen = o[heads.queries][:, heads.value_dims]
+        if self.softmax.unnormalised and EXPONENTIALS not in heads.kept:
+            self.findings.product(heads.call, *unit, seen, None)
+            return
         expected = heads.product(unit, heads.queries, heads.value_dims, self._scale(*unit))
-        self._report(heads, unit, o[heads.queries][:, heads.value_dims], expected)
+        if self.softmax.unnormalised:
+            expected = divided(heads, expected, seen.dtype)
+        self._report(heads, unit, seen, expected)
 
     def _output_gradient(self, call: Call | None, heads: Heads | None, dO: Tensor) -> None:
         self.call, self.heads = call, heads
@@ -267,7 +303,8 @@ class AttentionBorder(Border):
     def _key_gradient(self, heads: Heads, dk: Tensor) -> None:
         unit = Site.QK, Product.DGRAD_K
         if Operand.DS in heads.kept:
-            self._summed(heads, dk, unit, heads.dims, self.softmax_scale)
+            scale = self.softmax_scale * self._scale(*unit)
+            self._report(heads, unit, *summed(heads, self.shares, dk, unit, heads.dims, scale))
         elif Operand.DO in heads.call.sources:
             self._report_fused(heads, unit, dk)
 
@@ -276,34 +313,10 @@ class AttentionBorder(Border):
         if Operand.DO not in heads.call.sources:
             return
         if Operand.P in heads.kept:
-            self._summed(heads, dv, unit, heads.value_dims, 1.0)
+            dims, scale = heads.value_dims, self._scale(*unit)
+            self._report(heads, unit, *summed(heads, self.shares, dv, unit, dims, scale))
         else:
             self._report_fused(heads, unit, dv)
-
-    def _summed(
-        self, heads: Heads, gradient: Tensor, unit: Unit, dims: Tensor, scale: float
-    ) -> None:
-        """Compare the gradient of k or v, a sum over the heads of a group and over the ranks of a sequence."""
-        keys, is_own = heads.keys, None
-        scale *= self._scale(*unit)
-        parts = [heads.product(unit, keys, dims, scale, head) for head in heads.heads]
-        clipped = heads.clipped(FPROP_K if unit[0] is Site.QK else FPROP_V, keys, dims)
-
-        def expected() -> Reference:
-            result = reduce(Reference.plus, (part() for part in parts))
-            # Summed over the group, and scaled.
-            result = result.again().scaled_last(scale).zero_where(clipped)
-            if is_own is None:
-                return result
-            return some_rows(added(result, self.shares.add, 0), is_own)
-
-        if self.shares.size > 1:
-            own = self.shares.own(len(gradient)).to(keys.device)
-            is_own = torch.isin(keys, own)
-            order = own.argsort()
-            keys = order[torch.searchsorted(own[order], keys[is_own])]
-        seen = gradient[:, heads.sequence, heads.group][keys][:, dims]
-        self._report(heads, unit, seen, expected)
 
     def _report(self, heads: Heads, unit: Unit, seen: Tensor, expected: Expected) -> None:
         self._require_unchanged(heads.call, *unit)
@@ -320,9 +333,8 @@ class AttentionBorder(Border):
         if heads.by_kernels:
             seen = seen[:0]
             expected = no_elements(seen)
-        elif not self.needs_softmax:  # neither P nor dS has a format
-            rows, of_rows = fused_reference(heads, unit[1], self.softmax_scale)
-            seen, expected = seen[rows], lambda: of_rows
+        elif not self.needs_softmax:  # P and dS are as the kernel has them
+            seen, expected = fused_expected(heads, unit[1], seen, self.softmax_scale)
             if most := self.extent.probabilities:
                 is_each, scale = self.extent is COMPLETE, self.softmax_scale
                 contrasts = fused_contrasts(heads, unit[1], x, scale, most, is_each=is_each)

@@ -221,7 +221,8 @@ class Border(Hooked):
     def _require_unchanged(self, call: Call, site: Site, product: Product) -> None:
         """The sources of a product must still be what entered the module."""
         for slot in operands_of(site, product):
-            if slot.operand in call.sources and not call.is_unchanged(slot.operand):
+            source = call.key(slot)
+            if source in call.sources and not call.is_unchanged(source):
                 label = Entry(call.module, slot, call.spec(slot)).label
                 self.findings.other(call, label, "its source was changed within the module")
 

@@ -28,6 +28,10 @@ from quantexp.quant.sites import Operand, Product, Slot
 Largest = Callable[[ModuleId, Tensor], Tensor]
 #: What an amax belongs to.
 AmaxKey = tuple[Operand, QuantSpec, Product | None]
+#: The source of pv.fprop.P where that is exp(S - m), beside P, which the backward product multiplies.
+EXPONENTIALS = "exponentials"
+#: What a source is called.
+Source = Operand | str
 #: Elements of a source that show whether it has changed.
 _SAMPLE = 256
 
@@ -43,9 +47,9 @@ class Call:
     is_recomputed: bool = False
     #: Those of an expert.
     rows: Rows | None = None
-    sources: dict[Operand, Tensor] = field(default_factory=dict)
+    sources: dict[Source, Tensor] = field(default_factory=dict)
     #: Some elements of each source, as bits.
-    _seen: dict[Operand, Tensor] = field(default_factory=dict)
+    _seen: dict[Source, Tensor] = field(default_factory=dict)
     #: Amaxes of whole tensors, over all ranks.
     amaxes: dict[AmaxKey, Tensor] = field(default_factory=dict)
     #: Amaxes of P and dS on this rank, which are seen tile by tile.
@@ -62,7 +66,7 @@ class Call:
         """The module's name in the precision map."""
         return self.declared.module
 
-    def see(self, operand: Operand, x: Tensor, *, is_taken: bool = False) -> None:
+    def see(self, operand: Source, x: Tensor, *, is_taken: bool = False) -> None:
         """Take a tensor that the watcher has seen at the border as a source.
 
         `is_taken`: what is compared of it is taken now, so that it does not matter what becomes of it.
@@ -71,7 +75,7 @@ class Call:
         if not is_taken:
             self._seen[operand] = _sample(x).clone()
 
-    def is_unchanged(self, operand: Operand) -> bool:
+    def is_unchanged(self, operand: Source) -> bool:
         """Whether a source still has the values that it had when it was seen."""
         if operand not in self._seen:
             return True
@@ -85,6 +89,10 @@ class Call:
     def spec(self, slot: Slot) -> QuantSpec:
         """What the slot declares."""
         return self.declared.slots[slot]
+
+    def key(self, slot: Slot) -> Source:
+        """The source that a slot quantises."""
+        return EXPONENTIALS if self.spec(slot).softmax.unnormalised else slot.operand
 
     def amax_key(self, slot: Slot) -> AmaxKey:
         """Equal for slots of one amax: those that quantise a tensor alike along any axis, under no transform."""
@@ -112,7 +120,7 @@ class Call:
 
         An expert's rows are laid out by sequence for its product over tokens, if an operand of that has blocks.
         """
-        return self.laid_out(slot, self.sources[slot.operand])
+        return self.laid_out(slot, self.sources[self.key(slot)])
 
     def laid_out(self, slot: Slot, x: Tensor) -> Tensor:
         """A tensor like a slot's source as it entered the module, in the layout in which it is quantised."""

@@ -32,6 +32,7 @@ from quantexp.formats.types import (
     Take,
 )
 from quantexp.model.decoder import ATTENTION, EMBEDDING, FINAL_NORM, OUTPUT, is_norm
+from quantexp.proof.softmax import declared_softmax
 from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.quant.records import part_record, part_words
 from quantexp.quant.sites import FPROP_W, LOOKUP_W, Operand, Product, Site, Slot, slots_of
@@ -199,6 +200,7 @@ def _resolved(
             elif source == "forward" and _has_copy(slot):
                 copy = _copy_of(resolved[slot._replace(product=Product.FPROP)])
                 resolved[slot] = replace(resolved[slot], of=copy if copy.quantised else None)
+        resolved[slot] = replace(resolved[slot], softmax=declared_softmax(slot, settings))
     return resolved
 
 

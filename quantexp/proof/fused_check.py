@@ -15,7 +15,7 @@ from torch import Tensor
 from quantexp.proof.contrast import MULTIPLE, Contrast, Contrasts, Rounded, contrast, multiplicity
 from quantexp.proof.fused_reference import FusedRows
 from quantexp.proof.heads import OVER_QUERIES, Heads
-from quantexp.proof.products import Reference
+from quantexp.proof.products import Expected, Reference
 from quantexp.quant.sites import DGRAD_V_DO, FPROP_K, FPROP_Q, FPROP_V, Operand, Product, Slot
 
 #: Elements of P that the check of dk and dv computes at most.
@@ -25,8 +25,16 @@ _FORWARD = (FPROP_Q, FPROP_K, FPROP_V)
 _CLIPPING = dict(zip((Product.DGRAD_Q, Product.DGRAD_K, Product.DGRAD_V), _FORWARD, strict=True))
 
 
-def fused_reference(heads: Heads, product: Product, scale: float) -> tuple[Tensor, Reference]:
-    """Some rows of a tensor of one head, and what they must be; `scale` is the softmax's.
+def fused_expected(
+    heads: Heads, product: Product, seen: Tensor, scale: float
+) -> tuple[Tensor, Expected]:
+    """Some rows of a tensor of one head, and what they must be; `scale` is the softmax's."""
+    rows, of_rows = _reference(heads, product, scale)
+    return seen[rows], lambda: of_rows
+
+
+def _reference(heads: Heads, product: Product, scale: float) -> tuple[Tensor, Reference]:
+    """The numbers of the rows, and what they must be.
 
     These are o and dq of the chosen queries of the first head, and dk and dv of some of the last keys, which few
     queries see under a causal mask, over the group.

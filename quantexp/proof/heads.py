@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Axis
-from quantexp.proof.call import Call
+from quantexp.proof.call import EXPONENTIALS, Call, Source
 from quantexp.proof.draws import lines
 from quantexp.proof.expected import Images, Plane, own_amax_of
 from quantexp.proof.lines import Lines
-from quantexp.proof.places import Piece
+from quantexp.proof.places import place_of
 from quantexp.proof.products import Expected, reference
 from quantexp.proof.softmax import Tile
 from quantexp.quant.product_context import ProductContext
@@ -55,8 +55,9 @@ _OF_VALUE_DIMS = (FPROP_V, DGRAD_V_DO)
 
 
 #: The products that multiply rows and columns of P and dS.
-_MULTIPLYING = {
+_MULTIPLYING: dict[Source, tuple[tuple[Site, Product], tuple[Site, Product]]] = {
     Operand.P: ((Site.PV, Product.FPROP), (Site.PV, Product.DGRAD_V)),
+    EXPONENTIALS: ((Site.PV, Product.FPROP), (Site.PV, Product.FPROP)),
     Operand.DS: ((Site.QK, Product.DGRAD_Q), (Site.QK, Product.DGRAD_K)),
 }
 
@@ -88,7 +89,12 @@ class Heads:
     by_kernels: bool = False
     #: The first row of the tile whose softmax runs next.
     start: int = 0
-    kept: dict[Operand, Kept] = field(default_factory=dict)
+    kept: dict[Source, Kept] = field(default_factory=dict)
+    #: Of the chosen queries of the first head: the row sums of exp(S - m), [queries, 1], and o, [queries, E].
+    sums: Tensor | None = None
+    #: Scores and mask of the tile whose softmax runs, if a repeated maximum counts; None once they were looked at.
+    scores: tuple[Tensor, Tensor | None] | None = None
+    output: Tensor | None = None
     #: The tile whose softmax ran last, what left that, and its version.
     tile: Tile = field(default_factory=partial(Tile, 0))
     softmaxed: tuple[Callable[[], Tensor | None], int] = field(default=(lambda: None, 0))
@@ -202,7 +208,7 @@ class Heads:
         """o as [T, B, H, E], of [T, B, H E]."""
         return o.reshape(*o.shape[:2], self.call.sources[Operand.Q].shape[2], -1)
 
-    def keep(self, operand: Operand, x_BHRK: Tensor, start: int) -> None:
+    def keep(self, operand: Source, x_BHRK: Tensor, start: int) -> None:
         """Keep the chosen lines of a tile of P or dS, and the tile itself as the source of the product that follows."""
         B, H, R, K = x_BHRK.shape
         self.call.see(operand, x_BHRK.reshape(B * H, R, K))
@@ -228,10 +234,10 @@ class Heads:
         within = self.keys < K
         kept.columns[:, start : start + R][:, :, within] = group[:, :, self.keys[within]]
 
-    def _note_amaxes(self, operand: Operand) -> None:
+    def _note_amaxes(self, operand: Source) -> None:
         call = self.call
         for slot, spec in call.declared.slots.items():
-            if slot.operand is operand and spec.is_scaled:
+            if call.key(slot) == operand and spec.is_scaled:
                 own = own_amax_of(call, slot, call.sources[operand])
                 key = call.amax_key(slot)
                 known = call.own_amaxes.get(key)
@@ -241,7 +247,7 @@ class Heads:
         """Lines of an expected operand of one head, [lines, extent of the reduced axis]."""
         head = self.heads[0] if head is None else head
         images = Images(self.call)
-        if slot.operand in self.kept:
+        if self.call.key(slot) in self.kept:
             among = self.keys if slot.product in OVER_QUERIES else self.queries
             at = torch.searchsorted(among, picked)
             return images.lines(slot, self._kept_plane(slot, head), at)
@@ -271,7 +277,7 @@ class Heads:
         x = images.whole(slot) if is_whole else call.source(slot)
         if slot.operand is Operand.DO:
             shape = tuple(x.shape)
-            start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
+            start, stride, rows = place_of(call.pieces(slot, shape), shape, self.number(head))
             return Plane(x[self.number(head)], start, stride, rows, is_expected=is_whole)
         own = head if slot.operand is Operand.Q else self.group
         _, B, heads, D = x.shape
@@ -301,7 +307,7 @@ class Heads:
         slots = operands_of(context.site, product)
         for slot, matrix in zip(slots, (left[n], right[n].t()), strict=True):
             if slot.operand in TILES:
-                if slot.operand not in self.kept:
+                if self.call.key(slot) not in self.kept:
                     continue
                 if part is not None and self.call.spec(slot).is_scaled:
                     continue  # the whole tensor's amax is not known before its last tile
@@ -320,23 +326,11 @@ class Heads:
 
     def _kept_plane(self, slot: Slot, head: int) -> Plane:
         """The kept lines of P or dS as a plane."""
-        kept, call = self.kept[slot.operand], self.call
+        kept, call = self.kept[self.call.key(slot)], self.call
         B, H = call.sources[Operand.Q].shape[1:3]
         T, K = self.num_queries, self.num_keys
         shape = B * H, T, K
-        start, stride, rows = _place(call.pieces(slot, shape), shape, self.number(head))
+        start, stride, rows = place_of(call.pieces(slot, shape), shape, self.number(head))
         if slot.product in OVER_QUERIES:
             return Plane(kept.columns[head - self.heads[0]], start, stride, rows, self.keys)
         return Plane(kept.rows, start, stride, rows[self.queries])
-
-
-def _place(pieces: Sequence[Piece], shape: tuple[int, ...], n: int) -> tuple[int, int, Tensor]:
-    """Where matrix n of an operand [N, rows, columns] lies in the whole operand: start, stride, numbers of its rows."""
-    rows = torch.arange(shape[1])
-    start, stride = n * shape[1] * shape[2], shape[2]
-    for (numbers, own, _), place in pieces:
-        if numbers.start <= n < numbers.stop:
-            whole = place.start[0] + n - numbers.start
-            start, stride = whole * place.whole[1] * place.whole[2], place.whole[2]
-            rows[own] = torch.arange(own.stop - own.start) + place.start[1]
-    return start, stride, rows

@@ -11,8 +11,11 @@ Training has a table of its own for this (`quantexp.training.megatron.numerics_s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from quantexp.formats import Place
 from quantexp.model.decoder import is_routed
@@ -88,3 +91,15 @@ def _pieces(ranges: list[list[_Range]], whole: tuple[int, ...]) -> Iterator[Piec
     for each in itertools.product(*ranges):
         slices = tuple(slice(own, own + length) for own, length, _ in each)
         yield slices, Place(whole, tuple(start for _, _, start in each))
+
+
+def place_of(pieces: Sequence[Piece], shape: tuple[int, ...], n: int) -> tuple[int, int, Tensor]:
+    """Where matrix n of an operand [N, rows, columns] lies in the whole operand: start, stride, numbers of its rows."""
+    rows = torch.arange(shape[1])
+    start, stride = n * shape[1] * shape[2], shape[2]
+    for (numbers, own, _), place in pieces:
+        if numbers.start <= n < numbers.stop:
+            whole = place.start[0] + n - numbers.start
+            start, stride = whole * place.whole[1] * place.whole[2], place.whole[2]
+            rows[own] = torch.arange(own.stop - own.start) + place.start[1]
+    return start, stride, rows

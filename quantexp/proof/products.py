@@ -91,6 +91,20 @@ class Reference:
             largest=self.rounded,
         )
 
+    def divided(self, sums: Tensor, dtype: torch.dtype) -> Reference:
+        """The same, rounded to a dtype before each row is divided by a positive float32 number and rounded again."""
+        least = self.flushed + torch.finfo(dtype).smallest_normal * unit(dtype)
+        factors = 1 / sums.double()
+        # What is lost below the smallest numbers grows with the row.
+        parts = self.summed + self.rounded + least * 2.0**24 / LAMBDA
+        return replace(
+            self.again(),
+            values=self.values * factors,
+            rounded=self.rounded * factors,
+            sums=parts * factors,
+            largest=self.rounded,
+        )
+
     def slack(self, dtype: torch.dtype, *, with_sums: bool = True) -> Tensor:
         """By how much elements of a dtype may differ; `with_sums` adds what sums in float32 may do."""
         smallest = torch.finfo(dtype).smallest_normal

@@ -253,9 +253,9 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _operand(self, call: Call | None, entry: Entry, x: Tensor, part: Part | None) -> Finding:
         slot = entry.slot
-        if call is None or slot.operand not in call.sources:
+        if call is None or call.key(slot) not in call.sources:
             return OUTSIDE
-        if not call.is_unchanged(slot.operand):
+        if not call.is_unchanged(call.key(slot)):
             return CHANGED
         if part is not None:
             return self._tile(call, entry, x, part)
@@ -280,7 +280,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         slot = entry.slot
         state = self.observed.slot(entry)
         if slot.operand in TILES:
-            source = call.sources[slot.operand]
+            source = call.sources[call.key(slot)]
             own = x.transpose(1, 2) if slot.product in TRANSPOSED_TILES else x
             if own.shape != source.shape:
                 finding = other_shape(own, source)
@@ -294,7 +294,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         state.parts.is_open = not part.last
         stated = part.amax(slot)
         if stated is not None and slot.operand in TILES:
-            state.parts.observe(own_amax_of(call, slot, call.sources[slot.operand]))
+            state.parts.observe(own_amax_of(call, slot, call.sources[call.key(slot)]))
             if part.last:
                 mismatch = state.parts.mismatch(stated, partial(call.largest, entry.module))
                 if finding.status is not Status.MISMATCH:

@@ -114,8 +114,8 @@ class ModulePrecision:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether any slot has a format."""
-        return any(spec.quantised for spec in self.slots.values())
+        """Whether any slot has a format, or its operand is another tensor than in the working precision."""
+        return any(spec.quantised or not spec.softmax.is_stock for spec in self.slots.values())
 
     def spec(self, slot: Slot) -> QuantSpec:
         """What happens to an operand, as declared."""

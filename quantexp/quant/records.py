@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quantexp.formats.spec import LEFT_OUT, PRE_SCALE, Part, QuantSpec
-from quantexp.formats.types import WHOLE_ROW, Family, Of, Take
+from quantexp.formats.types import WHOLE_ROW, Delta, Family, Of, Take
 from quantexp.quant.precision import Entry, configured
 
 
@@ -68,6 +68,9 @@ def _later_options(spec: QuantSpec) -> dict[str, object]:
         "hadamard": spec.hadamard.value if spec.is_transformed else None,
         "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
         "parts": [part_record(part) for part in spec.parts] or None,
+        "unnormalised": spec.softmax.unnormalised or None,
+        "max_factor": spec.softmax.max_factor,
+        "delta": None if spec.softmax.delta is Delta.P else spec.softmax.delta.value,
     }
     return {name: value for name, value in options.items() if value is not None}
 

@@ -28,6 +28,7 @@ from quantexp.quant.outside_products import (
 )
 from quantexp.quant.records import spec_record
 from quantexp.quant.sites import Site, Slot
+from quantexp.quant.slot_checks import SOFTMAX_OPTIONS
 from quantexp.quant.slots import (
     REUSE,
     WORKING,
@@ -127,6 +128,8 @@ def _name_of_rules(rules: Sequence[Rule], declared: Mapping[str, Format]) -> str
     """The name of a scheme whose sites quantise nothing: `bf16`, unless a rule brings a format."""
     formats = {str(rule.format) for rule in rules if rule.format not in (None, WORKING, REUSE)}
     labels = {get_format(name, declared).label for name in formats}
+    if any(getattr(rule, each) is not None for rule in rules for each in SOFTMAX_OPTIONS):
+        return "rules"
     if not labels:
         return "bf16"
     return f"rules_{labels.pop()}" if len(labels) == 1 else "rules"
@@ -170,6 +173,7 @@ _LATER_OPTIONS = (
     "of",
     "parts",
     "when",
+    *SOFTMAX_OPTIONS,
 )
 
 
@@ -247,7 +251,7 @@ def _formats(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> 
 def _choice(site: Site, config: SiteConfig, declared: Mapping[str, Format]) -> str | None:
     """The shipped choice that this site equals, or None."""
     slots = resolve_site(site, config, declared=declared)
-    if not any(spec.quantised for spec in slots.values()):
+    if not any(spec.quantised or not spec.softmax.is_stock for spec in slots.values()):
         return "none"
     if site not in _SITE_TYPES:
         return None

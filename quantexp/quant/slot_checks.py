@@ -1,15 +1,67 @@
-"""Which options a slot may have: what changes the gradients of its operand, and what norms cannot have."""
+"""Which options a slot may have: what changes gradients, what is of attention's softmax, what norms cannot have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from quantexp.errors import ConfigError
 from quantexp.formats.spec import PRE_SCALE, QuantSpec
-from quantexp.formats.types import Family, Rounding, ScaleRule, Scaling
-from quantexp.quant.choosing import Setting
-from quantexp.quant.sites import DGRAD_W, FPROP_W, FPROP_X, WGRAD_X, Product, Site, Slot
+from quantexp.formats.types import Delta, Family, Rounding, ScaleRule, Scaling, Softmax
+from quantexp.quant.choosing import Setting, chosen
+from quantexp.quant.sites import DGRAD_W, FPROP_P, FPROP_W, FPROP_X, WGRAD_X, Product, Site, Slot
 from quantexp.schema import Slot as SlotConfig
+
+#: Options of attention's softmax. They do not depend on the format: each is that of the first setting that has it.
+SOFTMAX_OPTIONS = ("unnormalised", "max_factor", "delta")
+
+
+def with_softmax(spec: QuantSpec, settings: Sequence[Setting], slot: Slot) -> QuantSpec:
+    """The specification with what of attention's softmax the slot multiplies, which P of the forward product says.
+
+    The options of its site and of rules are for it alone.
+
+    Raises:
+        ConfigError: an option of another slot or site, or one that has no meaning beside the others.
+    """
+    if slot != FPROP_P:
+        own = (
+            {f"quant.{slot}"}
+            if slot.site is Site.PV
+            else {f"quant.{slot}", f"quant.{slot.site.value}"}
+        )
+        for setting in (each for each in settings if each.key in own):
+            for name in SOFTMAX_OPTIONS:
+                value = getattr(setting.slot, name)
+                if value is not None:
+                    raise ConfigError(
+                        f"{setting.key}.{name} is for {FPROP_P}, got {_word(value)}; remove it, or set "
+                        f"quant.{FPROP_P}.{name}"
+                    )
+        return spec
+    options: dict[str, Setting] = {}
+    for setting in settings:
+        for name in SOFTMAX_OPTIONS:
+            if getattr(setting.slot, name) is not None:
+                options.setdefault(name, setting)
+    values = {name: getattr(setting.slot, name) for name, setting in options.items()}
+    unnormalised, factor = values.get("unnormalised", False), values.get("max_factor")
+    if factor is not None and True not in [getattr(s.slot, SOFTMAX_OPTIONS[0]) for s in settings]:
+        raise ConfigError(
+            f"{options['max_factor'].key}.max_factor is the factor of the m of exp(S - m), got {_word(factor)} without "
+            "unnormalised; set unnormalised=true, or remove it"
+        )
+    if unnormalised and spec.clip_gradient:
+        raise ConfigError(
+            f"quant.{slot}.clip_gradient has no meaning beside unnormalised: exp(S - m) saturates, and the gradient is "
+            "that of P; remove one of them"
+        )
+    delta = chosen(options, "delta", Delta, Delta.P)
+    return replace(spec, softmax=Softmax(unnormalised, factor if unnormalised else None, delta))
+
+
+def _word(value: bool | float | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def clips_gradient(setting: Setting | None, spec: QuantSpec, slot: Slot) -> bool:

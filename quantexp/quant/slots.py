@@ -17,7 +17,7 @@ from quantexp.formats.definitions.files import NAME, known_names
 from quantexp.formats.definitions.python import PYTHON, is_python, source_files
 from quantexp.formats.spec import QuantSpec, get_format
 from quantexp.formats.table import BY_ANY_NAME
-from quantexp.formats.types import Format, Hadamard, Of
+from quantexp.formats.types import STOCK, Format, Hadamard, Of
 from quantexp.quant.choosing import OPTIONS, Setting, refuse, scheme_spec
 from quantexp.quant.sites import (
     Operand,
@@ -27,7 +27,13 @@ from quantexp.quant.sites import (
     operands_of,
     slots_of,
 )
-from quantexp.quant.slot_checks import check_clipping, check_norms, clips_gradient, power_of
+from quantexp.quant.slot_checks import (
+    check_clipping,
+    check_norms,
+    clips_gradient,
+    power_of,
+    with_softmax,
+)
 from quantexp.schema import LinearSite, NormSite, PvSite, QkSite, QuantConfig, Rule
 from quantexp.schema import Slot as SlotConfig
 
@@ -115,7 +121,8 @@ def resolve_site(
         settings = [*over.get(slot, ()), *site_settings(config, slot)]
         forward = resolved.get(slot._replace(product=Product.FPROP))
         own = _resolved(slot, settings, forward, declared)
-        resolved[slot] = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
+        own = own or _forward_copy(slot, forward, f"quant.{slot}.format", REUSE)
+        resolved[slot] = with_softmax(own, settings, slot)
     if site is Site.NORM:
         check_norms(resolved)
     check_clipping(resolved)
@@ -297,4 +304,9 @@ def _forward_copy(slot: Slot, forward: QuantSpec | None, key: str, value: str) -
             f"{where}: the forward copy of {slot.operand} is a sum of parts along {forward.axis}, which "
             f"{slot.product.value} does not reduce over; give it a format, and parts of its own"
         )
-    return replace(forward, reuse=True, clip_gradient=False, dge=None)
+    if forward.softmax.unnormalised:
+        raise ConfigError(
+            f"{where}: the forward copy of {slot.operand} is exp(S - m), not divided by its row's sum; give it a "
+            "format, or remove unnormalised"
+        )
+    return replace(forward, reuse=True, clip_gradient=False, dge=None, softmax=STOCK)

@@ -64,8 +64,8 @@ FACTOR = Limit(
 )
 
 
-#: The power of the gradient estimator `dge`.
-POWER = Limit(lambda value: 1 < value <= 64, "must be above 1 and at most 64")
+#: The power of the gradient estimator `dge`, and the factor `max_factor` of a maximum of attention's scores.
+ABOVE_ONE = Limit(lambda value: 1 < value <= 64, "must be above 1 and at most 64")
 
 
 def next_multiple(number: int, divisor: int) -> int:

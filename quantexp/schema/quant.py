@@ -9,10 +9,10 @@ from enum import Enum
 from typing import Any
 
 from quantexp.schema.limits import (
+    ABOVE_ONE,
     FACTOR,
     FOLDER_NAME,
     POSITIVE,
-    POWER,
     Limit,
     at_most,
     between,
@@ -67,7 +67,7 @@ class Slot(Rounded):
     #: Whether the derivative of quantisation is 0, not 1, where an operand of the forward product saturated.
     clip_gradient: bool | None = None
     #: The power k of DGE, the derivative of quantisation of a linear layer's weight (arXiv 2501.17116 has 5).
-    dge: float | None = limited(None, POWER)
+    dge: float | None = limited(None, ABOVE_ONE)
     #: none, deterministic or random: a transform along the reduced axis, equal for both operands of a product.
     hadamard: str | None = None
     #: Elements per transform, a power of two; the last may be short.
@@ -77,6 +77,12 @@ class Slot(Rounded):
     of: str | None = None
     #: What is taken out of the operand in this order (linear layers, qk.fprop.k); the format rounds what remains.
     parts: list[Part] | None = None
+    #: pv.fprop.P: whether it is exp(S - m), and the product is divided by the row's sum, as in flash attention.
+    unnormalised: bool | None = None
+    #: With it: m is so many times a maximum that several scores of a row have, or 0 (beta of arXiv 2510.04212).
+    max_factor: float | None = limited(None, ABOVE_ONE)
+    #: pv.fprop.P: what dS = P (dP - delta) subtracts: P, the row sums of P dP; o, those of dO o (flash attention).
+    delta: str | None = None
 
 
 @dataclass

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Tensors of a linear layer with one row per token.
 _BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
 #: Attention tensors whose metadata includes the mask.
-_MASKED = frozenset({"query", "attn_weights"})
+_MASKED = frozenset({"query", "attn_weights", "exp_scores"})
 
 
 class CaptureHooks:

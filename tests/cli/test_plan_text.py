@@ -205,6 +205,10 @@ def test_unscaled_hifp8_is_marked() -> None:
             "adam_fp8_eco",
             "amax to 448, rounded stochastically, what it takes away added to the first moment",
         ),
+        (
+            "FA_bf16_flash_raised_max",
+            "exp(S - m), the product divided by its row's sum, m 2 times a repeated maximum, delta from dO and o",
+        ),
         ("smooth_int4", "100000 times the loss of random rounding in the gradient"),
         (
             "linear_mxfp4_cage",

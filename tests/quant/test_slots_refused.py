@@ -15,6 +15,7 @@ from quantexp.schema import (
     LinearSite,
     LinearWgrad,
     PvDgradV,
+    PvFprop,
     PvSite,
     QkDgradK,
     QkFprop,
@@ -86,6 +87,48 @@ def test_dge_is_refused_where_it_has_no_meaning(keys: dict[str, Any], what: str)
     assert refusal(LinearSite(**{"format": "mxfp4", **keys}, dge=5.0)) == (
         f"quant.linear.dge has no meaning for {what}; remove one of them"
     )
+
+
+@pytest.mark.parametrize(
+    ("site", "config", "words"),
+    [
+        (
+            Site.PV,
+            PvSite(fprop=PvFprop(v=Slot(unnormalised=True))),
+            "quant.pv.fprop.v.unnormalised is for pv.fprop.P, got true; remove it, or set "
+            "quant.pv.fprop.P.unnormalised",
+        ),
+        (
+            Site.QK,
+            QkSite(delta="o"),
+            "quant.qk.delta is for pv.fprop.P, got o; remove it, or set quant.pv.fprop.P.delta",
+        ),
+        (
+            Site.PV,
+            PvSite(max_factor=2.0),
+            "quant.pv.max_factor is the factor of the m of exp(S - m), got 2.0 without unnormalised; set "
+            "unnormalised=true, or remove it",
+        ),
+        (Site.PV, PvSite(delta="dO"), "quant.pv.delta must be one of P, o, got 'dO'"),
+        (
+            Site.PV,
+            PvSite(format="mxfp4", unnormalised=True, clip_gradient=True),
+            "quant.pv.fprop.P.clip_gradient has no meaning beside unnormalised: exp(S - m) saturates, and the gradient "
+            "is that of P; remove one of them",
+        ),
+        (
+            Site.PV,
+            PvSite(format="mxfp4", unnormalised=True, dgrad_v=PvDgradV(P=Slot(format="reuse"))),
+            "quant.pv.dgrad_v.P.format must not be reuse: the forward copy of P is exp(S - m), not divided by its "
+            "row's sum; give it a format, or remove unnormalised",
+        ),
+    ],
+    ids=["another slot", "another site", "factor alone", "delta", "clipped", "copy"],
+)
+def test_options_of_the_softmax_are_refused_where_they_have_no_meaning(
+    site: Site, config: Any, words: str
+) -> None:
+    assert refusal(config, site) == words
 
 
 def test_clipping_under_a_transform_needs_the_gradient_of_the_transform() -> None:

@@ -24,7 +24,7 @@ TOP_SHARE = 0.01
 MOST_LISTED = 256
 _CHUNK_ELEMENTS = 1 << 20
 #: Tensors with [sequences, heads, queries, keys].
-_PER_QUERY = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
+_PER_QUERY = frozenset({"attn_weights", "exp_scores", "grad_attn_weights", "grad_scores"})
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,7 @@ _TENSORS = {
     "key": Mark(GREEN, "D"),
     "value": Mark(PURPLE, "X"),
     "attn_weights": Mark(VERMILLION, "P"),
+    "exp_scores": Mark(PURPLE, "P"),
     "grad_scores": Mark(YELLOW, "*"),
     "main_grad": Mark(VERMILLION, "s", "--", filled=False),
     "resid_pre": Mark(SKY, "o"),

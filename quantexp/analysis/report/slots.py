@@ -10,8 +10,8 @@ from typing import Any
 
 from quantexp.analysis.measures.measured import Measured
 from quantexp.analysis.measures.operand import UnderFormat
-from quantexp.analysis.tensors.operands import operand_called, takes_copy
-from quantexp.quant.sites import PRODUCTS
+from quantexp.analysis.tensors.operands import is_taken, operand_called, takes_copy
+from quantexp.quant.sites import PRODUCTS, Operand
 from quantexp.quant.slots import WORKING
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -64,7 +64,11 @@ def slots_of_tensor(known: Mapping[str, Any], measured: Measured | State) -> Ite
     operand = operand_called(str(known.get("layer_type")), str(known.get("tensor")))
     formats = known.get("formats")
     slots = formats if isinstance(formats, dict) else {}
-    filled = {name: s for name, s in slots.items() if name.rpartition(".")[2] == operand}
+    filled = {
+        name: s
+        for name, s in slots.items()
+        if name.rpartition(".")[2] == operand and (operand != Operand.P or is_taken(known, s))
+    }
     judged = {} if isinstance(measured, State) else {one.slot: one for one in measured.operands}
     if "" in judged and not any(slot for slot in judged):
         yield _of_capture_format(known, judged[""])

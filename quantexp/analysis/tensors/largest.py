@@ -21,7 +21,7 @@ from quantexp.capture.lines import Sample, samples_of
 #: Tokens of each tensor.
 COUNT = 3
 #: Tensors of four dimensions whose first two are no tokens and sequences.
-_MATRICES = ("attn_weights", "grad_attn_weights", "grad_scores")
+_MATRICES = ("attn_weights", "exp_scores", "grad_attn_weights", "grad_scores")
 _SAMPLES = lru_cache(maxsize=4)(samples_of)
 
 

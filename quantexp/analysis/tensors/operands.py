@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 
 from quantexp.analysis.tensors.place import Place, experts_as_one
-from quantexp.capture.operands import SOURCES
+from quantexp.capture.operands import EXPONENTIALS, SOURCES, slot_key
 from quantexp.errors import CaptureError
 from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, resolve
 from quantexp.formats.definitions.files import format_of_record
 from quantexp.formats.transform import pieces
 from quantexp.model.decoder import OUTPUT
 from quantexp.quant.rows import Rows
-from quantexp.quant.sites import Operand, Site, Slot, captured_dim, slots_of
+from quantexp.quant.sites import FPROP_P, Operand, Site, Slot, captured_dim, slots_of
 from quantexp.quant.step_state import Draw
 
 #: The working precision and the reused forward copy, which are not quantisations.
@@ -49,7 +49,7 @@ _OPERANDS = {
     (_LAYER_TYPES.get(site, "linear"), SOURCES[slot.operand]): slot.operand.value
     for site in Site
     for slot in slots_of(site)
-}
+} | {("attention", EXPONENTIALS): Operand.P.value}
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,15 @@ def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
         product, _, name = slot.rpartition(".")
         if name != operand or settings.get("format") in _UNQUANTISED or takes_copy(settings):
             continue
-        if settings.get("parts"):
+        if settings.get("parts") or not is_taken(metadata, settings):
             continue
         declared.append(_declared(metadata, slot, product.rpartition(".")[2], name, settings))
     return declared
+
+
+def is_taken(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether a slot of the manifest takes the tensor of the line: exp(S - m) or P."""
+    return (metadata.get("tensor") == EXPONENTIALS) is bool(settings.get("unnormalised"))
 
 
 def takes_copy(settings: Mapping[str, Any]) -> bool:
@@ -268,7 +273,11 @@ def slots_of_tensor(metadata: Mapping[str, Any]) -> list[Slot]:
     name = operand_called(layer_type, str(metadata.get("tensor")))
     is_output = metadata.get("module") == OUTPUT
     sites = (Site.OUTPUT,) if is_output else _SITES.get(layer_type, ())
-    return [slot for site in sites for slot in slots_of(site) if slot.operand == name]
+    slots = [slot for site in sites for slot in slots_of(site) if slot.operand == name]
+    of_p = (metadata.get("formats") or {}).get(slot_key(FPROP_P), {})
+    if metadata.get("tensor") == EXPONENTIALS:
+        return [FPROP_P]
+    return [slot for slot in slots if slot != FPROP_P or is_taken(metadata, of_p)]
 
 
 def module_of(metadata: Mapping[str, Any]) -> str:

@@ -91,6 +91,7 @@ _KINDS = {
     "key": Kind.ATTENTION,
     "value": Kind.ATTENTION,
     "attn_weights": Kind.PROBABILITY,
+    "exp_scores": Kind.PROBABILITY,
 }
 #: The order of a decoder layer, then what follows the decoder.
 _FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual", OUTPUT)

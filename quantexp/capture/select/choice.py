@@ -24,6 +24,7 @@ from typing import Any
 
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.operands import (
+    EXPONENTIALS,
     SCALE,
     QuantisedOperand,
     is_replaced,
@@ -56,6 +57,7 @@ from quantexp.model.decoder import (
 )
 from quantexp.model.sizes import element_bytes, shapes_by_layer
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, Slots, precision_map
+from quantexp.quant.sites import FPROP_P
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment, SampleOf
 
 
@@ -145,7 +147,8 @@ def _givers(experiment: Experiment, declared: PrecisionMap) -> Iterator[_Giver]:
     shapes = shapes_by_layer(model)
     for module, precision in declared.items():
         if module.name == ATTENTION:
-            yield _Giver(precision, _attention)
+            divides_later = precision.spec(FPROP_P).softmax.unnormalised
+            yield _Giver(precision, _attention, (divides_later,))
         elif is_norm(module.name):
             yield _Giver(precision, _norm, (module.name,))
         elif module.name != EMBEDDING:
@@ -255,7 +258,7 @@ def _tokens(experiment: Experiment, module: ModuleId) -> tuple[int, ...]:
     return (share + (expert < rest),)
 
 
-def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
+def _attention(experiment: Experiment, module: ModuleId, divides_later: bool) -> Iterator[Expected]:
     T, B = experiment.training.seq_length, experiment.training.micro_batch_size
     model, size = experiment.model, element_bytes(experiment.training)
     H, G, D = model.num_attention_heads, model.num_query_groups, model.head_dim
@@ -265,6 +268,8 @@ def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     yield Expected(module, "forward", "pre", "key", k, size)
     yield Expected(module, "forward", "pre", "value", v, size)
     yield Expected(module, "forward", "post", "attn_weights", P, size)
+    if divides_later:
+        yield Expected(module, "forward", "post", EXPONENTIALS, P, size)
     yield Expected(module, "forward", "post", "output", o, size)
     yield Expected(module, "backward", "pre", "grad_output", (T, B, H, E), size)
     yield Expected(module, "backward", "pre", "grad_scores", P, size)
@@ -294,7 +299,7 @@ def _router(experiment: Experiment, module: ModuleId, num_experts: int) -> Itera
 
 BLOCK = 32
 #: The axis of the heads in tensors that have heads.
-_HEAD_AXIS = {"attn_weights": 1, "grad_attn_weights": 1, "grad_scores": 1}
+_HEAD_AXIS = {"attn_weights": 1, "exp_scores": 1, "grad_attn_weights": 1, "grad_scores": 1}
 _WITH_HEADS = frozenset({"query", "key", "value", "grad_query", "grad_key", "grad_value"})
 
 

@@ -29,7 +29,7 @@ from quantexp.schema import (
 )
 
 #: Tensors kept only with `capture.attn_weights`.
-ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
+ATTENTION_WEIGHTS = frozenset({"attn_weights", "exp_scores", "grad_attn_weights", "grad_scores"})
 #: Tensors kept only with `capture.weight_grads`.
 WEIGHT_GRADS = frozenset({"grad_weight", "main_grad"})
 #: The residual stream, kept only with `capture.residual`: after the embedding, attention and the MLP.
@@ -38,7 +38,7 @@ RESIDUAL_GRADS = tuple(f"grad_{name}" for name in RESIDUALS)
 #: A router's scores of the experts before softmax, kept only with `capture.router_logits`.
 ROUTER_LOGITS = ("router_logits", "grad_router_logits")
 TENSORS = (
-    *("input", "weight", "output", "query", "key", "value", "attn_weights"),
+    *("input", "weight", "output", "query", "key", "value", "attn_weights", "exp_scores"),
     *("grad_output", "grad_input", "grad_weight", "main_grad"),
     *("grad_query", "grad_key", "grad_value", "grad_attn_weights", "grad_scores"),
     *(*RESIDUALS, *RESIDUAL_GRADS, *ROUTER_LOGITS),

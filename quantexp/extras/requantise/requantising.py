@@ -172,7 +172,7 @@ def _operands(capture: Capture, request: Request) -> Capture:
     if not len(files):
         raise CaptureError(
             f"{where}: none of these tensors is an operand of a matrix product; those are input, weight, grad_output, "
-            "query, key, value and attn_weights"
+            "query, key, value, attn_weights and exp_scores"
         )
     return files
 

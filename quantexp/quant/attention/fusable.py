@@ -25,7 +25,7 @@ def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
         forward = precision.slots.get(slot._replace(product=Product.FPROP))
         if forward is None or slot.operand is Operand.P:
             # dS, dO and P exist only inside the kernel, or enter it once for two products
-            if spec.quantised:
+            if spec.quantised or not spec.softmax.is_stock:
                 yield entry
         elif slot.product is Product.FPROP:
             if spec.is_pre_scaled or spec.is_transformed:
@@ -67,6 +67,8 @@ def require_fused(precision: ModulePrecision) -> None:
 
 def _words(entry: Entry) -> str:
     spec = entry.spec
+    if not spec.softmax.is_stock:
+        return "P with unnormalised or delta"
     if spec.is_transformed:
         return f"{spec.fmt.name} after a Hadamard transform"
     if spec.is_pre_scaled:

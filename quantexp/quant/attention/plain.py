@@ -15,6 +15,8 @@ heads. The softmax between the two products is Megatron's own and stays in high 
 mask and dropout. Every product's result is in the working dtype. The derivative of quantisation is the identity
 (straight through), saturated elements included unless the slot sets `clip_gradient`. `reuse` slots take the forward
 copy.
+With `unnormalised` P of the forward product is exp(S - m), and o is divided by its row's sum; with `delta: o` the
+softmax's derivative takes the row sums of dO o (`quantexp.quant.attention.row_sums`).
 Blocks of v along keys span future tokens, and so does one scale per tensor: future tokens influence a token only
 through that shared scale. The plain path stores S and P whole, T squared per head. It is the reference for the
 `fused` and `tiled` paths.
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.attention.call import AttentionCall
+from quantexp.quant.attention.row_sums import OutputSums, divided
 from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout
 from quantexp.quant.multiply import Factor, clipped_gradient, multiply_operands, source_of
 from quantexp.quant.sites import (
@@ -55,12 +58,25 @@ def scores(call: AttentionCall, q_TBHD: Tensor, k_TBGD: Tensor) -> Tensor:
     return result
 
 
-def context(call: AttentionCall, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
+def context(
+    call: AttentionCall,
+    P_NTT: Tensor,
+    v_TBGD: Tensor,
+    exponentials: tuple[Tensor, Tensor] | None = None,
+    delta: OutputSums | None = None,
+) -> Tensor:
     """O = P v, of shape [N, T queries, D], differentiable in P and v.
 
     If ranks share the sequence, v has this rank's tokens and P all keys.
+
+    Args:
+        call: of this module.
+        P_NTT: the probabilities.
+        v_TBGD: the values.
+        exponentials: E, [N, T, T], and l, [N, T, 1]: then O = E v / l.
+        delta: receives the row sums of dO O when the backward pass begins.
     """
-    result: Tensor = _Context.apply(P_NTT, v_TBGD, call)  # type: ignore[no-untyped-call]
+    result: Tensor = _Context.apply(P_NTT, v_TBGD, call, exponentials, delta)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -144,22 +160,35 @@ class _Scores(torch.autograd.Function):
 
 class _Context(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, P_NTT: Tensor, v_TBGD: Tensor, call: AttentionCall) -> Tensor:
+    def forward(
+        ctx: Any,
+        P_NTT: Tensor,
+        v_TBGD: Tensor,
+        call: AttentionCall,
+        exponentials: tuple[Tensor, Tensor] | None,
+        delta: OutputSums | None,
+    ) -> Tensor:
         v_TBGD = call.all_keys(v_TBGD)
-        ctx.save_for_backward(P_NTT, v_TBGD)
-        ctx.call = call
+        ctx.call, ctx.delta = call, delta
         B = v_TBGD.shape[1]
         H = P_NTT.shape[0] // B
-        return multiply_operands(
+        multiplied, sums = (P_NTT, None) if exponentials is None else exponentials
+        O_NTD = multiply_operands(
             call.precision,
-            Factor(FPROP_P, P_NTT, captured=by_sequence_layout(B)),
+            Factor(FPROP_P, multiplied, captured=by_sequence_layout(B)),
             Factor(FPROP_V, v_TBGD, lambda v: by_head(expanded(v, H))),
         )
+        if sums is not None:
+            O_NTD = divided(O_NTD, sums)
+        ctx.save_for_backward(P_NTT, v_TBGD, *(() if delta is None else (O_NTD,)))
+        return O_NTD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dO,) = grads
-        P_NTT, v_TBGD = ctx.saved_tensors
+        P_NTT, v_TBGD, *output = ctx.saved_tensors
+        if ctx.delta is not None:
+            ctx.delta.see(dO, *output)
         call: AttentionCall = ctx.call
         precision = call.precision
         _, B, G, _ = v_TBGD.shape
@@ -190,7 +219,7 @@ class _Context(torch.autograd.Function):
         call.hook(BACKWARD, PRE, "grad_output", layout(dO))
         call.hook(BACKWARD, POST, "grad_attn_weights", by_sequence(dP))
         call.hook(BACKWARD, POST, "grad_value", dv)
-        return dP, dv, None
+        return dP, dv, None, None, None
 
 
 def _transposed(x_NTT: Tensor) -> Tensor:

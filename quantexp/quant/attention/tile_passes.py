@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.attention.plain import by_sequence_layout, by_token, summed_over_group
+from quantexp.quant.attention.row_sums import OutputSums, divided
 from quantexp.quant.attention.tile_products import TileProducts
 from quantexp.quant.attention.tiles import Tile
 from quantexp.quant.hooks import (
@@ -53,6 +54,9 @@ from quantexp.quant.sites import (
     Site,
 )
 from quantexp.quant.whole_amax import follows_own_amax
+
+#: What of P enters the product with v, in `_Gathered`.
+_MULTIPLIED = "multiplied"
 
 
 class _Gathered:
@@ -87,12 +91,15 @@ class Forward:
     def __init__(self, work: TileProducts) -> None:
         self.work, self.hook = work, work.call.hook
         self.is_hooked = is_operand_hooked(work.precision, FPROP_P)
-        self.is_wanted = work.call.wants(FORWARD, "attn_weights")
+        names: dict[str, object] = {"attn_weights": Operand.P}
+        if work.spec(FPROP_P).softmax.unnormalised:
+            names["exp_scores"] = _MULTIPLIED
+        self.wanted = {name: of for name, of in names.items() if work.call.wants(FORWARD, name)}
 
     @property
     def is_observed(self) -> bool:
-        """Whether a hook needs P."""
-        return self.is_hooked or self.is_wanted
+        """Whether a hook needs P, or what of it is multiplied."""
+        return self.is_hooked or bool(self.wanted)
 
     def output(self) -> Tensor:
         """The output o, [N, T, E]; calls the hooks."""
@@ -100,40 +107,41 @@ class Forward:
         q = work.whole(FPROP_Q)
         k = work.whole(FPROP_K)
         v = work.whole(FPROP_V)
-        names = [Operand.P] if self.is_observed else []
-        gathered = _Gathered(work, [*names, *((FPROP_P,) if self.is_hooked else ())])
+        names: list[object] = [*self.wanted.values()]
+        gathered = _Gathered(work, [*names, *((_MULTIPLIED, FPROP_P) if self.is_hooked else ())])
         spans = work.tiles(whole_rows=bool(gathered))
         if follows_own_amax(work.spec(FPROP_P)):
             for tile in spans:
-                P = work.softmax(work.scores(tile, q, k, recomputed=True), tile)
+                _, P, _ = work.multiplied(work.scores(tile, q, k, recomputed=True), tile)
                 work.observe(FPROP_P, P)
             work.reduce_amax(FPROP_P)
         o = v.new_empty(v.shape[0], work.T, v.shape[2])
         for tile in spans:
-            P = work.softmax(work.scores(tile, q, k), tile)
-            P_quantised = work.quantised_tile(FPROP_P, tile, P)
+            P, source, sums = work.multiplied(work.scores(tile, q, k), tile)
+            P_quantised = work.quantised_tile(FPROP_P, tile, source)
             gathered.put(Operand.P, tile, P)
+            gathered.put(_MULTIPLIED, tile, source)
             gathered.put(FPROP_P, tile, P_quantised)
-            o[:, tile.rows] = work.product(
-                Site.PV, Product.FPROP, tile, P_quantised, v[:, tile.keys]
-            )
+            product = work.product(Site.PV, Product.FPROP, tile, P_quantised, v[:, tile.keys])
+            o[:, tile.rows] = product if sums is None else divided(product, sums)
         self._hand_over(gathered)
         return o
 
     def _hand_over(self, gathered: _Gathered) -> None:
         work, by_sequence = self.work, by_sequence_layout(self.work.B)
         if self.is_hooked:
-            whole = (gathered.take(Operand.P), gathered.take(FPROP_P))
+            whole = (gathered.take(_MULTIPLIED), gathered.take(FPROP_P))
             call_operand_hooks(work.precision, FPROP_P, *whole, by_sequence)
-        if self.is_wanted:
-            self.hook(FORWARD, POST, "attn_weights", by_sequence(gathered.take(Operand.P)))
+        for name, of in self.wanted.items():
+            self.hook(FORWARD, POST, name, by_sequence(gathered.take(of)))
 
 
 class Backward:
     """The backward pass of one micro-batch."""
 
-    def __init__(self, work: TileProducts) -> None:
-        self.work, self.hook = work, work.call.hook
+    def __init__(self, work: TileProducts, o_NTE: Tensor | None = None) -> None:
+        """`o_NTE` is the forward pass's under `delta: o`."""
+        self.work, self.hook, self.o = work, work.call.hook, o_NTE
         self.wanted = [
             name for name in ("grad_scores", "grad_attn_weights") if work.call.wants(BACKWARD, name)
         ]
@@ -195,8 +203,12 @@ class Backward:
         """P, dP and dS of a tile, each [N, R, K]; dS by the softmax's own backward."""
         work = self.work
         S = work.scores(tile, self.q, self.k, recomputed=recomputed).requires_grad_()
+        delta = None
+        if self.o is not None:
+            delta = OutputSums()
+            delta.see(work.tensors[Operand.DO][:, tile.rows], self.o[:, tile.rows])
         with torch.enable_grad():
-            P = work.softmax(S, tile)
+            P = work.softmax(S, tile, delta)
         dP = work.product(
             Site.PV,
             Product.DGRAD_P,

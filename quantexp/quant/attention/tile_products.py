@@ -18,6 +18,7 @@ from torch import Tensor
 from quantexp.formats import Family, Place, QuantSpec, Rounding
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import by_head, by_token, expanded
+from quantexp.quant.attention.row_sums import OutputSums
 from quantexp.quant.attention.tiles import Tile, tiles
 from quantexp.quant.hooks import same_layout
 from quantexp.quant.multiply import (
@@ -35,6 +36,7 @@ from quantexp.quant.sites import (
     DGRAD_P_V,
     DGRAD_V_P,
     FPROP_K,
+    FPROP_P,
     Operand,
     Product,
     Site,
@@ -45,8 +47,11 @@ from quantexp.quant.sites import (
 from quantexp.quant.step_state import Piece, current_state
 from quantexp.quant.whole_amax import follows_own_amax, own_amax, reduced
 
-#: Maps the scores of a tile, [B, H, R, K], and its first query to probabilities, row by row; differentiable.
-Probabilities = Callable[[Tensor, int], Tensor]
+#: Maps the scores of a tile, [B, H, R, K], and its first query to probabilities, row by row; differentiable. Under
+#: `delta: o` a third argument has the `OutputSums` of the rows for the derivative.
+Probabilities = Callable[..., Tensor]
+#: Maps the same two to E and l (`row_sums`).
+RowSums = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 #: Operands that exist only as tiles, as opposed to operands of T x D.
 TILE_OPERANDS = (Operand.P, Operand.DS)
@@ -63,10 +68,11 @@ class TileProducts:
         call: AttentionCall,
         q_TBHD: Tensor,
         probabilities: Probabilities,
+        exponentials: RowSums | None = None,
     ) -> None:
         self.call = call
         self.precision = call.precision
-        self.probabilities = probabilities
+        self.probabilities, self.exponentials = probabilities, exponentials
         self.T, self.B, self.H, _ = q_TBHD.shape
         self.dtype = q_TBHD.dtype
         self.num_keys = self.T if call.share is None else self.T * call.share.num_ranks
@@ -183,10 +189,20 @@ class TileProducts:
             recomputed=recomputed,
         )
 
-    def softmax(self, S_NRK: Tensor, tile: Tile) -> Tensor:
+    def softmax(self, S_NRK: Tensor, tile: Tile, delta: OutputSums | None = None) -> Tensor:
         """P of a tile. The stock softmax masks float32 scores in place, so it gets a copy."""
         S = S_NRK.clone().view(self.B, self.H, *S_NRK.shape[1:])
-        return self.probabilities(S, tile.start).reshape(S_NRK.shape)
+        of_delta = () if delta is None else (delta,)
+        return self.probabilities(S, tile.start, *of_delta).reshape(S_NRK.shape)
+
+    def multiplied(self, S_NRK: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor | None]:
+        """P of a tile, what of it enters the product with v, and the row sums that divide this, if any do."""
+        P = self.softmax(S_NRK, tile)
+        if not self.spec(FPROP_P).softmax.unnormalised:
+            return P, P, None
+        assert self.exponentials is not None
+        E, sums = self.exponentials(S_NRK.view(self.B, self.H, *S_NRK.shape[1:]), tile.start)
+        return P, E.view(S_NRK.shape), sums.view(*S_NRK.shape[:2], 1)
 
     def product(
         self,

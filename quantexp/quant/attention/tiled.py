@@ -33,12 +33,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.formats.types import Delta
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.kernels.agreement import require_gradients, require_output
 from quantexp.quant.attention.kernels.gpu import Kernels, claims
 from quantexp.quant.attention.tile_passes import Backward, Forward
-from quantexp.quant.attention.tile_products import Probabilities, TileProducts
+from quantexp.quant.attention.tile_products import Probabilities, RowSums, TileProducts
 from quantexp.quant.product_context import is_watched
+from quantexp.quant.sites import FPROP_P
 
 
 def attention(
@@ -47,13 +49,16 @@ def attention(
     k_TBGD: Tensor,
     v_TBGE: Tensor,
     probabilities: Probabilities,
+    exponentials: RowSums | None = None,
 ) -> Tensor:
     """The output o, [N, T, E], differentiable in q, k and v; `probabilities` is the softmax with the call's mask.
+
+    `exponentials` is needed where P is declared as `unnormalised`.
 
     Raises:
         EngagementError: the kernels' result differs from that of the torch tiles.
     """
-    work = TileProducts(call, q_TBHD, probabilities)
+    work = TileProducts(call, q_TBHD, probabilities, exponentials)
     kernels = kernels_for(call, q_TBHD, v_TBGE)
     result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, kernels)  # type: ignore[no-untyped-call]
     return result
@@ -70,12 +75,16 @@ class _Tiled(torch.autograd.Function):
         kernels: Kernels | None,
     ) -> Tensor:
         k_TBGD, v_TBGE = work.call.all_keys(k_TBGD), work.call.all_keys(v_TBGE)
-        ctx.save_for_backward(q_TBHD, k_TBGD, v_TBGE)
+        inputs = q_TBHD, k_TBGD, v_TBGE
+        ctx.save_for_backward(*inputs)
         ctx.work, ctx.kernels = work, kernels
         tiles = Forward(work)
         with work.inputs(q=q_TBHD, k=k_TBGD, v=v_TBGE):
             if kernels is None:
-                return tiles.output()
+                o = tiles.output()
+                if work.spec(FPROP_P).softmax.delta is Delta.O:
+                    ctx.save_for_backward(*inputs, o)
+                return o
             o = kernels.forward(work.quantised)
             if tiles.is_observed or is_watched():
                 require_output(kernels, work, o, tiles.output())
@@ -85,9 +94,9 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         work: TileProducts = ctx.work
         kernels: Kernels | None = ctx.kernels
-        q, k, v = ctx.saved_tensors
+        q, k, v, *output = ctx.saved_tensors
         with work.inputs(q=q, k=k, v=v, dO=grads[0]):
-            tiles = Backward(work)
+            tiles = Backward(work, *output)
             if kernels is None:
                 gradients = tiles.gradients()
             else:

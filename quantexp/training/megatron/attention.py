@@ -19,17 +19,21 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from quantexp.errors import ConfigError
+from quantexp.formats.types import Delta
 from quantexp.quant.attention import fused, tiled
 from quantexp.quant.attention.call import AttentionCall, TensorFilter, no_tensor_wanted
 from quantexp.quant.attention.context_parallel import SequenceShare
 from quantexp.quant.attention.plain import context, scores
+from quantexp.quant.attention.row_sums import Exponentials, OutputSums, with_output_sums
 from quantexp.quant.hooks import FORWARD, POST, PRE, TensorHook, no_hook
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.sites import FPROP_P
 from quantexp.schema import AttentionPath
 
 
@@ -64,6 +68,7 @@ class SchemeAttention(LatentCoreAttention):
     """
 
     precision: ModulePrecision
+    scale_mask_softmax: FusedScaleMaskSoftmax
     hook: TensorHook = staticmethod(no_hook)
     #: Whether the hook needs a tensor that only the plain path stores in full.
     wants: TensorFilter = staticmethod(no_tensor_wanted)
@@ -71,6 +76,13 @@ class SchemeAttention(LatentCoreAttention):
     #: The mask of the current forward pass: True where a query must not see a key, [B, 1, T, T], of whole
     #: sequences also under context parallelism; None means causal.
     mask: Tensor | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        softmax = SchemeSoftmax.__new__(SchemeSoftmax)
+        softmax.__dict__ = self.scale_mask_softmax.__dict__
+        self.scale_mask_softmax = softmax
+        self.exponentials = Exponentials()
 
     def forward(
         self,
@@ -85,8 +97,9 @@ class SchemeAttention(LatentCoreAttention):
         """The attention output [T, B, H*E] of query [T, B, H, D], key [T, B, G, D] and value [T, B, G, E].
 
         Raises:
-            ConfigError: packed sequences or an attention bias; on the tiled and the fused path also attention dropout,
-                a softmax offset or a sliding window; on the fused path context parallelism.
+            ConfigError: packed sequences or an attention bias; on the tiled and the fused path, and with options of
+                the softmax, also attention dropout, a softmax offset or a sliding window; on the fused path context
+                parallelism.
         """
         if packed_seq_params is not None or attention_bias is not None:
             raise ConfigError("attention supports neither packed sequences nor a bias here")
@@ -97,15 +110,20 @@ class SchemeAttention(LatentCoreAttention):
             self.mask = None
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if self.path is not AttentionPath.plain and (
+        if (
             self.attention_dropout.p
             or self.softmax_offset is not None
             or self.scale_mask_softmax.window_size is not None
         ):
-            raise ConfigError(
-                f"training.attention={self.path.value} does not support attention dropout, a softmax offset or a "
-                "sliding window; use training.attention=plain"
-            )
+            lacks = "does not support attention dropout, a softmax offset or a sliding window"
+            if self.path is not AttentionPath.plain:
+                raise ConfigError(
+                    f"training.attention={self.path.value} {lacks}; use training.attention=plain"
+                )
+            if not self.precision.spec(FPROP_P).softmax.is_stock:
+                raise ConfigError(
+                    f"quant.{FPROP_P} with unnormalised or delta {lacks}; remove these options"
+                )
         self.hook(FORWARD, PRE, "query", query)
         self.hook(FORWARD, PRE, "key", key)
         self.hook(FORWARD, PRE, "value", value)
@@ -127,11 +145,17 @@ class SchemeAttention(LatentCoreAttention):
         mask = call.mask
         if call.share is not None and mask is None:
             mask = call.share.hidden(T, slice(T), S.device)
-        P = self.scale_mask_softmax(S, mask, self.softmax_offset)
+        declared, exponentials = call.precision.spec(FPROP_P).softmax, None
+        delta = OutputSums() if declared.delta is Delta.O else None
+        P = self.scale_mask_softmax(S, mask, self.softmax_offset, delta)
         with self._dropout_rng():
             P = self.attention_dropout(P)
         self.hook(FORWARD, POST, "attn_weights", P)
-        o = context(call, P.reshape(B * H, T, -1), v_TBGE)
+        if declared.unnormalised:
+            E, sums = self.exponentials(S, mask, declared.max_factor)
+            self.hook(FORWARD, POST, "exp_scores", E)
+            exponentials = E.view(B * H, T, -1), sums.view(B * H, T, 1)
+        o = context(call, P.reshape(B * H, T, -1), v_TBGE, exponentials, delta)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 
     def _fused(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
@@ -146,8 +170,8 @@ class SchemeAttention(LatentCoreAttention):
     def _tiled(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
         T, B, H, _ = q_TBHD.shape
         call = self._call(mask)
-        probabilities = partial(self._probabilities, call, T)
-        o = tiled.attention(call, q_TBHD, k_TBGD, v_TBGE, probabilities)
+        functions = partial(self._probabilities, call, T), partial(self._exponentials, call, T)
+        o = tiled.attention(call, q_TBHD, k_TBGD, v_TBGE, *functions)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 
     def uses_kernels(self, query: Tensor, value: Tensor) -> bool:
@@ -163,19 +187,26 @@ class SchemeAttention(LatentCoreAttention):
         return AttentionCall(self.precision, self.softmax_scale, self.hook, self.wants, mask, share)
 
     def _probabilities(
-        self, call: AttentionCall, num_queries: int, S_BHRK: Tensor, start: int
+        self,
+        call: AttentionCall,
+        num_queries: int,
+        S_BHRK: Tensor,
+        start: int,
+        delta: OutputSums | None = None,
     ) -> Tensor:
         """The stock softmax of R rows of scores, starting at query `start`; causal without a mask."""
-        R, K = S_BHRK.shape[2:]
-        if call.mask is not None:
-            hidden = call.mask[:, :, start : start + R, :K]
-        elif call.share is not None:
-            hidden = call.share.hidden(num_queries, slice(start, start + R), S_BHRK.device)
-        else:
-            queries = torch.arange(start, start + R, device=S_BHRK.device)
-            hidden = torch.arange(K, device=S_BHRK.device) > queries[:, None]
-        P: Tensor = self.scale_mask_softmax(S_BHRK, hidden, None)
+        hidden = _hidden(call, num_queries, S_BHRK, start)
+        P: Tensor = self.scale_mask_softmax(S_BHRK, hidden, None, delta)
         return P
+
+    def _exponentials(
+        self, call: AttentionCall, num_queries: int, S_BHRK: Tensor, start: int
+    ) -> tuple[Tensor, Tensor]:
+        """exp(S - m) of R rows of scores, and the row sums."""
+        hidden = _hidden(call, num_queries, S_BHRK, start)
+        factor = call.precision.spec(FPROP_P).softmax.max_factor
+        result: tuple[Tensor, Tensor] = self.exponentials(S_BHRK, hidden, factor)
+        return result
 
     def _dropout_rng(self) -> contextlib.AbstractContextManager[None]:
         if self.config.sequence_parallel:
@@ -184,6 +215,36 @@ class SchemeAttention(LatentCoreAttention):
             tensor_parallel.get_cuda_rng_tracker().fork()
         )
         return fork
+
+
+class SchemeSoftmax(FusedScaleMaskSoftmax):  # type: ignore[misc]
+    """Megatron's softmax, whose derivative may take delta from dO and o."""
+
+    def forward(
+        self,
+        S_BHRK: Tensor,
+        mask: Tensor | None,
+        softmax_offset: Tensor | None = None,
+        delta: OutputSums | None = None,
+    ) -> Tensor:
+        """P of scores; with `delta` the scores stay unmasked."""
+        if delta is None:
+            P: Tensor = super().forward(S_BHRK, mask, softmax_offset)
+            return P
+        with torch.no_grad():
+            P = super().forward(S_BHRK.clone(), mask, softmax_offset)
+        return with_output_sums(S_BHRK, P, mask, delta)
+
+
+def _hidden(call: AttentionCall, num_queries: int, S_BHRK: Tensor, start: int) -> Tensor:
+    """True where the queries of a tile do not see a key."""
+    R, K = S_BHRK.shape[2:]
+    if call.mask is not None:
+        return call.mask[:, :, start : start + R, :K]
+    if call.share is not None:
+        return call.share.hidden(num_queries, slice(start, start + R), S_BHRK.device)
+    queries = torch.arange(start, start + R, device=S_BHRK.device)
+    return torch.arange(K, device=S_BHRK.device) > queries[:, None]
 
 
 def _share(num_ranks: int) -> SequenceShare | None:

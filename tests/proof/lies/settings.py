@@ -125,6 +125,16 @@ SCHEMES: dict[str, Setting] = {
     "smooth": _of("quant=more/smooth_int4", tags="smooth"),
     "estimator": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.w.dge=5", tags="clip estimator"),
     "muon": _of("quant=FA_linear_mxfp4", "training.optimizer=muon", tags="muon"),
+    "row sums": _of(
+        "quant=bf16",
+        "quant.pv={unnormalised: true, max_factor: 2, delta: o}",
+        tags="row-sums raised delta",
+    ),
+    "row sums all slots tiled": _of(
+        *(*_all_slots("mxfp4", "mxfp4_e2m1"), _TILED),
+        "quant.pv.fprop.P={unnormalised: true, max_factor: 2, delta: o}",
+        tags="row-sums raised delta",
+    ),
     "clipped": _of("quant=FA_linear_mxfp4", "quant.linear.fprop.x.clip_gradient=true", tags="clip"),
 }
 #: Other dtypes, attention, models and kinds of run.
@@ -267,6 +277,12 @@ LAYOUTS: dict[str, Setting] = {
         *_LAYOUT,
         processes=2,
         tags="ranks context",
+    ),
+    "cp2 row sums fp8": _of(
+        *(*_all_slots("fp8", "fp8_e4m3"), "parallel.context=2", "training.seq_length=128"),
+        *("quant.pv.fprop.P={unnormalised: true, max_factor: 2, delta: o}", _TILED, *_LAYOUT),
+        processes=2,
+        tags="ranks context row-sums raised delta",
     ),
     "cp2 all slots fp8": _of(
         *(*_all_slots("fp8", "fp8_e4m3"), "parallel.context=2", "training.seq_length=128"),

@@ -18,6 +18,7 @@ from quantexp.quant.attention import tiles
 from quantexp.runs.paths import RunDir
 from quantexp.schema import AttentionPath
 from quantexp.training.megatron.attention import SchemeAttention
+from tests.quant.attention.kernels.tiled_cases import declared
 
 RunTiny = Callable[..., RunDir]
 FULL = (
@@ -117,3 +118,19 @@ def test_tiles_and_the_fused_kernel_reject_what_they_do_not_have(
     )
     with pytest.raises(ConfigError, match=words):
         module(q, q, q, None)
+
+
+@pytest.mark.parametrize("words", ["quant.pv.unnormalised=true", "quant.pv.delta=o"])
+def test_rows_that_are_divided_later_reject_dropout(words: str) -> None:
+    module = SchemeAttention.__new__(SchemeAttention)
+    nn.Module.__init__(module)
+    module.precision = declared("quant=bf16", words)
+    module.attention_dropout, module.softmax_offset = nn.Dropout(0.1), None
+    module.scale_mask_softmax = SimpleNamespace(window_size=None)
+    q = torch.zeros(4, 1, 2, 8)
+    with pytest.raises(ConfigError) as caught:
+        module(q, q, q, None)
+    assert str(caught.value) == (
+        "quant.pv.fprop.P with unnormalised or delta does not support attention dropout, a softmax offset or a sliding "
+        "window; remove these options"
+    )

@@ -8,8 +8,8 @@
 Supported: bfloat16 and float16; heads of up to 256; a causal mask or any given mask; P and dS in the working
 dtype, in MX in blocks of 32 under every scale rule, or in HiF8 with no scale or one of its own amax, rounded to
 nearest; reused copies of P. The torch tiles handle every other declaration of P or dS (other formats and blocks,
-delayed scales, a transform, 3/4, stochastic rounding, a clipped gradient) and float32. q, k, v and dO arrive quantised,
-in any format.
+delayed scales, a transform, 3/4, stochastic rounding, a clipped gradient, exp(S - m) undivided, delta of o) and
+float32. q, k, v and dO arrive quantised, in any format.
 
 The kernels round where the torch tiles round, to the same dtypes, and quantise by the same arithmetic. Differences:
 - S, dP and sums over keys or queries are float32 sums in another order: about one in some thousands is rounded to its
@@ -87,7 +87,8 @@ def claims(precision: ModulePrecision, q_TBHD: Tensor, v_TBGE: Tensor) -> bool:
 def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
     """The slots of an attention module that the kernels do not support."""
     for entry in precision.entries():
-        if entry.slot.operand in TILE_OPERANDS and not _claims_operand(entry.spec):
+        is_tile = entry.slot.operand in TILE_OPERANDS
+        if is_tile and not (entry.spec.softmax.is_stock and _claims_operand(entry.spec)):
             yield entry
 
 

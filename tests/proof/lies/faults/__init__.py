@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     parts,
     passes,
     results,
+    row_sums,
     slots,
     states,
     sums,

@@ -26,9 +26,13 @@ LEFT = {
     "delayed": ["pv.fprop.P", "pv.dgrad_v.P"],
     "stochastic": ["pv.fprop.P", "pv.dgrad_v.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS"],
     "stochastic, used again": ["pv.fprop.P", "pv.dgrad_v.P"],
+    "divided later": ["pv.fprop.P"],
+    "delta of o": ["pv.fprop.P"],
 }
 MORE = {
     "delayed": (*BF16, "quant/pv=hifp8", "quant.pv.scaling=delayed"),
+    "divided later": (*BF16, "quant.pv.unnormalised=true"),
+    "delta of o": (*BF16, "quant.pv.delta=o"),
 }
 
 
