@@ -93,7 +93,8 @@ class MatrixBorder(GradientBorder):
             values, magnitude = is_of_RN @ g_NC, is_of_RN @ g_NC.abs()
             counts_R1 = is_of_RN.sum(1, keepdim=True)
             lost = len(g_NC) * flushed(g_NC, g_NC[:0])
-            expected = Reference(values, values.abs() + counts_R1 * magnitude, magnitude, lost)
+            rounded = values.abs() + counts_R1 * magnitude
+            expected = Reference(values, rounded, magnitude, lost, roundings=2)
             self._expect(expected, (rows_R[:, None], columns_C), moment)
 
         self._on_gradient(y, see)

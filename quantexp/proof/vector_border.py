@@ -152,9 +152,10 @@ class GradientBorder(Hooked):
 
 
 def _sum(one: Reference, other: Reference) -> Reference:
-    """What both give together, each of them and their sum rounded."""
+    """What both give together, each of them and their sum rounded. One that overflows decides the sign of infinity."""
     both = one.plus(other)
-    return replace(both, rounded=both.rounded + both.values.abs(), sums=both.summed)
+    rounded = both.rounded + both.values.abs()
+    return replace(both, rounded=rounded, sums=both.summed, roundings=max(2, both.roundings))
 
 
 class VectorBorder(GradientBorder):

@@ -48,7 +48,12 @@ class Update:
         self._before: dict[str, list[np.ndarray]] = {}
         self._after: dict[str, list[np.ndarray]] = {}
         watch = self.watch
-        self._directions = directions(self.picked, watch.held, watch.parts, self.iteration)
+        self._directions = {
+            name: Direction(
+                watch.parts[name].parameter, watch.held[name], watch.gradient(name) / self.scale
+            )
+            for name in one_of_each(self.picked, watch.held, watch.parts, self.iteration)
+        }
         self._gradients = {
             name: self._values(name, self.watch.gradient(name))[0] / self.scale
             for name in self.picked
@@ -80,8 +85,8 @@ class Update:
 
     def _take(self) -> None:
         self._before = {name: self._state(name) for name in self.picked}
-        for name, direction in self._directions.items():
-            direction.take(self.watch.gradient(name) / self.scale)
+        for direction in self._directions.values():
+            direction.take()
 
     def _look(self) -> None:
         self._after = {name: self._state(name) for name in self.picked}
@@ -157,14 +162,14 @@ class Update:
 class Direction:
     """What a step finds and leaves of a matrix."""
 
-    def __init__(self, parameter: Parameter, held: Held) -> None:
-        """`parameter` is the whole one, `held` all of it."""
+    def __init__(self, parameter: Parameter, held: Held, gradient: Tensor) -> None:
+        """`parameter` is the whole one, `held` all of it; `gradient` a copy, not clipped, in any shape."""
         self._parameter, self._held = parameter, held
+        self._gradient = gradient.view(held.main.shape)
 
-    def take(self, gradient: Tensor) -> None:
-        """Before the step; `gradient` is a copy of its gradient, not clipped, in any shape."""
+    def take(self) -> None:
+        """Before the step."""
         self._before = self._held.main.detach().clone()
-        self._gradient = gradient.view(self._before.shape)
 
     def look(self) -> None:
         """After the step, before anything is rounded."""
@@ -184,14 +189,13 @@ class Direction:
         return wrong_direction(*own, beta, (lr, decay), matrices)
 
 
-def directions(
+def one_of_each(
     picked: Iterable[str], held: Mapping[str, Held], parts: Mapping[str, Part], number: int
-) -> dict[str, Direction]:
+) -> list[str]:
     """Of the picked matrices that Muon moves and this rank has whole, one of each kind of layer, by a number."""
     by_kind: dict[str, list[str]] = {}
     for name in picked:
-        parameter, each = parts[name].parameter, held[name]
-        if each.kinds == (MOMENTUM,) and each.piece.numel == math.prod(parameter.shape):
+        shape, each = parts[name].parameter.shape, held[name]
+        if each.kinds == (MOMENTUM,) and each.piece.numel == math.prod(shape):
             by_kind.setdefault(name.split(".")[-2], []).append(name)
-    chosen = [names[number % len(names)] for names in by_kind.values()]
-    return {name: Direction(parts[name].parameter, held[name]) for name in chosen}
+    return [names[number % len(names)] for names in by_kind.values()]
