@@ -125,10 +125,12 @@ class Objective:
             if tokens % self.num_held_out:  # tensor-parallel ranks have seen the same ones
                 return f"the evaluation has seen {tokens:,} tokens, not {self.num_held_out:,}"
             mean = evaluated / tokens
-        elif {each[0] for each in seen} - {0} == {self.num_micro_batches}:
-            mean = total * self.context / passes
+        elif not passes:
+            return ""
+        elif other := {each[0] for each in seen} - {0, self.num_micro_batches}:
+            return f"a rank has had {min(other)} micro-batches, not {self.num_micro_batches}"
         else:
-            return ""  # of some passes alone
+            mean = total * self.context / passes
         # A float32 sum of positive numbers, by halves or in a kernel's order, and three means.
         if not math.isfinite(mean) or abs(loss - mean) <= 2.0**-16 * abs(mean):
             return ""

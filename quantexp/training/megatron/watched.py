@@ -37,6 +37,7 @@ from quantexp.proof.initial_weights import difference
 from quantexp.proof.linear_border import LinearBorder
 from quantexp.proof.merging import merged
 from quantexp.proof.model_border import pass_borders
+from quantexp.proof.model_settings import other_settings
 from quantexp.proof.norm_border import NormBorder, Note, note_failure
 from quantexp.proof.objective import NOT_KNOWN
 from quantexp.proof.places import Ranks
@@ -106,7 +107,7 @@ class Watched:
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
         self.rotary = None if model is None else Rotary(model, *ranks.context)
         self.declaration = Declaration(quant, model.num_layers) if quant and model else None
-        self.objective = NOT_KNOWN
+        self.objective, self._model = NOT_KNOWN, model
         #: The parts that the seed fills, and what for, until they are compared; None if they come from elsewhere.
         self.initial: tuple[Mapping[str, Part], ModelConfig, TrainingConfig] | None = None
 
@@ -118,11 +119,8 @@ class Watched:
 
     def begin(self, iteration: int, index: int) -> None:
         """The forward or backward pass of this rank's micro-batch `index` begins."""
-        size, rank = (
-            parallel_state.get_data_parallel_world_size(),
-            parallel_state.get_data_parallel_rank(),
-        )
-        number = index * size + rank
+        size = parallel_state.get_data_parallel_world_size()
+        number = index * size + parallel_state.get_data_parallel_rank()
         self._moment = replace(self._moment, iteration=iteration, micro_batch=number, index=index)
 
     def moment(self) -> Moment:
@@ -139,6 +137,7 @@ class Watched:
         observed.bordered = frozenset(borders)
         observed.others = [
             *self._other_than_drawn(),
+            *(other_settings(self.chunks[0].config, self._model) if self._model else ()),
             *self._other_than_configured(declared, iteration),
             *self.histories.begin(self._merge(declared)),
         ]

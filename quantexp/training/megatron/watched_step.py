@@ -55,8 +55,8 @@ class Update:
             for name in one_of_each(self.picked, watch.held, watch.parts, self.iteration)
         }
         self._gradients = {
-            name: self._values(name, self.watch.gradient(name))[0] / self.scale
-            for name in self.picked
+            name: elements(at, watch.gradient(name))[0] / self.scale
+            for name, at in self.picked.items()
         }
 
     def step(
@@ -74,6 +74,11 @@ class Update:
             self._look()
         return stepped, norm, self._failures(norm) if stepped else []
 
+    @property
+    def left(self) -> dict[str, tuple[slice, list[np.ndarray]]]:
+        """What the step left of the picked elements: weights and moments."""
+        return {name: (at, self._after[name]) for name, at in self.picked.items()}
+
     @contextlib.contextmanager
     def _inside(self, outer: contextlib.AbstractContextManager[None]) -> Iterator[None]:
         with outer:
@@ -84,20 +89,20 @@ class Update:
             self._look()
 
     def _take(self) -> None:
-        self._before = {name: self._state(name) for name in self.picked}
+        self._before = {name: self.watch.state(name, at) for name, at in self.picked.items()}
         for direction in self._directions.values():
             direction.take()
 
     def _look(self) -> None:
-        self._after = {name: self._state(name) for name in self.picked}
+        self._after = {name: self.watch.state(name, at) for name, at in self.picked.items()}
         for direction in self._directions.values():
             direction.look()
 
     def _take_prepared(self) -> None:
         """The gradients that the optimizer has, where a scheme has changed them."""
-        for name in self.picked:
+        for name, at in self.picked.items():
             gradient: Any = self.watch.held[name].main.grad
-            self._gradients[name] = self._values(name, gradient.view(-1))[0]
+            self._gradients[name] = elements(at, gradient.view(-1))[0]
 
     def _failures(self, norm: float) -> list[str]:
         """What is wrong after a step whose gradients were clipped by a norm."""
@@ -143,20 +148,12 @@ class Update:
         decay = training.weight_decay if decays else 0.0
         return [beta1, beta2], AdamStep(lr, beta1, beta2, eps, decay, self.watch.steps)
 
-    def _state(self, name: str) -> list[np.ndarray]:
-        """The weights and moments of the elements; zeros before the first step."""
-        held = self.watch.held[name]
-        w = held.main.detach().view(-1)
-        if not held.steps:
-            values = self._values(name, w)
-            return [*values, *(np.zeros_like(values[0]) for _ in held.kinds)]
-        return self._values(name, w, *(held.moment(kind).view(-1) for kind in held.kinds))
 
-    def _values(self, name: str, *tensors: Tensor) -> list[np.ndarray]:
-        at = self.picked[name]
-        if tensors[0].is_cpu:
-            return [x.detach().numpy()[at].astype(np.float64) for x in tensors]
-        return [x[at].double().cpu().numpy() for x in tensors]
+def elements(at: slice, *tensors: Tensor) -> list[np.ndarray]:
+    """Some elements of flat tensors, float64."""
+    if tensors[0].is_cpu:
+        return [x.detach().numpy()[at].astype(np.float64) for x in tensors]
+    return [x[at].double().cpu().numpy() for x in tensors]
 
 
 class Direction:

@@ -26,6 +26,7 @@ from quantexp.model.layout import Layout, Place
 from quantexp.model.shards import Shard, expert_of
 from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
 from quantexp.proof.draws import Moment
+from quantexp.proof.hooked import unseen_hook
 from quantexp.proof.saved_state import drawn
 from quantexp.proof.turns import THOROUGH, number_of_looks
 from quantexp.schema import Experiment
@@ -86,6 +87,9 @@ class SumWatch:
         self._is_due = False
         self._due: dict[str, np.ndarray] = {}
         self._before: dict[str, _Seen] = {}
+        #: The sums of the gradients that the passes have computed, in float32 as Megatron adds them, and the hooks.
+        self._passed: dict[str, Tensor] = {}
+        self._handles: list[Any] = []
         #: What is wrong in the running iteration.
         self.found: list[str] = []
         names = {id(part.tensor): name for name, part in parts.items()}
@@ -103,7 +107,9 @@ class SumWatch:
 
     def begin(self, iteration: int, is_complete: bool | None) -> None:
         """An iteration begins that is proved completely, in drawn parts or (None) not at all."""
-        self._is_due, self._due, self._before, self.found = False, {}, {}, []
+        self._is_due, self._due, self._before, self._passed, self.found = False, {}, {}, {}, []
+        while self._handles:
+            self._handles.pop().remove()
         if is_complete is None or not self._all:
             return
         self._thorough = THOROUGH if is_complete else self._thorough - 1
@@ -114,7 +120,9 @@ class SumWatch:
         for name in self._all if is_complete else [chosen.choice(self._all)]:
             first = chosen.random()
             if name in self._names:
-                self._due[name] = drawn(self._parts[name].tensor.numel(), first)
+                tensor: Any = self._parts[name].tensor
+                self._due[name] = drawn(tensor.numel(), first)
+                self._handles.append(tensor.register_hook(unseen_hook(partial(self._add, name))))
 
     def finalize(self, finalize: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Megatron's `finalize_model_grads`, whose sums are then compared; every rank calls this."""
@@ -157,6 +165,12 @@ class SumWatch:
         slack = (len(terms) + 1) * _UNIT * magnitude + len(terms) * _TINY
         return int((np.isfinite(expected) & ~(abs(now - expected) <= slack)).sum())
 
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """A pass has computed a gradient, which is added to the main gradient."""
+        own = gradient.view(-1)[torch.from_numpy(self._due[name]).to(gradient.device)].float()
+        before = self._passed.get(name)
+        self._passed[name] = own if before is None else before + own
+
     def _take(
         self, names: Sequence[str], start: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
@@ -165,7 +179,13 @@ class SumWatch:
             if name in self._due and name not in self._before:
                 at = self._due[name]
                 values = (self._values(name, kind, at) for kind in ("main_grad", "data"))
-                self._before[name] = _Seen(self._parts[name].shard, *values)
+                seen = self._before[name] = _Seen(self._parts[name].shard, *values)
+                passed = self._passed.get(name)
+                if passed is not None and not np.array_equal(
+                    passed.double().cpu().numpy(), seen.gradient, equal_nan=True
+                ):
+                    words = "the main gradient is not the sum of the gradients of its passes"
+                    self.found.append(f"{name}: {words}")
         return start(*args, **kwargs)
 
     def _values(self, name: str, kind: str, at: np.ndarray) -> np.ndarray:

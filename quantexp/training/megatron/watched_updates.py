@@ -14,18 +14,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quantexp.config.start_point import StartPoint
 from quantexp.model.layout import Layout
 from quantexp.model.pieces import Piece
+from quantexp.model.shards import layer_of
 from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
-from quantexp.model.training_state import read_index
+from quantexp.model.training_state import MOMENTS, read_index
 from quantexp.proof.draws import Moment
 from quantexp.proof.turns import THOROUGH, number_of_looks
 from quantexp.quant.outside_products import SMOOTH, state_slots
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, Optimizer
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.passes import Batch
@@ -35,7 +37,7 @@ from quantexp.training.megatron.state_shards import (
     written_pieces,
 )
 from quantexp.training.megatron.watched_run import other_than_saved
-from quantexp.training.megatron.watched_step import Update
+from quantexp.training.megatron.watched_step import Update, elements
 
 #: Elements of a parameter that are compared.
 _ELEMENTS = 64
@@ -97,6 +99,9 @@ class UpdateWatch:
         self.found_in_evaluation: list[str] = []
         #: Iterations that still look at all parameters.
         self._thorough = 0
+        #: What the last step left of some elements, unless something is rounded after it.
+        self.left: dict[str, tuple[slice, list[np.ndarray]]] = {}
+        self._rounds = bool(state_slots(experiment.quant))
         #: The last turn, and which of its iterations is looked at.
         self._due = -1, 0
         #: The order of as many turns as there are parameters, and which of these orders it is.
@@ -113,7 +118,28 @@ class UpdateWatch:
         outer: contextlib.AbstractContextManager[None] | None,
     ) -> tuple[bool, float, list[str]]:
         """Step, see `Update.step`, in an iteration with a loss scale; `is_complete` as in `of`."""
-        return self.of(iteration, scale, is_complete).step(loss, outer)
+        left, self.left = self.left, {}
+        others = [
+            f"{name}: its weights or moments are not what the last step left"
+            for name, (at, values) in left.items()
+            if not np.array_equal(values, self.state(name, at), equal_nan=True)
+        ]
+        update = self.of(iteration, scale, is_complete)
+        stepped, norm, wrong = update.step(loss, outer)
+        if not self._rounds:
+            self.left = update.left
+        if not stepped and math.isfinite(loss) and math.isfinite(norm) and is_complete is not None:
+            others.append("the step was left out, and its loss and gradient are finite")
+        return stepped, norm, others + wrong
+
+    def state(self, name: str, at: slice) -> list[np.ndarray]:
+        """The weights and moments of some elements; zeros before the first step."""
+        held = self.held[name]
+        w = held.main.detach().view(-1)
+        if not held.steps:
+            values = elements(at, w)
+            return [*values, *(np.zeros_like(values[0]) for _ in held.kinds)]
+        return elements(at, w, *(held.moment(kind).view(-1) for kind in held.kinds))
 
     def of(self, iteration: int, scale: float | None, is_complete: bool | None) -> Update:
         """The step of an iteration that is proved completely, in drawn parts or (None) not at all.
@@ -151,11 +177,17 @@ class UpdateWatch:
         for of_rank, parameters in gather((own, every)):
             held.update(of_rank)
             wanted |= parameters
-        return [
+        found = [
             f"{name}: the optimizer holds {held[name]:,} of its {number:,} elements"
             for name, number in wanted.items()
             if held[name] != number
         ]
+        for name, each in self.held.items():
+            is_matrix = layer_of(name) is not None and len(each.piece.shape) > 1
+            is_muon = self.training.optimizer is Optimizer.muon and is_matrix
+            if (each.kinds != MOMENTS) != (is_muon and not name.endswith("router.weight")):
+                found.append(f"{name}: the optimizer has the moments of another rule for it")
+        return found
 
     def other_weights(self, picked: Mapping[str, slice]) -> list[str]:
         """Of which parameters elements of the model's weights are not the main weights in their dtype."""
