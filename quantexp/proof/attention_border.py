@@ -150,7 +150,7 @@ class AttentionBorder(Border):
         if self._looks_at_any(heads, (Site.PV, Product.FPROP), (Site.QK, Product.DGRAD_Q)):
             with unseen():
                 rows = heads.rows_of(S.detach(), start)
-                hidden = heads.hidden_rows(S, others[0] if others else None, start)
+                hidden = heads.hidden_rows(S, self.shares.own, start)
                 heads.tile = Tile(start, rows, hidden)
                 if self.softmax.max_factor is not None:
                     heads.scores = S.detach(), others[0] if others else None

@@ -197,12 +197,16 @@ class Heads:
         _, at = self.in_tile(start, x_BHRK.shape[2])
         return x_BHRK[self.sequence, self.heads[0]][at]
 
-    def hidden_rows(self, S_BHRK: Tensor, mask: Tensor | None, start: int) -> Tensor:
-        """Where the chosen queries of a tile must not see a key; causal without a mask."""
-        if mask is not None:
-            return self.rows_of(mask.expand(S_BHRK.shape), start)
+    def hidden_rows(self, S_BHRK: Tensor, own: Callable[[int], Tensor], start: int) -> Tensor:
+        """Where the chosen queries of a tile must not see a key: by the mask that entered, causal without one.
+
+        `own` gives the places of the rank's queries in the sequence, whose keys are in order.
+        """
         rows, _ = self.in_tile(start, S_BHRK.shape[2])
-        return torch.arange(S_BHRK.shape[3], device=S_BHRK.device) > rows[:, None]
+        places, number = own(self.num_queries).to(S_BHRK.device)[rows], S_BHRK.shape[3]
+        if self.mask is not None:
+            return self.mask[self.sequence % len(self.mask), 0, places, :number]
+        return torch.arange(number, device=S_BHRK.device) > places[:, None]
 
     def by_head(self, o: Tensor) -> Tensor:
         """o as [T, B, H, E], of [T, B, H E]."""

@@ -159,7 +159,8 @@ def table_borders(
             continue
         weight = module.weight
         if weight is None:
-            weight = chunk.shared_embedding_or_output_weight()
+            assert table is not None  # tied
+            weight = table.weight
         spec = getattr(module, "precision", None)
         is_declared = spec is not None and (module is output or spec.is_quantised)
         # With the fusion no gradient comes: it is added to the main gradient inside of the product.

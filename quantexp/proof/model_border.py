@@ -60,6 +60,7 @@ class ModelBorder(PassBorder):
         super().__init__("model", moment, claims)
         self._objective = objective
         self._norms = norms
+        self._lacks_norm = False
         self._chunk, self._config, self._first = chunk, chunk.config, first
         self._tokens: Tensor | None = None
         self._labels: Tensor | None = None
@@ -67,6 +68,8 @@ class ModelBorder(PassBorder):
     def _forget(self) -> None:
         super()._forget()
         self._tokens = self._labels = None
+        #: The passes of the running evaluation.
+        self._num_evaluated = 0
 
     def _install(self) -> None:
         chunk = self._chunk
@@ -78,6 +81,8 @@ class ModelBorder(PassBorder):
         if isinstance(norm, nn.RMSNorm):
             self._on_output(norm, partial(self._norm, norm))
         if getattr(chunk, "post_process", False):
+            is_rms = self._config.normalization == "RMSNorm"
+            self._lacks_norm = is_rms and getattr(norm, "weight", None) is None
             self._on_input(chunk.output_layer, self._project)
             self._on_output(chunk.output_layer, self._multiply)
         self._on_output(chunk, self._leave)
@@ -99,11 +104,16 @@ class ModelBorder(PassBorder):
     def _compare_tokens(self, tokens: Tensor, labels: Tensor, mask: Tensor | None) -> None:
         if wrong := self._objective.num_unlike(tokens, labels):
             self._tell_of_tokens(wrong, "labels are not the next token")
-        if torch.is_grad_enabled():  # of training
-            wrong = self._objective.num_other(tokens, labels, mask, self._pass.moment)
-            if wrong:
-                words = "tokens and labels are not those of the samples that are due"
-                self._tell_of_tokens(wrong, words)
+        index = -1
+        if not torch.is_grad_enabled():
+            index, self._num_evaluated = self._num_evaluated, self._num_evaluated + 1
+        now = self._pass
+        wrong, counts = self._objective.compared(tokens, labels, mask, now.moment, index)
+        if wrong:
+            words = "tokens and labels are not those of the samples that are due"
+            self._tell_of_tokens(wrong, words)
+        if counts is not None:
+            now.seen["counts"] = counts
 
     def _embed(self, output: Tensor, _: Any) -> None:
         """Sums over the ranks turn a zero's sign."""
@@ -144,6 +154,9 @@ class ModelBorder(PassBorder):
             self._tell(own, norm.back(self._seen["d norm"]), words)
 
     def _project(self, x: Tensor, *_: Any) -> None:
+        if self._lacks_norm:
+            words = "the last norm has no gain"
+            self._claims.tell(self._name, words, self._pass.moment.micro_batch)
         self._same("the output layer", "norm", "left the last norm", x)
 
     def _multiply(self, output: Any, args: tuple[Any, ...]) -> None:
@@ -156,7 +169,7 @@ class ModelBorder(PassBorder):
             return
         weight = module.weight
         if weight is None:
-            weight = self._chunk.shared_embedding_or_output_weight()
+            weight = self._chunk.embedding.word_embeddings.weight
         picked = lines(self._pass.moment.choice("logits"), len(weight), 1, _COLUMNS)
         expected = reference(self._drawn(args[0]), weight.detach()[picked].t())
         words = "of the logits are not the product of what entered the output layer and its weight"
@@ -184,14 +197,18 @@ class ModelBorder(PassBorder):
             if output.requires_grad:
                 losses = output.detach()
                 output.register_hook(unseen_hook(partial(self._see_loss_gradient, now, losses)))
-            else:
-                self._objective.see_evaluated(output)
+            elif "counts" in now.seen:
+                self._objective.see_evaluated(output, now.seen["counts"])
         self._now = None
 
     def _see_loss_gradient(self, now: Pass, losses: Tensor, g: Tensor) -> None:
         self._objective.see(losses, g)
         now.seen["d loss"] = now.drawn(g.t()[..., None])
-        if wrong := self._objective.num_wrong(g):
+        counts = now.seen.get("counts")
+        wrong = self._objective.num_wrong(g)
+        if counts is not None and self._objective.is_masked:
+            wrong += int(((g != 0) != counts).sum())
+        if wrong:
             self._now = now
             self._tell_of_tokens(wrong, "tokens do not have their part in the mean of the losses")
             self._now = None

@@ -10,17 +10,29 @@ Context-parallel ranks multiply by their number, as their gradients are averaged
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from quantexp.model.layout import Layout
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.proof.draws import Moment
 from quantexp.proof.places import from_both_ends
 from quantexp.proof.products import unit
 from quantexp.schema import Experiment
+
+#: The passes of an iteration and their total, the tokens of an evaluation, those that count and their total.
+Seen: TypeAlias = tuple[int, float, int, int, float]
+
+
+class Samples(Protocol):
+    """Samples by their numbers."""
+
+    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+        """Tokens, labels and loss_mask, [T of all ranks]."""
 
 
 @dataclass
@@ -37,48 +49,73 @@ class Objective:
     scale: float = 1.0
     #: The samples of all ranks in an iteration.
     global_batch_size: int = 0
-    #: Tokens and labels of a sample, [T of all ranks], by its number in the order of the data; None: not compared.
-    sample: Callable[[int], Mapping[str, Tensor]] | None = None
+    #: The samples of training and of evaluations, in the order of the data; None: not compared.
+    sample: Samples | None = None
+    held_out: Samples | None = None
     #: Tokens of an evaluation; 0 if its loss is taken as it is.
     num_held_out: int = 0
+    #: This rank among the data-parallel ones, and their number.
+    data: tuple[int, int] = (0, 1)
     #: The passes of the running iteration whose losses were seen, and the sum of this rank's parts of their means.
     num_seen: int = 0
     total: float = 0.0
-    #: The tokens of the running evaluation whose losses were seen, and the sum of these.
+    #: The tokens of the running evaluation whose losses were seen, those that count, and the sum of their losses.
     num_evaluated: int = 0
+    num_counted: int = 0
     total_evaluated: float = 0.0
 
     @classmethod
     def of(
-        cls, experiment: Experiment, sample: Callable[[int], Mapping[str, Tensor]] | None
+        cls, experiment: Experiment, rank: int, sample: Samples | None, held_out: Samples | None
     ) -> Objective:
-        """That of a run's iterations."""
-        masks, number = experiment.dataset.mask_eod_loss, experiment.training.global_batch_size
-        context = experiment.parallel.context
-        held_out = 0 if masks else experiment.evaluation.samples * experiment.training.seq_length
-        own = num_micro_batches_each(experiment), context, masks, 1.0, number, sample, held_out
-        return cls(*own)
+        """That of a run's iterations and evaluations, on a rank."""
+        training, layout = experiment.training, Layout.of(experiment)
+        return cls(
+            num_micro_batches_each(experiment),
+            experiment.parallel.context,
+            experiment.dataset.mask_eod_loss,
+            1.0,
+            training.global_batch_size,
+            sample,
+            held_out,
+            0 if held_out is None else experiment.evaluation.samples * training.seq_length,
+            (layout.place(rank).data, layout.data),
+        )
 
-    def num_other(
-        self, tokens_BT: Tensor, labels_BT: Tensor, mask: Tensor | None, moment: Moment
-    ) -> int:
-        """How many tokens and labels of a training pass are not those of the samples of its iteration and micro-batch.
+    def compared(
+        self, tokens_BT: Tensor, labels_BT: Tensor, mask: Tensor | None, moment: Moment, index: int
+    ) -> tuple[int, Tensor | None]:
+        """How many tokens and labels of a pass are not those of the samples that are due, and which tokens count.
 
         The samples are read again, by the data set that the passes read, too. With another mask, [B, 1, T, T] of all
         ranks, True where a token does not attend, all tokens count as wrong; None is a causal one.
+
+        Args:
+            tokens_BT: a rank's.
+            labels_BT: a rank's.
+            mask: see above.
+            moment: of a pass of training.
+            index: of a pass of an evaluation, from 0 on each rank; negative in training.
         """
-        if self.sample is None:
-            return 0
         B, T = tokens_BT.shape
-        first, number = (moment.iteration - 1) * self.global_batch_size + moment.micro_batch * B, 0
+        source = self.sample if index < 0 else self.held_out
+        if source is None:
+            return 0, None
+        first = (moment.iteration - 1) * self.global_batch_size + moment.micro_batch * B
+        if index >= 0:
+            first = (index * self.data[1] + self.data[0]) * B
+        number, counts_BT = 0, torch.ones(B, T, dtype=torch.bool)
         for row in range(B):
-            sample = self.sample(first + row)
+            sample = source[first + row]
             number += T * (not _are_equal(None if mask is None else mask[row], sample))
             for own, length, start in from_both_ends(T, moment.ranks.context):
                 for name, x_BT in (("tokens", tokens_BT), ("labels", labels_BT)):
                     expected = sample[name][start : start + length]
                     number += int((x_BT[row, own : own + length].cpu() != expected).sum())
-        return number
+                if self.is_masked:
+                    own_mask = sample["loss_mask"][start : start + length] != 0
+                    counts_BT[row, own : own + length] = own_mask
+        return number, counts_BT.to(tokens_BT.device)
 
     def num_wrong(self, g_BT: Tensor) -> int:
         """How many of all tokens have another part in the loss than any other token that counts.
@@ -100,31 +137,31 @@ class Objective:
             self.num_seen += 1
             self.total += total / (max(1, int(counts.sum())) * self.context)
 
-    def see_evaluated(self, losses_BT: Tensor) -> None:
-        """Add the losses of a pass of an evaluation."""
-        if self.num_held_out:
-            self.num_evaluated += losses_BT.numel()
-            self.total_evaluated += float(losses_BT.sum(dtype=torch.float64))
+    def see_evaluated(self, losses_BT: Tensor, counts_BT: Tensor) -> None:
+        """Add the losses of a pass of an evaluation, of the tokens that count."""
+        self.num_evaluated += losses_BT.numel()
+        self.num_counted += int(counts_BT.sum())
+        self.total_evaluated += float(losses_BT.double()[counts_BT].sum())
 
-    def taken(self) -> tuple[int, float, int, float]:
-        """What was seen on this rank: numbers and totals; nothing is, from now on."""
-        own = self.num_seen, self.total, self.num_evaluated, self.total_evaluated
-        self.num_seen = self.num_evaluated = 0
+    def taken(self) -> Seen:
+        """What was seen on this rank; nothing is, from now on."""
+        own = self.num_seen, self.total, self.num_evaluated, self.num_counted, self.total_evaluated
+        self.num_seen = self.num_evaluated = self.num_counted = 0
         self.total = self.total_evaluated = 0.0
         return own
 
-    def wrong_loss(self, loss: float, seen: Sequence[tuple[int, float, int, float]]) -> str:
+    def wrong_loss(self, loss: float, seen: Sequence[Seen]) -> str:
         """What is wrong with a loss that is written, in words.
 
         Args:
             loss: of an iteration, or of an evaluation after it.
             seen: what was `taken` on all ranks.
         """
-        passes, total, tokens, evaluated = (sum(each) for each in zip(*seen, strict=True))
+        passes, total, tokens, counted, evaluated = (sum(each) for each in zip(*seen, strict=True))
         if tokens:
             if tokens % self.num_held_out:  # tensor-parallel ranks have seen the same ones
                 return f"the evaluation has seen {tokens:,} tokens, not {self.num_held_out:,}"
-            mean = evaluated / tokens
+            mean = evaluated / counted if counted else math.nan
         elif not passes:
             return ""
         elif other := {each[0] for each in seen} - {0, self.num_micro_batches}:

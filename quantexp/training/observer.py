@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quantexp.capture.record.recorder import Recorder
+    from quantexp.proof.objective import Samples
     from quantexp.proof.outside_products import StateWatch
     from quantexp.quant.precision import PrecisionMap
 
@@ -99,8 +100,7 @@ class RunObserver:
         self._count_left_out()
         self.last_captured = last_captured(self.experiment)
         self.proofs = Proofs(context)
-        #: As in `quantexp.proof.objective.Objective`.
-        self.sample: Callable[[int], Mapping[str, Tensor]] | None = None
+        self.samples: tuple[Samples | None, Samples | None] = (None, None)
         self._logged = -math.inf
         self._hooks = contextlib.ExitStack()
         #: Seconds that the last save took.
@@ -136,7 +136,7 @@ class RunObserver:
         from quantexp.quant.hooks import hook_operands
         from quantexp.training.megatron.watched_run import watched_of
 
-        self.watched = watched_of(self.context, chunks, self.sample)
+        self.watched = watched_of(self.context, chunks, *self.samples)
         self.hooks = CaptureHooks(self.experiment, self.watched, chunks)
         if self.recorder is not None:
             operand_recorder = OperandRecorder(self.recorder)

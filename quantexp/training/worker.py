@@ -298,7 +298,7 @@ class Worker:
             from quantexp.training.saver import make_saver
 
             self._observer = observer = RunObserver(context, device, batches.text_of)
-            observer.sample = batches.sample
+            observer.samples = batches.samples
             saver = make_saver(context)
             saver.settle = observer.settle
             observer.last_save_s = lambda: saver.last_s

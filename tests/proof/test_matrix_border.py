@@ -49,7 +49,6 @@ def _found(
         share_embeddings_and_output_weights=tied,
         pre_process=True,
         post_process=True,
-        shared_embedding_or_output_weight=lambda: table.weight,
     )
     found: list[str] = []
     now = [Moment(1, 1)]

@@ -12,13 +12,13 @@ BETA, LR, DECAY = 0.95, 3e-3, 0.1
 
 
 def _steps(
-    number: int, shape: tuple[int, int], rank: int
+    number: int, shape: tuple[int, int], rank: int, lr: float = LR
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Steps of torch's Muon with AdamW's root mean square: weights before and after, gradient, momentum."""
     generator = torch.Generator().manual_seed(5)
     w = torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.02)
     muon = torch.optim.Muon(
-        [w], lr=LR, weight_decay=DECAY, momentum=BETA, adjust_lr_fn="match_rms_adamw"
+        [w], lr=lr, weight_decay=DECAY, momentum=BETA, adjust_lr_fn="match_rms_adamw"
     )
     found = []
     for _ in range(number):
@@ -37,6 +37,12 @@ def _steps(
 def test_steps_of_torchs_muon_are_right(shape: tuple[int, int], rank: int) -> None:
     for step in _steps(3, shape, rank):
         assert wrong_direction(*step, BETA, (LR, DECAY), [range(shape[0])]) == ""
+
+
+@pytest.mark.parametrize("lr", [1e-5, 1e-6, 1e-7, 1e-8, 1e-10])
+def test_steps_at_small_rates_are_right_though_weights_are_rounded(lr: float) -> None:
+    for step in _steps(3, (384, 1024), 16, lr):
+        assert wrong_direction(*step, BETA, (lr, DECAY), [range(384)]) == ""
 
 
 @pytest.mark.parametrize(

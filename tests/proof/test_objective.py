@@ -62,17 +62,19 @@ def test_labels_are_the_next_tokens_also_of_two_chunks() -> None:
 def test_a_pass_has_the_samples_of_its_iteration_and_micro_batch(size: int) -> None:
     ids = torch.arange(64 * (size * T + 1)).view(64, -1)
     samples = [{"tokens": row[:-1], "labels": row[1:]} for row in ids]
-    objective = Objective(3, size, global_batch_size=12, sample=samples.__getitem__)
+    objective = Objective(3, size, global_batch_size=12, sample=samples)
     for rank in range(size):
         moment = Moment(1, 2, micro_batch=3, ranks=Ranks(context=(rank, size)))
         tokens, labels = (  # of sample 12 + 3 * 2 and the next one
             zigzag(torch.stack([samples[n][name] for n in (18, 19)]), rank, size)
             for name in ("tokens", "labels")
         )
-        assert objective.num_other(tokens, labels, None, moment) == 0
-        assert objective.num_other(tokens.flip(0), labels, None, moment) == B * T
+        assert objective.compared(tokens, labels, None, moment, -1)[0] == 0
+        assert objective.compared(tokens.flip(0), labels, None, moment, -1)[0] == B * T
         later = replace(moment, iteration=3), moment.later(1)
-        assert {objective.num_other(tokens, labels, None, each) for each in later} == {2 * B * T}
+        assert {objective.compared(tokens, labels, None, each, -1)[0] for each in later} == {
+            2 * B * T
+        }
 
 
 def test_a_mask_of_documents_that_is_lost_or_another_is_named() -> None:
@@ -82,11 +84,11 @@ def test_a_mask_of_documents_that_is_lost_or_another_is_named() -> None:
         {"tokens": row, "labels": row + 1, "attention_mask": of_row}
         for row, of_row in zip(ids, mask, strict=True)
     ]
-    objective = Objective(1, global_batch_size=2, sample=samples.__getitem__)
+    objective = Objective(1, global_batch_size=2, sample=samples)
     moment = Moment(1, 1)
-    assert objective.num_other(ids, ids + 1, mask, moment) == 0
-    assert objective.num_other(ids, ids + 1, None, moment) == 2 * T
-    assert objective.num_other(ids, ids + 1, mask.tril(1), moment) == 2 * T
+    assert objective.compared(ids, ids + 1, mask, moment, -1)[0] == 0
+    assert objective.compared(ids, ids + 1, None, moment, -1)[0] == 2 * T
+    assert objective.compared(ids, ids + 1, mask.tril(1), moment, -1)[0] == 2 * T
 
 
 def test_nothing_is_compared_of_losses_that_are_not_known() -> None:
@@ -136,11 +138,38 @@ def test_micro_batch_that_was_left_out_is_named() -> None:
 def test_evaluation_has_all_tokens_and_their_mean() -> None:
     losses = torch.rand(4, B, T)
     objective = Objective(1, num_held_out=losses.numel())
+    every = torch.ones(B, T, dtype=torch.bool)
     for own in losses:
-        objective.see_evaluated(own)
+        objective.see_evaluated(own, every)
     seen = [objective.taken()]
     assert objective.wrong_loss(float(losses.mean()), seen) == ""
     assert "was written for it" in objective.wrong_loss(float(losses[0].mean()), seen)
-    objective.see_evaluated(losses[0])
+    objective.see_evaluated(losses[0], every)
     words = "the evaluation has seen 32 tokens, not 128"
     assert objective.wrong_loss(float(losses[0].mean()), [objective.taken()]) == words
+
+
+def test_evaluation_of_masked_tokens_is_the_mean_of_those_that_count() -> None:
+    losses, counts = torch.rand(2, B, T), torch.rand(2, B, T) > 0.5
+    objective = Objective(1, is_masked=True, num_held_out=losses.numel())
+    for own, mask in zip(losses, counts, strict=True):
+        objective.see_evaluated(own, mask)
+    seen = [objective.taken()]
+    assert objective.wrong_loss(float(losses[counts].mean()), seen) == ""
+    assert "was written for it" in objective.wrong_loss(float(losses.mean()), seen)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_pass_of_an_evaluation_has_the_samples_of_its_rank_and_their_masks(rank: int) -> None:
+    ids, mask = torch.arange(8 * T).view(8, T), torch.rand(8, T) > 0.5
+    samples = [
+        {"tokens": row, "labels": row + 1, "loss_mask": of_row.float()}
+        for row, of_row in zip(ids, mask, strict=True)
+    ]
+    objective = Objective(1, is_masked=True, held_out=samples, data=(rank, 2))
+    at = slice((2 + rank) * B, (3 + rank) * B)  # of its second pass
+    number, counts = objective.compared(ids[at], ids[at] + 1, None, Moment(1, 1), 1)
+    assert number == 0
+    assert counts is not None
+    assert torch.equal(counts, mask[at])
+    assert objective.compared(ids[at], ids[at] + 1, None, Moment(1, 1), 0)[0] == 2 * B * T

@@ -222,13 +222,13 @@ def data_of(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
 
 @dataclass(frozen=True)
 class RankBatches:
-    """The micro-batches of one rank, none to train on without training; `sample` is one of these by its number."""
+    """The micro-batches of one rank, none to train on without training, and the samples that they are made of."""
 
     train: Iterator[dict[str, Tensor]]
     #: Returns a new iterator over the held-out micro-batches.
     held_out: Callable[[], Iterator[dict[str, Tensor]]]
     text_of: Callable[[int], str]
-    sample: Callable[[int], dict[str, Tensor]]
+    samples: tuple[Samples, Samples | None]
 
 
 def rank_batches(
@@ -279,7 +279,7 @@ def rank_batches(
         return itertools.islice(batches(datasets.valid, **share), num_held_out)
 
     train = batches(datasets.train, **share, start_sample=start_sample)
-    return RankBatches(train, held_out, tokenizer.text_of, datasets.train.__getitem__)
+    return RankBatches(train, held_out, tokenizer.text_of, (datasets.train, datasets.valid))
 
 
 def _repeated(held_out: Samples | None, number: int) -> str:

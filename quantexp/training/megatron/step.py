@@ -92,6 +92,7 @@ class Stepper:
         """`own` is the run's own checkpoint, from which it goes on; None starts as configured."""
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
+        self._is_fp16 = training.precision is Precision.fp16
         self._first_free = experiment.first_iteration + training.held_iterations
         self.layout = Layout.of(experiment)
         self.step_state, self.model = step_state, experiment.model
@@ -196,8 +197,7 @@ class Stepper:
     ) -> Metrics:
         """Run one step, its passes inside `proof`; None of the training state is proved if `is_complete` is None."""
         start = time.perf_counter()
-        fp16 = self.training.precision is Precision.fp16
-        scale = float(self.optimizer.get_loss_scale()) if fp16 else None
+        scale = float(self.optimizer.get_loss_scale()) if self._is_fp16 else None
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -222,13 +222,14 @@ class Stepper:
         wait_for_copies(self.device)  # the optimizer changes what they read
         self.scheduler.step(1)
         lr = rate(self.optimizer, is_held=iteration < self._first_free)
+        found = self.sums.look()
         around = self.rounded.around_step(iteration, watch) if self.rounded.weights else None
         stepped, grad_norm, wrong = self.updates.step(iteration, scale, is_complete, loss, around)
         if stepped:
             self.rounded.after_step(iteration, watch)
         if watch is not None:  # before the step, which follows from it
             self.observer.outside_products(watch, stepped)
-        self.observer.updated(iteration, loss, self.sums.found + wrong)
+        self.observer.updated(iteration, loss, found + wrong)
         nonfinite = None
         if not stepped:
             self.scheduler.step(-1)  # a step that is left out does not advance the schedule
@@ -236,7 +237,7 @@ class Stepper:
             if not lowers_scale(scale, loss):
                 first = self._first_nonfinite(iteration, forward_only=not math.isfinite(loss))
                 nonfinite = "; ".join(filter(None, (nonfinite, first)))
-        self.step_state.finish(stepped or fp16, self._merge)
+        self.step_state.finish(stepped or scale is not None, self._merge)
         step_time_s = time.perf_counter() - start
         return Metrics(
             iteration=iteration,
@@ -283,8 +284,7 @@ class Stepper:
     def _first_nonfinite(self, iteration: int, *, forward_only: bool) -> str | None:
         """Repeat the passes of the step that was just left out, and find the first tensor that is NaN or Inf.
 
-        None if every tensor is finite then; with `forward_only`, if every output is. Nothing is captured, and no amax
-        history is updated.
+        None if every tensor is finite then; with `forward_only`, if every output is. Amax histories stay.
         """
         self.observer.evaluation()
         self.step_state.updates_histories = False

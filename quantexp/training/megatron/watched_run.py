@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
 
 from megatron.core.models.gpt.gpt_model import GPTModel
-from torch import Tensor
 
 from quantexp.config.start_point import StartPoint
 from quantexp.model.training_state import MAIN, LossScale, StateIndex, read_index
 from quantexp.proof.draws import Moment
-from quantexp.proof.objective import Objective
+from quantexp.proof.objective import Objective, Samples
 from quantexp.proof.saved_state import drawn, num_other
 from quantexp.runs.metrics import lines_before
 from quantexp.training.context import RunContext
@@ -21,12 +20,13 @@ from quantexp.training.megatron.watched import Watched
 def watched_of(
     context: RunContext,
     chunks: list[GPTModel],
-    sample: Callable[[int], Mapping[str, Tensor]] | None,
+    sample: Samples | None,
+    held_out: Samples | None,
 ) -> Watched:
-    """This rank's parts of the model of a run that begins or goes on; `sample` as in `Objective`."""
+    """This rank's parts of the model of a run that begins or goes on; `sample` and `held_out` as in `Objective`."""
     experiment, start = context.experiment, context.start
     watched = Watched(chunks, experiment.training.seed, experiment.model, experiment.quant)
-    watched.objective = Objective.of(experiment, sample)
+    watched.objective = Objective.of(experiment, context.rank.rank, sample, held_out)
     declaration = watched.declaration
     assert declaration is not None
     declaration.num_iterations = experiment.training.iterations
@@ -47,7 +47,7 @@ def other_than_saved(
     held: Mapping[str, Held],
     scale: LossScale | None,
     seed: int,
-    chaos: float,
+    moved: Container[str],
 ) -> list[str]:
     """Which tensors of the training state a rank does not hold as a checkpoint has them.
 
@@ -57,13 +57,13 @@ def other_than_saved(
         held: what the rank holds, before the first step.
         scale: its loss scale, if it has one.
         seed: the run's, from which the compared elements follow.
-        chaos: what `training.chaos` has moved weights by; unless it is 0, main weights are not compared.
+        moved: parameters whose main weights `training.chaos` has moved.
     """
     chosen, seen = Moment(seed, start.iteration).choice("saved"), {}
     for name, each in held.items():
         at = drawn(each.main.numel(), chosen.random())
-        kinds = {kind: x for kind, x in each.tensors().items() if kind != MAIN or not chaos}
-        values = {kind: x.reshape(-1)[at].float().cpu().numpy() for kind, x in kinds.items()}
+        own = {kind: x for kind, x in each.tensors().items() if kind != MAIN or name not in moved}
+        values = {kind: x.reshape(-1)[at].float().cpu().numpy() for kind, x in own.items()}
         seen[name] = each.piece, at, values
     files = [start.state.parent / file for file in index.files]
     wrong = num_other(files, seen)

@@ -87,6 +87,8 @@ class SumWatch:
         self._is_due = False
         self._due: dict[str, np.ndarray] = {}
         self._before: dict[str, _Seen] = {}
+        #: What the optimizer must get.
+        self._after: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         #: The sums of the gradients that the passes have computed, in float32 as Megatron adds them, and the hooks.
         self._passed: dict[str, Tensor] = {}
         self._handles: list[Any] = []
@@ -96,8 +98,6 @@ class SumWatch:
         self._names: list[str] = []
         #: The parameters of all ranks.
         self._all: list[str] = []
-        if self._layout.num_processes == 1:
-            return
         for model in models:
             for group in (*model.bucket_groups, *model.expert_parallel_bucket_groups):
                 own = [names[id(p)] for bucket in group.buckets for p in bucket.params_list]
@@ -108,6 +108,7 @@ class SumWatch:
     def begin(self, iteration: int, is_complete: bool | None) -> None:
         """An iteration begins that is proved completely, in drawn parts or (None) not at all."""
         self._is_due, self._due, self._before, self._passed, self.found = False, {}, {}, {}, []
+        self._after = {}
         while self._handles:
             self._handles.pop().remove()
         if is_complete is None or not self._all:
@@ -146,10 +147,18 @@ class SumWatch:
             counted = [e.gradient for place, e in same if self._adds(name, own.shard, place)]
             start, stop = self._ranges.get(name, (0, 0))
             inside = (start <= at) & (at < stop)
-            now = self._values(name, "main_grad", at)[inside]
+            now = self._values(name, "main_grad", at[inside])
+            self._after[name] = at[inside], now
             if wrong := self._num_wrong(now, np.stack(counted)[:, inside]):
                 words = "drawn elements of the main gradient are not the sum of the ranks' own"
                 self.found.append(f"{name}: {wrong} of {len(now)} {words}")
+
+    def look(self) -> list[str]:
+        """What is wrong with the gradients that the optimizer gets now."""
+        for name, (at, after) in self._after.items():
+            if not np.array_equal(self._values(name, "main_grad", at), after, equal_nan=True):
+                self.found.append(f"{name}: its main gradient has changed after the passes")
+        return self.found
 
     def _adds(self, name: str, shard: Shard, place: Place) -> bool:
         """Whether the gradient of another rank with the same part, or this rank's own, is a term of this rank's sum."""

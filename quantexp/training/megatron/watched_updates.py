@@ -86,8 +86,15 @@ class UpdateWatch:
         if start is not None and (goes_on or training.start_optimizer):
             index = read_index(start.state)
             self.scheduled, self.steps = index.schedule_steps, index.optimizer_steps
-            chaos, scale = 0 if goes_on else training.chaos, loss_scale_of(optimizer)
-            self._not_held += other_than_saved(start, index, self.held, scale, training.seed, chaos)
+            moved = {
+                name
+                for name, each in self.held.items()
+                if training.chaos
+                and not goes_on
+                and each.main.data_ptr() == parts[name].tensor.data_ptr()
+            }
+            own = self.held, loss_scale_of(optimizer), training.seed, moved
+            self._not_held += other_than_saved(start, index, *own)
         #: Whether a scheme changes gradients before a step.
         self.smooths = any(slot.product == SMOOTH for slot in state_slots(experiment.quant))
         length, size = training.seq_length, training.global_batch_size
