@@ -60,7 +60,7 @@ class ModelBorder(PassBorder):
         super().__init__("model", moment, claims)
         self._objective = objective
         self._norms = norms
-        self._lacks_norm = False
+        self._lacks_norm, self._num_evaluated = False, 0
         self._chunk, self._config, self._first = chunk, chunk.config, first
         self._tokens: Tensor | None = None
         self._labels: Tensor | None = None

@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     hidden,
     images,
     layouts,
+    loops,
     losses,
     moments,
     norms,
