@@ -82,7 +82,8 @@ class ModelBorder(PassBorder):
             self._on_output(norm, partial(self._norm, norm))
         if getattr(chunk, "post_process", False):
             is_rms = self._config.normalization == "RMSNorm"
-            self._lacks_norm = is_rms and getattr(norm, "weight", None) is None
+            is_known = isinstance(norm, nn.RMSNorm) or _is_of_te(norm)
+            self._lacks_norm = is_rms and not is_known
             self._on_input(chunk.output_layer, self._project)
             self._on_output(chunk.output_layer, self._multiply)
         self._on_output(chunk, self._leave)
@@ -155,7 +156,7 @@ class ModelBorder(PassBorder):
 
     def _project(self, x: Tensor, *_: Any) -> None:
         if self._lacks_norm:
-            words = "the last norm has no gain"
+            words = "the last norm is no RMSNorm"
             self._claims.tell(self._name, words, self._pass.moment.micro_batch)
         self._same("the output layer", "norm", "left the last norm", x)
 
@@ -247,6 +248,10 @@ class ModelBorder(PassBorder):
         torch.distributed.all_gather(parts, own, group=self._group)
         whole = torch.stack(parts)
         return whole[..., :1].logsumexp(0), whole[..., 1:].amax(0)
+
+
+def _is_of_te(module: object) -> bool:
+    return type(module).__module__.startswith("transformer_engine")
 
 
 def pass_borders(

@@ -174,7 +174,7 @@ DEFAULT: list[tuple[str, str, int, str]] = [
     ("dropout of 0.1", "mxfp4", 1, "Megatron-Core's hidden_dropout is 0.1"),
     ("a window of 16 tokens", "bf16", 1, "Megatron-Core's window_size is (16, 0)"),
     ("output layer with the initial table", "bf16", 1, "model: "),
-    ("last norm left out", "mxfp4", 1, "the last norm has no gain"),
+    ("last norm left out", "mxfp4", 1, "the last norm is no RMSNorm"),
     ("last micro-batch dropped", "mxfp4", 1, "has had 1 micro-batches, not 2"),
     ("attention to later tokens", "bf16", 1, "attention P: "),
     ("attention to later tokens", "all slots mxfp4 tiled", 1, "attention P: "),
