@@ -63,8 +63,11 @@ def _found(
     for index in range(2):
         now[0] = Moment(1, 1, index, index)
         tokens = torch.randint(0, kinds, (B, length))
-        logits = output(table(tokens))[0]
+        x = table(tokens)
+        logits = output(x)[0]
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+        if scale > 1:
+            loss = loss + (x * torch.randn_like(x)).float().mean()
         (loss * scale).backward()
         for parameter in parameters:
             if parameter.grad is not None:
@@ -85,7 +88,7 @@ def test_gradients_of_autograd_are_right(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("power", range(16, 27))
+@pytest.mark.parametrize("power", range(20, 32, 2))
 def test_sums_that_leave_fp16_on_the_way_are_not_accused(tied: bool, power: int) -> None:
     """A part of a sum may be infinite where the sum is not, or have another sign; so may one part of a tied weight."""
     assert _found(torch.float16, tied=tied, length=512, kinds=8, scale=2.0**power) == []
