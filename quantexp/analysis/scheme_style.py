@@ -81,9 +81,11 @@ def format_colour(name: str) -> str | None:
 
 def scheme_style(scheme: str) -> SchemeStyle:
     """The style of a scheme or format if no other with the same format and sites is in the figure."""
-    colour = format_colour(scheme) or OTHER
+    colour = format_colour(scheme)
     if scheme == BASELINE:
-        return SchemeStyle(colour, SOLID, _BASELINE_MARKER)
+        return SchemeStyle(FORMAT_COLOURS[BASELINE], SOLID, _BASELINE_MARKER)
+    if colour in (None, FORMAT_COLOURS[BASELINE]):  # another attention in bf16 is no baseline
+        colour = OTHER
     words = re.split(r"[_/ ]", scheme)
     sites = "_".join(word for word in words[:2] if word in ("FA", "linear", "full", "adam"))
     sites = "te" if words[0] == "te" else sites

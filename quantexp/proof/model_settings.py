@@ -53,7 +53,7 @@ def other_settings(config: Any, model: ModelConfig) -> list[str]:
         "num_query_groups": model.num_query_groups,
         "layernorm_epsilon": model.norm_epsilon,
         "add_qkv_bias": model.qkv_bias,
-        "qk_layernorm": model.qk_norm or model.mla is not None,
+        **({"qk_layernorm": model.qk_norm} if model.mla is None else {}),
         **_of_experts(model.moe),
     }
     return [

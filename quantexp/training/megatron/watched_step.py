@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -26,15 +26,13 @@ from quantexp.training.megatron.finite import step_if_finite
 from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.state_shards import Held
 
-if TYPE_CHECKING:
-    from quantexp.training.megatron.watched_updates import UpdateWatch
-
 
 @dataclass
 class Update:
     """One step."""
 
-    watch: UpdateWatch
+    #: The `UpdateWatch` that looks at it.
+    watch: Any
     iteration: int
     #: The loss scale.
     scale: float

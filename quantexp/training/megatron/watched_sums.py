@@ -109,8 +109,6 @@ class SumWatch:
         """An iteration begins that is proved completely, in drawn parts or (None) not at all."""
         self._is_due, self._due, self._before, self._passed, self.found = False, {}, {}, {}, []
         self._after = {}
-        while self._handles:
-            self._handles.pop().remove()
         if is_complete is None or not self._all:
             return
         self._thorough = THOROUGH if is_complete else self._thorough - 1
@@ -128,6 +126,8 @@ class SumWatch:
     def finalize(self, finalize: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Megatron's `finalize_model_grads`, whose sums are then compared; every rank calls this."""
         finalize(*args, **kwargs)
+        while self._handles:
+            self._handles.pop().remove()
         if not self._is_due:
             return
         self._is_due = False

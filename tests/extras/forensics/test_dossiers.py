@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -194,7 +195,7 @@ def test_left_out_steps_and_their_dossier_are_in_the_status(
 
     def second_is_left_out(*args: Any) -> tuple[bool, float]:
         calls.append(args)
-        return (False, 1.0) if len(calls) == 2 else original(*args)
+        return (False, math.nan) if len(calls) == 2 else original(*args)
 
     monkeypatch.setattr(watched_step, "step_if_finite", second_is_left_out)
     monkeypatch.setattr(step, "cause", lambda chunks, losses: "3 NaN in a gradient")
