@@ -107,7 +107,9 @@ class Watched:
         self._moment = Moment(seed, 1, weights_once=once, ranks=ranks)
         self.rotary = None if model is None else Rotary(model, *ranks.context)
         self.declaration = Declaration(quant, model.num_layers) if quant and model else None
-        self.objective, self._model = NOT_KNOWN, model
+        self.objective = NOT_KNOWN
+        #: The model whose settings Megatron-Core's configuration must have; None if others are its own.
+        self.configured: ModelConfig | None = None
         #: The parts that the seed fills, and what for, until they are compared; None if they come from elsewhere.
         self.initial: tuple[Mapping[str, Part], ModelConfig, TrainingConfig] | None = None
 
@@ -137,7 +139,7 @@ class Watched:
         observed.bordered = frozenset(borders)
         observed.others = [
             *self._other_than_drawn(),
-            *(other_settings(self.chunks[0].config, self._model) if self._model else ()),
+            *(other_settings(self.chunks[0].config, self.configured) if self.configured else ()),
             *self._other_than_configured(declared, iteration),
             *self.histories.begin(self._merge(declared)),
         ]
