@@ -26,7 +26,8 @@ def watched_of(
     """This rank's parts of the model of a run that begins or goes on; `sample` and `held_out` as in `Objective`."""
     experiment, start = context.experiment, context.start
     watched = Watched(chunks, experiment.training.seed, experiment.model, experiment.quant)
-    watched.configured = experiment.model
+    if sample is not None:  # in quantexp's own loop; Megatron-LM's script has settings of its own
+        watched.configured = experiment.model
     watched.objective = Objective.of(experiment, context.rank.rank, sample, held_out)
     declaration = watched.declaration
     assert declaration is not None
