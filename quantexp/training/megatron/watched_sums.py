@@ -167,6 +167,7 @@ class SumWatch:
         of_heads = self._model.qk_norm and "_layernorm" in name.partition("self_attention.")[2]
         return self._layout.sequence or of_heads
 
+    @np.errstate(invalid="ignore", over="ignore")  # of gradients that overflow
     def _num_wrong(self, now: np.ndarray, terms: np.ndarray) -> int:
         """How many elements are not the mean of the ranks' terms, [ranks, elements]; none where that is not finite."""
         factor = 1 / (self._layout.data * self._layout.context)

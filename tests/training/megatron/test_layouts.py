@@ -89,8 +89,14 @@ FAULTS = {
     "rows_of_own_micro_batch": ("deepseek", "FA_pv_linear_mxfp4_sr", "ep2 allgather"),
     "weight_of_own_micro_batch": ("deepseek", "more/linear_mxfp4_sr_rht", "ep2 alltoall"),
 }
-#: A fault that the proof of the optimizer's step names, and what it says.
-NAMED = {"parameters_not_marked_as_divided": "the norm of the gradient is "}
+_SUM = "the main gradient are not the sum of the ranks' own"
+#: Faults that the proof names, and what it says.
+NAMED = {
+    "parameters_not_marked_as_divided": "the norm of the gradient is ",
+    "query_norm_added_over_ranks": _SUM,
+    "head_norms_not_added": _SUM,
+    "norm_weights_not_reduced": _SUM,
+}
 FP32 = ["training.precision=fp32"]
 
 
