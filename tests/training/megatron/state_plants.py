@@ -17,7 +17,7 @@ from quantexp.training.megatron.step import Stepper
 def no_step() -> Iterator[None]:
     """Every step is left out, so that a checkpoint holds what was loaded."""
     target = "quantexp.training.megatron.watched_step.step_if_finite"
-    with mock.patch(target, return_value=(False, 1.0)):
+    with mock.patch(target, return_value=(False, math.nan)):
         yield
 
 
