@@ -119,9 +119,8 @@ class MatrixBorder(GradientBorder):
         """The rows that are drawn in a pass, and the columns."""
         chosen, device = moment.choice(self._name, self._label), self._parameter.device
         rows, columns = self._parameter.shape
-        return lines(chosen, rows, 1, _ROWS).to(device), lines(chosen, columns, 1, _COLUMNS).to(
-            device
-        )
+        own_rows, own_columns = lines(chosen, rows, 1, _ROWS), lines(chosen, columns, 1, _COLUMNS)
+        return own_rows.to(device), own_columns.to(device)
 
 
 class _Undo:

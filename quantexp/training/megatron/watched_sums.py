@@ -144,7 +144,7 @@ class SumWatch:
             ]
             if any(not np.array_equal(e.weights, own.weights, equal_nan=True) for _, e in same):
                 self.found.append(f"{name}: ranks have read other weights than each other")
-            counted = [e.gradient for place, e in same if self._adds(name, own.shard, place)]
+            counted = [e.gradient for place, e in same if self._adds(name, place)]
             start, stop = self._ranges.get(name, (0, 0))
             inside = (start <= at) & (at < stop)
             now = self._values(name, "main_grad", at[inside])
@@ -160,7 +160,7 @@ class SumWatch:
                 self.found.append(f"{name}: its main gradient has changed after the passes")
         return self.found
 
-    def _adds(self, name: str, shard: Shard, place: Place) -> bool:
+    def _adds(self, name: str, place: Place) -> bool:
         """Whether the gradient of another rank with the same part, or this rank's own, is a term of this rank's sum."""
         if place.tensor == self._own.tensor or expert_of(name) is not None:
             return True
