@@ -1,7 +1,7 @@
 """Whether a rank holds the training state that a checkpoint has, in some elements of each tensor.
 
-The files are read by the library of their format, and the places of elements are computed one by one here; training
-copies runs of bytes.
+The places of elements are computed one by one here, and their values taken from the mapped file; training copies runs
+of bytes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
 
 from quantexp.model.pieces import Piece
+from quantexp.model.safetensors_header import read_header_and_metadata
 from quantexp.model.shards import Shard
 
 #: Elements of a tensor that are compared.
@@ -55,25 +55,26 @@ def num_other(
     """How many elements are not those of the files, by the name of their tensor there (`exp_avg/NAME`), if any are.
 
     Args:
-        files: of the training state, which together have every element once.
+        files: of the training state, in float32, which together have every element once.
         held: by parameter: the piece that a rank holds, some of its elements, and what they are by kind (`exp_avg`).
             Kinds that no file has are not compared.
     """
     wrong: dict[str, int] = {}
     for file in files:
-        with safe_open(file, "pt") as content:
-            records, keys = json.loads(content.metadata()["pieces"]), set(content.keys())
-            for name in records.keys() & held.keys():
-                piece, elements, values = held[name]
-                record = records[name]
-                shard = Shard(record["axis"], tuple(map(tuple, record["ranges"])))
-                saved = Piece(tuple(record["shape"]), shard, *record["flat"])
-                at = elements_at(saved, places(piece, elements))
-                for kind, own in values.items() if (at >= 0).any() else ():
-                    if (key := f"{kind}/{name}") in keys:
-                        expected = content.get_tensor(key).view(-1)[at[at >= 0]].float().numpy()
-                        number = int((expected != own[at >= 0]).sum())
-                        wrong[key] = wrong.get(key, 0) + number
+        header, metadata = read_header_and_metadata(file)
+        records = json.loads(metadata["pieces"])
+        for name in records.keys() & held.keys():
+            piece, elements, values = held[name]
+            record = records[name]
+            shard = Shard(record["axis"], tuple(map(tuple, record["ranges"])))
+            saved = Piece(tuple(record["shape"]), shard, *record["flat"])
+            at = elements_at(saved, places(piece, elements))
+            for kind, own in values.items() if (at >= 0).any() else ():
+                if (key := f"{kind}/{name}") in header:
+                    start, shape = header[key].start, (saved.numel,)
+                    whole = np.memmap(file, "<f4", mode="r", offset=start, shape=shape)
+                    number = int((whole[at[at >= 0]] != own[at >= 0]).sum())
+                    wrong[key] = wrong.get(key, 0) + number
     return {key: number for key, number in wrong.items() if number}
 
 
