@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import grimp
@@ -51,6 +53,43 @@ def test_no_two_files_import_each_other() -> None:
     graph = grimp.build_graph("quantexp", "quantexp_launchers", cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert not circles(imports)
+
+
+#: Packages that an environment without extras of pyproject.toml may lack, and the parts that ask for them by name.
+OPTIONAL = {
+    "en_dtypes": "quantexp.extras.verify.oracles",
+    "gfloat": "quantexp.extras.verify.oracles",
+    "lm_eval": "quantexp.extras.evaluate.tasks quantexp.config.tasks",
+    "ml_dtypes": "quantexp.extras.verify.oracles",
+    "mlflow": "quantexp.training.tracking.mlflow",
+    "pandas": "quantexp.capture.reader",
+    "torchao": "quantexp.extras.verify.oracles",
+    "transformer_engine": "quantexp.extras.transformer_engine",
+    "triton": "quantexp.formats.kernels quantexp.capture.statistics quantexp.quant.attention",
+    "wandb": "quantexp.training.tracking.wandb",
+}
+
+
+def test_packages_that_users_may_lack_are_imported_where_that_is_handled() -> None:
+    """The environment of these tests has more packages than README's main command installs."""
+    graph = grimp.build_graph(
+        "quantexp", "quantexp_launchers", include_external_packages=True, cache_dir=None
+    )
+    required = {
+        re.split(r"[<>=!~; \[]", line, maxsplit=1)[0].lower().replace("_", "-")
+        for line in requires("quantexp") or ()
+        if "extra ==" not in line
+    } | {"markupsafe"}  # of Jinja2
+    distributions = packages_distributions()
+    for package in graph.modules:
+        if package in sys.stdlib_module_names or package.startswith("quantexp"):
+            continue
+        of = {name.lower().replace("_", "-") for name in distributions.get(package, ())}
+        if not of & required:
+            importers = graph.find_modules_that_directly_import(package)
+            places = tuple(OPTIONAL.get(package, "nowhere").split())
+            elsewhere = {name for name in importers if not name.startswith(places)}
+            assert not elsewhere, (package, elsewhere)
 
 
 _COMPOSE = """\
