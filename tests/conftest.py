@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ from quantexp.config.compose import compose
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, now, write_status
 from quantexp.schema import Experiment
+
+# A shell has its background commands ignore it, and processes that tests interrupt would, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Two layers with grouped queries; every extent a multiple of 32 but the head dimension's own axis.
 TINY = [
