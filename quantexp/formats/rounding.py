@@ -11,7 +11,7 @@ units of that bit, so no other value crosses one.
 Stochastic rounding takes a random integer r in [0, 2^24) for each value (see `philox`). With f the distance of v from
 the multiple of the spacing below it, in units of the spacing, v is rounded up if r < floor(2^24 f), and down otherwise:
 the probability of rounding up is f, truncated to 24 bits. All steps are exact in float32. Values beyond the largest one
-still saturate, which no rounding makes unbiased.
+still saturate, which no rounding makes unbiased. Towards zero, every value is rounded down.
 
 An MX block's scale follows from its amax by one formula for all four rules: add an offset to the bits, clear the
 mantissa, subtract emax from the exponent. The offset carries into the exponent exactly where the rule rounds up:
@@ -116,19 +116,25 @@ def round_element(
     The grid continues beyond the element's largest value. `random` has v's shape (see `philox`), and is required if
     rounding is stochastic.
     """
-    if rounding is Rounding.STOCHASTIC:
-        assert random is not None
+    if not rounding.is_to_nearest:
         torch.bitwise_and(as_bits(v), EXPONENT_WORD, out=as_bits(magic))
         magic.clamp_min_(2.0**element.emin).mul_(2.0**-element.mantissa_bits)
-        round_at_random(v, magic, random)
+        round_down(v, magic, rounding, random)
     else:
         break_ties(v, rounding)
         round_magnitudes(v, element, magic)
 
 
-def round_at_random(v: Tensor, step: Tensor, random: Tensor) -> None:
-    """Round v >= 0 (float32, in place) to multiples of `step`, powers of two; NaN stays NaN."""
+def round_down(v: Tensor, step: Tensor, rounding: Rounding, random: Tensor | None) -> None:
+    """Round v >= 0 (float32, in place) towards zero, or up at random, to multiples of `step`, powers of two.
+
+    NaN stays NaN.
+    """
     v.div_(step)
+    if rounding is Rounding.ZERO:
+        v.floor_().mul_(step)
+        return
+    assert random is not None, "stochastic rounding has random numbers"
     below = v.floor()
     v.sub_(below).mul_(2.0**RANDOM_BITS).floor_()
     below.add_(random < v)
@@ -182,8 +188,8 @@ def hif8_values(
         v.mul_(scale)
     bound = HIF8.max if spec.saturate else 2 * HIF8.max
     v.clamp_(-bound, bound)
-    if spec.rounding is Rounding.STOCHASTIC:
-        _hif8_at_random(v, magic, exponent, random_N)
+    if not spec.rounding.is_to_nearest:
+        _hif8_down(v, magic, exponent, spec.rounding, random_N)
     else:
         break_ties(v, spec.rounding)
         spacing_to(magic, v, exponent, factor=1.5 * 2.0**MANTISSA_BITS)
@@ -193,11 +199,12 @@ def hif8_values(
     return v
 
 
-def _hif8_at_random(v: Tensor, step: Tensor, scratch: Tensor, random: Tensor | None) -> None:
-    assert random is not None
+def _hif8_down(
+    v: Tensor, step: Tensor, scratch: Tensor, rounding: Rounding, random: Tensor | None
+) -> None:
     spacing_to(step, v, scratch)
     sign = as_bits(v).bitwise_and(SIGN_MASK)
-    round_at_random(v.abs_(), step, random)
+    round_down(v.abs_(), step, rounding, random)
     as_bits(v).bitwise_or_(sign)
     v.add_(0.0)  # turns -0 into +0
 

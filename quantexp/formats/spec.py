@@ -246,11 +246,17 @@ def resolve(
             _refuse_foreign(fmt, name)
     if scaling is Scaling.NONE and amax_target is not None:
         raise _unscaled("amax_target")
+    rounding = _choice("rounding", rounding or fmt.rounding, Rounding)
+    if rounding is Rounding.ZERO and not saturate:
+        raise ValueError(
+            "saturate=false has no meaning with rounding 'zero', which takes no finite number beyond the largest: "
+            "leave it out"
+        )
     return QuantSpec(
         fmt=fmt,
         block=_checked_block(block, fmt) if block is not None else fmt.block or 1,
         scale_rule=_choice("scale_rule", scale_rule or fmt.scale_rule or "floor", ScaleRule),
-        rounding=_choice("rounding", rounding or fmt.rounding, Rounding),
+        rounding=rounding,
         saturate=saturate,
         scaling=scaling,
         amax_target=_checked_target(fmt.amax_target or 1.0 if amax_target is None else amax_target),

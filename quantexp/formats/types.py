@@ -30,8 +30,15 @@ class Rounding(StrEnum):
     EVEN = "even"
     #: To the nearest; a tie goes to the neighbour of larger magnitude.
     AWAY = "away"
+    #: To the neighbour of smaller magnitude: what lies beyond is cut off.
+    ZERO = "zero"
     #: Away from zero with the probability that preserves the mean, else towards zero.
     STOCHASTIC = "stochastic"
+
+    @property
+    def is_to_nearest(self) -> bool:
+        """Whether only a tie depends on it."""
+        return self in (Rounding.EVEN, Rounding.AWAY)
 
 
 class Scaling(StrEnum):

@@ -56,6 +56,7 @@ def _others(spec: QuantSpec, axis: int, num_dims: int) -> Iterator[tuple[str, Qu
         for rounding in (Rounding.EVEN, Rounding.AWAY):
             other = replace(plain, rounding=rounding)
             yield f"{name} with ties rounded {rounding.value}", other, axis
+        yield f"{name} rounded towards zero", replace(plain, rounding=Rounding.ZERO), axis
         if spec.fmt.block is not None:
             for block in _BLOCKS:
                 yield f"{name} in blocks of {block}", replace(plain, block=block), axis

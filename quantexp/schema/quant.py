@@ -31,7 +31,7 @@ class Rounded:
     block: int | None = limited(None, at_most(1 << 20))
     #: floor, rceil, ceil or even (MX formats).
     scale_rule: str | None = None
-    #: even, away or stochastic.
+    #: even, away, zero or stochastic.
     rounding: str | None = None
     #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale per tensor); delayed for slots alone.
     scaling: str | None = None

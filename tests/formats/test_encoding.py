@@ -79,7 +79,7 @@ def test_decoding_codes_is_quantising_over_every_16_bit_value(
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", gold.SCALE_RULES)
-@pytest.mark.parametrize("rounding", ["even", "away"])
+@pytest.mark.parametrize("rounding", ["even", "away", "zero"])
 def test_decoding_codes_is_quantising_over_all_of_float32(
     name: str, rule: str, rounding: str
 ) -> None:

@@ -74,7 +74,7 @@ def exact_block(block: np.ndarray, t: Fraction, ties: str) -> np.ndarray:
         return np.copysign(np.array(y).astype(np.float32), block)
 
 
-@pytest.mark.parametrize("ties", ["even", "away"])
+@pytest.mark.parametrize("ties", ["even", "away", "zero"])
 @pytest.mark.parametrize("t", [1.0, 2.0**-100, 2.0**90])
 def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(
     t: float, ties: str
@@ -90,7 +90,7 @@ def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(
     assert_same(y, np.stack([exact_block(block, Fraction(t), ties) for block in blocks]))
 
 
-@pytest.mark.parametrize("ties", ["even", "away"])
+@pytest.mark.parametrize("ties", ["even", "away", "zero"])
 @pytest.mark.parametrize("amax", [1.0, 3.14159, 7e-30, 5e30])
 def test_hard_blocks_under_any_scale_agree_with_one_rounding_an_operation(
     amax: float, ties: str

@@ -70,7 +70,7 @@ def test_an_option_the_format_does_not_have_is_refused_by_name(
             {"scale_rule": "round"},
             "scale_rule must be one of floor, rceil, ceil, even, got 'round'",
         ),
-        ("mxfp8", {"rounding": "up"}, "rounding must be one of even, away, stochastic, got 'up'"),
+        ("mxfp8", {"rounding": "up"}, "rounding must be one of even, away, zero, stochastic, got 'up'"),
         (
             "hifp8",
             {"scaling": "later"},
@@ -97,6 +97,11 @@ def test_a_block_is_a_power_of_two(block: Any) -> None:
 def test_an_amax_target_is_finite_and_positive(target: float) -> None:
     with pytest.raises(ValueError, match=f"amax_target must be finite and above 0, got {target}"):
         resolve("hifp8", scaling="current", amax_target=target)
+
+
+def test_nothing_overflows_that_is_rounded_towards_zero() -> None:
+    with pytest.raises(ValueError, match="saturate=false has no meaning with rounding 'zero'"):
+        resolve("fp8_e4m3", rounding="zero", saturate=False)
 
 
 def test_an_amax_means_nothing_without_scaling() -> None:

@@ -167,6 +167,8 @@ def specs_of(fmt: Format) -> list[QuantSpec]:
     for options in product(rules, scalings, saturates, pre_scales, roundings):
         names = ("scale_rule", "scaling", "saturate", "pre_scale", "rounding")
         chosen: dict[str, Any] = dict(zip(names, options, strict=True))
+        if chosen["rounding"] is Rounding.ZERO and not chosen["saturate"]:
+            continue
         specs.append(resolve(fmt, **chosen))
     return specs
 

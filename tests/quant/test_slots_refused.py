@@ -256,7 +256,7 @@ def test_option_of_an_unquantised_slot_is_refused(site_format: str | None) -> No
         ),
         (
             {"format": "mxfp8", "rounding": "up"},
-            "rounding must be one of even, away, stochastic, got 'up'",
+            "rounding must be one of even, away, zero, stochastic, got 'up'",
         ),
         (
             {"format": "hifp8", "rounding": "up"},

@@ -30,6 +30,7 @@ SEED, OFFSET = 12345678901234567890, 42
 ROUNDINGS: tuple[dict[str, Any], ...] = (
     {"rounding": "even"},
     {"rounding": "away"},
+    {"rounding": "zero"},
     {"rounding": "stochastic", "seed": SEED, "offset": OFFSET},
 )
 DTYPES = ("float32", "bfloat16", "float16")

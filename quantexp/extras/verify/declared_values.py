@@ -168,6 +168,8 @@ def _beside(element: Values, v: Fraction, above: int, rounding: str, random: int
     if rounding == "stochastic":
         share = abs(v - inner) / (high - low)
         return outer if random < math.floor(share * 2**24) else inner
+    if rounding == "zero":
+        return outer if v == outer else inner
     if 2 * v != low + high:
         return low if 2 * v < low + high else high
     if rounding == "away":

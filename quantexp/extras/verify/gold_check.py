@@ -45,7 +45,7 @@ def check_gold(fmt: str, tally: Tally) -> None:
 def _check_mx(fmt: str, where: tuple[str, str, str], tally: Tally) -> None:
     for rule in SCALE_RULES:
         blocks = cases.hard_blocks(fmt, rule)[::STRIDE]
-        for ties in ("even", "away"):
+        for ties in ("even", "away", "zero"):
             expected = quantised(of_table(fmt, scale_rule=rule), blocks, ties)
             _add(
                 where,
@@ -59,7 +59,7 @@ def _check_nv(fmt: str, where: tuple[str, str, str], tally: Tally) -> None:
     for t in (1.0, 2.0**-100, 0.37):
         blocks = cases.hard_nv_blocks(t)[::7]
         amax = float(np.float32(2688 * t))
-        for ties in ("even", "away"):
+        for ties in ("even", "away", "zero"):
             expected = quantised(of_table(fmt), blocks, ties, amax=amax)
             _add(
                 where, expected, Case(fmt, blocks, options={"rounding": ties, "amax": amax}), tally
@@ -70,7 +70,10 @@ def _check_flat(fmt: str, element: str, where: tuple[str, str, str], tally: Tall
     x = cases.hard_values(element)
     for saturate in (True, False):
         gold = of_table(fmt, saturate=saturate, scale="none")
-        for ties in ("away",) if fmt == "hifp8" else ("even", "away"):
+        for ties in (
+            *(("away",) if fmt == "hifp8" else ("even", "away")),
+            *(("zero",) if saturate else ()),
+        ):
             options = {"rounding": ties, "saturate": saturate, "scaling": "none"}
             _add(where, quantised(gold, x[None], ties)[0], Case(fmt, x, options=options), tally)
 

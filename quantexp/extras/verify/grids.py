@@ -92,10 +92,14 @@ def code_values(element: str) -> Array:
 
 
 def nearest(element: str, v: Array, saturate: bool, ties: str = "even") -> Array:
-    """Magnitudes on the element's grid; a tie goes to the even multiple of the local step, or to the larger.
+    """Magnitudes on the element's grid; a tie goes to the even multiple of the local step, or to the larger (`away`).
+
+    `zero` means the magnitude below.
 
     NaN stays. Without saturation, a value that rounds to the one after the largest, or is beyond it, overflows.
     """
+    if ties == "zero":
+        return drawn(element, v, saturate, np.int64(1 << 24))
     points = _points(element, saturate)
     middles = (points[:-1] + points[1:]) / 2
     below = np.searchsorted(middles, v, side="left")
@@ -106,8 +110,11 @@ def nearest(element: str, v: Array, saturate: bool, ties: str = "even") -> Array
     return _values(grid(element), points, index, v, saturate)
 
 
-def drawn(element: str, v: Array, saturate: bool, random: Array) -> Array:
-    """The upper neighbour if the random integer is below floor(2^24 f), f the fraction of the step; else the lower."""
+def drawn(element: str, v: Array, saturate: bool, random: Array | np.int64) -> Array:
+    """The upper neighbour if the random integer is below floor(2^24 f), f the fraction of the step; else the lower.
+
+    So it is always the lower one with 2^24 in the place of random integers.
+    """
     points = _points(element, saturate)
     below = np.clip(np.searchsorted(points, v, side="right") - 1, 0, len(points) - 1)
     low = points[below]

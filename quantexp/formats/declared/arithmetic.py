@@ -45,7 +45,7 @@ from quantexp.formats.rounding import (
     break_ties,
     from_bits,
     power_of_two,
-    round_at_random,
+    round_down,
     round_element,
     round_to_multiples,
     scale_field,
@@ -240,10 +240,9 @@ def _round_magnitude(
 
 def _round_hif8(q: Tensor, rounding: Rounding, random: Tensor | None) -> None:
     step, scratch = torch.empty_like(q), torch.empty_like(q)
-    if rounding is Rounding.STOCHASTIC:
-        assert random is not None
+    if not rounding.is_to_nearest:
         spacing_to(step, q, scratch)
-        round_at_random(q, step, random)
+        round_down(q, step, rounding, random)
     else:
         break_ties(q, rounding)
         spacing_to(step, q, scratch, factor=1.5 * 2.0**MANTISSA_BITS)
@@ -254,9 +253,8 @@ def _round_wide(q: Tensor, element: Element, rounding: Rounding, random: Tensor 
     """Round to a float whose largest binade the float adder cannot round, by its bits."""
     step = from_bits(as_bits(q) & EXPONENT_MASK).clamp_min_(2.0**element.emin)
     step.mul_(2.0**-element.mantissa_bits)
-    if rounding is Rounding.STOCHASTIC:
-        assert random is not None
-        round_at_random(q, step, random)
+    if not rounding.is_to_nearest:
+        round_down(q, step, rounding, random)
         return
     multiples = q / step  # exact, and at most 2^(mantissa bits + 1)
     if rounding is Rounding.EVEN:

@@ -25,6 +25,8 @@ def on_list(v: Tensor, element: Element, rounding: Rounding, random: Tensor | No
         outwards = torch.where(low_value + high_value < 0, 1 - fraction, fraction)
         moves = random < (outwards * 2.0**RANDOM_BITS).floor_()
         is_up = torch.where(low_value + high_value < 0, ~moves, moves)
+    elif rounding is Rounding.ZERO:
+        is_up = torch.where(low_value + high_value < 0, wide > low_value, wide == high_value)
     else:
         twice, ends = wide * 2, low_value + high_value
         is_up = (twice > ends) | ((twice == ends) & wins_up[high])

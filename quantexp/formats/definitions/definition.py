@@ -10,7 +10,7 @@
     eden: 32                 elements whose blocks' scales share a correction and are rounded to the format's `rounding`
     tensor_scale: none       above the block scales: fp32 or power_of_two
     macro_block: 128         elements that have the scale of `tensor_scale` in place of the tensor; or row
-    rounding: even           even, away or stochastic
+    rounding: even           even, away, zero or stochastic
     amax_target: 15          the amax of the tensor after scaling; without it the largest value of the element, times
                              that of the block scales if there are any
 

@@ -143,7 +143,7 @@ def reads(x: Tensor) -> bool:
 
 def claims(x: Tensor, spec: QuantSpec, transform: Transform | None = None) -> bool:
     """Whether `quantise` is exact for such a tensor, after a transform if there is one."""
-    if not is_compiled(spec.fmt, spec.block) or not reads(x):
+    if not is_compiled(spec.fmt, spec.block) or spec.rounding is Rounding.ZERO or not reads(x):
         return False
     if spec.rounding is Rounding.STOCHASTIC and not x.is_contiguous():
         return False  # numbers follow the order of indices

@@ -75,12 +75,14 @@ def claims_spec(spec: QuantSpec) -> bool:
     """Whether a kernel exists for this specification, on a supported device."""
     if spec.fmt.block is not None and any(n & (n - 1) for n in (spec.block, spec.fmt.across)):
         return False
+    if spec.rounding is Rounding.ZERO:
+        return False
     return is_compiled(spec.fmt, spec.block)
 
 
 def has_own_kernel(spec: QuantSpec) -> bool:
     """Whether the kernel is not that of `triton_panels`: MX in blocks of 32 and HiF8, rounded to nearest."""
-    if spec.rounding is Rounding.STOCHASTIC or spec.is_pre_scaled:
+    if not spec.rounding.is_to_nearest or spec.is_pre_scaled:
         return False
     if spec.fmt.family is Family.MX:
         return spec.block == MX_BLOCK and is_usual_mx(spec.fmt.element)

@@ -4,8 +4,9 @@
     all others     y = e(x / d) d        with p x / d if pre-scaled (arXiv 2502.20586)
 
 Everything is float32 with one rounding for each operation; the quotient by the spacing of a binade is exact. A tie goes
-to the even multiple of that spacing, or to the larger magnitude. At random, an element moves away from zero if its
-random number is below floor(2^24 f), with f the part of the spacing beyond the multiple below.
+to the even multiple of that spacing, or to the larger magnitude; towards zero, all goes to the multiple below. At
+random, an element moves away from zero if its random number is below floor(2^24 f), with f the part of the spacing
+beyond the multiple below.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def _whole(multiples: Tensor, rounding: Rounding, random: Tensor | None) -> Tens
     """Multiples >= 0 of a spacing (overwritten) as whole ones."""
     if rounding is Rounding.EVEN:
         return multiples.round_()
+    if rounding is Rounding.ZERO:
+        return multiples.floor_()
     whole = multiples.floor()
     share = multiples.sub_(whole)
     if rounding is Rounding.AWAY:
@@ -153,6 +156,8 @@ def _on_list(v: Tensor, element: Element, rounding: Rounding, random: Tensor | N
         share, is_negative = (inside - low) / (high - low), low + high < 0
         share = torch.where(is_negative, 1 - share, share)
         is_up = (random < (share * 2.0**RANDOM_BITS).floor()) ^ is_negative
+    elif rounding is Rounding.ZERO:
+        is_up = ((low + high < 0) & (inside > low)) | (inside == high)
     else:
         is_away = rounding is Rounding.AWAY
         wins = high.abs() >= low.abs() if is_away else is_even[above] | ~is_even[above - 1]

@@ -17,6 +17,7 @@ from quantexp.formats.types import BlockRule, BlockScale, BlockScaleKind, Family
 ROUNDINGS: list[dict[str, Any]] = [
     {"rounding": "even"},
     {"rounding": "away"},
+    {"rounding": "zero"},
     {"rounding": "stochastic", "seed": 3},
 ]
 E2M1 = [0.0, *(sign * value for value in (0.5, 1, 1.5, 2, 3, 4, 6) for sign in (1, -1))]

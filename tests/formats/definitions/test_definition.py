@@ -264,7 +264,7 @@ def test_the_choice_of_an_element_is_free_where_a_scale_has_a_bit_left(
         ),
         (
             {"element": "e3m3", "rounding": "up"},
-            "rounding must be one of even, away, stochastic, got 'up'",
+            "rounding must be one of even, away, zero, stochastic, got 'up'",
         ),
         (
             {"element": {"integer_bits": 8, "step": 2.0**20}, "block": 8, "scale": "e2m1"},

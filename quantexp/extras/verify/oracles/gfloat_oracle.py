@@ -1,4 +1,4 @@
-"""gfloat: rounding of float64 arrays to any IEEE-like element, to nearest even or away.
+"""gfloat: rounding of float64 arrays to any IEEE-like element, to nearest even or away, or towards zero.
 
 Its `round_ndarray` returns NaN for NaN, without an error also for elements that have none (0.5.2, whose documentation
 names a ValueError; `round_float` and `encode_float` raise it). Overflow without saturation is an error for elements
@@ -27,7 +27,11 @@ INFOS = {
     "e3m2": gfloat.formats.format_info_ocp_e3m2,
     "e2m1": gfloat.formats.format_info_ocp_e2m1,
 }
-_MODES = {"even": gfloat.RoundMode.TiesToEven, "away": gfloat.RoundMode.TiesToAway}
+_MODES = {
+    "even": gfloat.RoundMode.TiesToEven,
+    "away": gfloat.RoundMode.TiesToAway,
+    "zero": gfloat.RoundMode.TowardZero,
+}
 
 
 def oracle() -> Oracle:
@@ -45,7 +49,7 @@ def code_values(element: str) -> Array | None:
 
 
 def can_round(element: str, ties: str, saturate: bool) -> bool:
-    """To nearest, saturating or to what the element has beyond its largest value."""
+    """Saturating, or to what the element has beyond its largest value."""
     return element in INFOS and ties in _MODES and (saturate or INFOS[element].num_nans > 0)
 
 

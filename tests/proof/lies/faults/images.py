@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,13 +13,9 @@ from quantexp.formats import (
     QuantSpec,
     Rounding,
     ScaleRule,
-    decode,
-    encode,
     finite_amax,
     quantise,
 )
-from quantexp.formats.codes import code_values
-from quantexp.formats.types import Element
 from tests.proof.lies.planting import EVERYWHERE, Planter, Quantising, When
 
 from .fault import Group, add
@@ -122,31 +116,6 @@ def _coarser(call: Quantising) -> Tensor:
     return torch.ldexp((mantissa * 2**bits).trunc() / 2**bits, exponent).to(call.x.dtype)
 
 
-def _towards_zero(call: Quantising) -> Tensor | None:
-    """Elements whose image is larger than themselves take the next smaller value."""
-    amax = call.amax if call.spec.is_scaled else None
-    if call.spec.is_scaled and amax is None:
-        amax = finite_amax(call.x)
-    spec = replace(call.spec, rounding=Rounding.EVEN)
-    codes, scales = encode(call.x, spec, axis=call.axis, amax=amax)
-    image, smaller = (
-        decode(each, scales, spec, axis=call.axis, dtype=call.x.dtype)
-        for each in (codes, _next_smaller(spec.fmt.element)[codes.long()])
-    )
-    is_larger, size = call.honest.abs() > call.x.abs(), call.x.abs()
-    return torch.where(is_larger, torch.where(image.abs() > size, smaller, image), call.honest)
-
-
-def _next_smaller(element: Element) -> Tensor:
-    """Of each code, that of the next value towards zero; codes of zero, Inf and NaN stay."""
-    values = code_values(element)
-    codes, sign = torch.arange(len(values), dtype=torch.uint8), len(values) // 2
-    finite = (code for code in range(sign) if math.isfinite(values[code]))
-    for lower, code in itertools.pairwise(sorted(finite, key=lambda code: values[code])):
-        codes[code], codes[code + sign] = lower, lower + sign if lower else 0
-    return codes
-
-
 def _without_small(call: Quantising) -> Tensor:
     """Elements below an eighth of their block's largest become zero, as where subnormals are flushed."""
     blocks = call.blocks(call.honest)
@@ -233,7 +202,7 @@ _add("one scale", "one scale a tensor in place of one a block", _one_scale)
 _spec("stochastic", "rounded stochastically", _rounding(Rounding.STOCHASTIC))
 _spec("away", "ties rounded away from zero", _rounding(Rounding.AWAY))
 _spec("to nearest", "rounded to nearest, ties to even", _rounding(Rounding.EVEN))
-_add("towards zero", "rounded towards zero", _towards_zero)
+_spec("towards zero", "rounded towards zero", _rounding(Rounding.ZERO))
 _spec("other scale rule", "block scales by another rule", _rule)
 _add("twice", "wgrad's operands quantised from copies along the other axis", _twice)
 _add("other axis", "blocks along the other axis", _other_axis)
