@@ -70,7 +70,11 @@ def test_an_option_the_format_does_not_have_is_refused_by_name(
             {"scale_rule": "round"},
             "scale_rule must be one of floor, rceil, ceil, even, got 'round'",
         ),
-        ("mxfp8", {"rounding": "up"}, "rounding must be one of even, away, zero, stochastic, got 'up'"),
+        (
+            "mxfp8",
+            {"rounding": "up"},
+            "rounding must be one of even, away, zero, stochastic, got 'up'",
+        ),
         (
             "hifp8",
             {"scaling": "later"},

@@ -260,7 +260,7 @@ def test_option_of_an_unquantised_slot_is_refused(site_format: str | None) -> No
         ),
         (
             {"format": "hifp8", "rounding": "up"},
-            "rounding must be one of away, even, stochastic, got 'up'",
+            "rounding must be one of away, even, zero, stochastic, got 'up'",
         ),
         (
             {"format": "hifp8", "scaling": "later"},

@@ -49,6 +49,10 @@ class Placed:
         """The name in the table."""
         return f"{self.kernel.name} ({self.device})"
 
+    def rounds(self, rounding: str) -> bool:
+        """Whether it is its own code that rounds so."""
+        return self.kernel.name == "reference" or rounding != "zero"
+
 
 def _by_torch(x: Tensor, fmt: str | Format, **options: Any) -> Tensor:
     with torch_alone():
