@@ -28,6 +28,8 @@ _SLACK = 16 * 2.0**-24
 _TINY = 2.0**-126
 #: Of the norm, which may be added up in float32.
 _OF_NORM = 2.0**-16
+#: The largest number of float32.
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,13 @@ def wrong_norm(norm: float, own: float) -> str:
     if not math.isfinite(own) or abs(norm - own) <= _OF_NORM * own + _TINY:
         return ""
     return f"the norm of the gradient is {own:.6g}, and {norm:.6g} was taken for it"
+
+
+def wrong_omission(norm: float, own: float) -> str:
+    """What is wrong with a step that is left out for a norm that is not finite, in words.
+
+    Nothing if the norm of the gradient is not: NaN, Inf, or too large for float32, in which it is taken.
+    """
+    if not own * (1 + _OF_NORM) < _LARGEST:
+        return ""
+    return f"the step was left out for a norm of {norm:g}, and that of the gradient is {own:.6g}"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quantexp.proof.master_weights import AdamStep
-from quantexp.proof.updates import Held, clipped, rate, wrong_norm, wrong_step
+from quantexp.proof.updates import Held, clipped, rate, wrong_norm, wrong_omission, wrong_step
 from quantexp.schema import LrSchedule, TrainingConfig
 
 BETAS, EPS, DECAY, LR, SIZE = (0.9, 0.95), 1e-8, 0.1, 3e-3, 4096
@@ -100,6 +100,15 @@ def test_a_gradient_is_clipped_by_its_norm() -> None:
     assert np.allclose(clipped(gradient, training, 5.0), gradient / 5, rtol=1e-6)
     assert np.array_equal(clipped(gradient, training, 0.5), gradient)
     assert np.array_equal(clipped(gradient, TrainingConfig(clip_grad=0.0), 5.0), gradient)
+
+
+def test_a_step_is_left_out_for_a_norm_that_float32_does_not_have() -> None:
+    words = "the step was left out for a norm of inf, and that of the gradient is 2"
+    assert wrong_omission(float("inf"), 2.0) == words
+    assert wrong_omission(float("nan"), 3.4e38) != ""
+    # 3.4028235e38 is float32's largest number; a sum in another order may pass it a little earlier.
+    for own in (3.4028e38, 1e39, float("inf"), float("nan")):
+        assert wrong_omission(float("nan"), own) == ""
 
 
 def test_a_wrong_norm_is_named_and_one_that_is_not_known_is_not() -> None:

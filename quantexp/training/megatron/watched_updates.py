@@ -26,6 +26,7 @@ from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
 from quantexp.model.training_state import MOMENTS, read_index
 from quantexp.proof.draws import Moment
 from quantexp.proof.turns import THOROUGH, number_of_looks
+from quantexp.proof.updates import wrong_omission
 from quantexp.quant.outside_products import SMOOTH, state_slots
 from quantexp.schema import Experiment, Optimizer
 from quantexp.training.megatron.collectives import gather
@@ -135,8 +136,11 @@ class UpdateWatch:
         stepped, norm, wrong = update.step(loss, outer)
         if not self._rounds:
             self.left = update.left
-        if not stepped and math.isfinite(loss) and math.isfinite(norm) and is_complete is not None:
-            others.append("the step was left out, and its loss and gradient are finite")
+        if not stepped and math.isfinite(loss) and is_complete is not None:
+            if math.isfinite(norm):
+                others.append("the step was left out, and its loss and gradient are finite")
+            elif words := wrong_omission(norm, self._norm() / update.scale):
+                others.append(words)
         return stepped, norm, others + wrong
 
     def state(self, name: str, at: slice) -> list[np.ndarray]:
