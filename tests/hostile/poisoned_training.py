@@ -95,7 +95,7 @@ class Poisoner:
     def outside_products(self, watch: Any, stepped: bool) -> None:
         pass
 
-    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+    def updated(self, iteration: int, used: Any, wrong: list[str]) -> None:
         pass
 
     def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:

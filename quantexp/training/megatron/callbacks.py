@@ -10,6 +10,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from quantexp.proof.outside_products import StateWatch
+from quantexp.proof.updates import Used
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 from quantexp.training.megatron.state_shards import RankState
@@ -75,10 +76,11 @@ class Observer(Protocol):
         Every rank calls this.
         """
 
-    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
-        """The optimizer stepped after passes with this loss.
+    def updated(self, iteration: int, used: Used, wrong: list[str]) -> None:
+        """The optimizer stepped, or left it out.
 
-        `wrong` says what is wrong with its step on this rank. Every rank calls this.
+        `used` is what the iteration had, by the names of metrics.jsonl. `wrong` says what is wrong with its step on
+        this rank. Every rank calls this.
         """
 
     def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:

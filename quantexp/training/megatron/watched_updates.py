@@ -26,7 +26,7 @@ from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
 from quantexp.model.training_state import MOMENTS, read_index
 from quantexp.proof.draws import Moment
 from quantexp.proof.turns import THOROUGH, number_of_looks
-from quantexp.proof.updates import wrong_omission
+from quantexp.proof.updates import rate, wrong_omission
 from quantexp.quant.outside_products import SMOOTH, state_slots
 from quantexp.schema import Experiment, Optimizer
 from quantexp.training.megatron.collectives import gather
@@ -103,6 +103,9 @@ class UpdateWatch:
         world_size = torch.distributed.get_world_size()
         #: Iterations of a turn.
         self._every = 1 if number_of_looks(flops / world_size) else _EVERY
+        self._tokens = float(length * size)
+        #: What the last step had, by the names of metrics.jsonl.
+        self.used: dict[str, float | None] = {}
         #: What was wrong with the weights in the last evaluation.
         self.found_in_evaluation: list[str] = []
         #: Iterations that still look at all parameters.
@@ -133,7 +136,17 @@ class UpdateWatch:
             if not np.array_equal(values, self.state(name, at), equal_nan=True)
         ]
         update = self.of(iteration, scale, is_complete)
+        is_held, scheduled = iteration < self.first_free, self.scheduled + 1
         stepped, norm, wrong = update.step(loss, outer)
+        self.used = {
+            "iteration": iteration,
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": 0.0 if is_held else rate(self.training, scheduled),
+            "tokens": self._tokens,
+            "skipped": not stepped,
+            "loss_scale": scale,
+        }
         if not self._rounds:
             self.left = update.left
         if not stepped and math.isfinite(loss) and is_complete is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -155,6 +156,63 @@ def _printed(planter: Planter) -> None:
 
 
 add("smaller loss written", "metrics.jsonl has 0.99 of the loss", Group.STATE, _printed)
+
+
+def _written(change: Callable[[Any], Any]) -> Callable[[Planter], None]:
+    """Another line of metrics.jsonl than the step's, from iteration 2 on."""
+
+    def plant(planter: Planter) -> None:
+        owner: Any = import_module(f"{_MEGATRON}.step").Stepper
+
+        def make(original: Any) -> Any:
+            def step(stepper: Any, *args: Any, **kwargs: Any) -> Any:
+                metrics = original(stepper, *args, **kwargs)
+                if metrics.iteration < 2:
+                    return metrics
+                planter.fire()
+                return change(metrics)
+
+            return step
+
+        planter.method(owner, "step", make)
+
+    return plant
+
+
+for _name, _line_of, _change, _tags in (
+    ("smaller norm", "0.99 of the norm", lambda m: replace(m, grad_norm=0.99 * m.grad_norm), ""),
+    ("next loss", "0.999 of the loss", lambda m: replace(m, loss=0.999 * m.loss), ""),
+    ("other rate", "0.999 of the rate", lambda m: replace(m, lr=0.999 * m.lr), ""),
+    ("other tokens", "the tokens of half a batch", lambda m: replace(m, tokens=m.tokens // 2), ""),
+    ("taken step", "that a step was left out", lambda m: replace(m, skipped=True), ""),
+    (
+        *("smaller balancing loss", "0.99 of the balancing loss"),
+        *(lambda m: replace(m, aux_loss=0.99 * m.aux_loss), "balanced"),
+    ),
+):
+    _words = f"metrics.jsonl has {_line_of}, from iteration 2 on"
+    add(f"{_name} in the line from 2", _words, Group.STATE, _written(_change), _tags)
+
+
+def _evaluated_line(planter: Planter) -> None:
+    owner = import_module(f"{_MEGATRON}.trainer")
+    original = vars(owner)["_evaluated"]
+
+    def evaluated(*args: Any) -> Any:
+        planter.fire()
+        metrics = original(*args)
+        return replace(metrics, validation_loss=0.99 * metrics.validation_loss)
+
+    planter.attribute(owner, "_evaluated", evaluated)
+
+
+add(
+    "smaller validation loss in the line",
+    "metrics.jsonl has 0.99 of the validation loss",
+    Group.PASS,
+    _evaluated_line,
+    "validation",
+)
 
 
 def _gradient(
