@@ -240,8 +240,11 @@ class Proofs:
         from quantexp.training.megatron.collectives import any_rank, gather
 
         own = objective.taken()
-        if any_rank(any(own)) and (words := objective.wrong_loss(loss, gather(own))):
-            self._end([words], iteration, when)
+        if any_rank(any(own[:-1])):
+            seen, aux_loss = gather(own), self._used.get("aux_loss")
+            wrong = objective.wrong_loss(loss, seen), objective.wrong_balance(aux_loss, seen)
+            if any(wrong):
+                self._end(list(filter(None, wrong)), iteration, when)
 
     def _repeat_if_unproved(self, result: Verdict) -> None:
         """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""

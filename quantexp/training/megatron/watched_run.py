@@ -29,6 +29,7 @@ def watched_of(
     if sample is not None:  # in quantexp's own loop; Megatron-LM's script has settings of its own
         watched.configured = experiment.model
     watched.objective = Objective.of(experiment, context.rank.rank, sample, held_out)
+    watched.objective.num_routers = len(watched.routers)
     declaration = watched.declaration
     assert declaration is not None
     declaration.num_iterations = experiment.training.iterations

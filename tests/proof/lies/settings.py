@@ -159,9 +159,7 @@ VARIANTS: dict[str, Setting] = {
     "mxfp8 without weight cache": _of("quant=FA_linear_mxfp8", "training.weight_cache=false"),
     "experts mxfp4": _of(*_MODEL["mixtral"], "quant=linear_mxfp4", tags="experts"),
     "experts fp8": _of(*_MODEL["mixtral"], "quant=more/linear_fp8", tags="experts"),
-    "latent mxfp8": _of(
-        *_MODEL["deepseek2_lite"], "quant=FA_linear_mxfp8", tags="experts latent balanced"
-    ),
+    "latent mxfp8": _of(*_MODEL["deepseek2_lite"], "quant=FA_linear_mxfp8", tags="experts latent"),
     "tied output mxfp8": _of("quant=FA_linear_mxfp8", "quant/output=mxfp8", tags="output tied"),
     "output fp8": _of(
         *_MODEL["llama31-8b"], "quant=more/linear_fp8", "quant/output=fp8", tags="output"

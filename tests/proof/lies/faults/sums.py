@@ -187,7 +187,7 @@ for _name, _line_of, _change, _tags in (
     ("taken step", "that a step was left out", lambda m: replace(m, skipped=True), ""),
     (
         *("smaller balancing loss", "0.99 of the balancing loss"),
-        *(lambda m: replace(m, aux_loss=0.99 * m.aux_loss), "balanced"),
+        *(lambda m: replace(m, aux_loss=0.99 * m.aux_loss), "experts"),
     ),
 ):
     _words = f"metrics.jsonl has {_line_of}, from iteration 2 on"
