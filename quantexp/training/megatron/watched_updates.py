@@ -25,6 +25,7 @@ from quantexp.model.shards import layer_of
 from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
 from quantexp.model.training_state import MOMENTS, read_index
 from quantexp.proof.draws import Moment
+from quantexp.proof.saved_state import Elements
 from quantexp.proof.turns import THOROUGH, number_of_looks
 from quantexp.proof.updates import rate, wrong_omission
 from quantexp.quant.outside_products import SMOOTH, state_slots
@@ -37,7 +38,7 @@ from quantexp.training.megatron.state_shards import (
     loss_scale_of,
     written_pieces,
 )
-from quantexp.training.megatron.watched_run import other_than_saved
+from quantexp.training.megatron.watched_run import drawn_elements, other_than_saved
 from quantexp.training.megatron.watched_step import Update, elements
 
 #: Elements of a parameter that are compared.
@@ -224,6 +225,10 @@ class UpdateWatch:
             if is_copy and not torch.equal(own[at], main[at].to(own.dtype)):
                 found.append(f"{name}: weights of the model are not the main weights")
         return found
+
+    def saved(self, iteration: int) -> Elements:
+        """Some elements of what this rank writes of the training state after an iteration."""
+        return drawn_elements(self._written, self.training.seed, iteration)
 
     def evaluating(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of an evaluation; as it asks for the first one, the weights of all parameters are compared."""

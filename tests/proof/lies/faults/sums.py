@@ -315,3 +315,65 @@ for _name, _line, _change in (
     ),
 ):
     add(_name, _line, Group.PASS, _evaluated(_change), "validation")
+
+
+def _saved(change: Callable[[Planter, dict[str, Any]], dict[str, Any]]) -> Any:
+    """Other tensors are written into a checkpoint than the rank holds."""
+
+    def plant(planter: Planter) -> None:
+        owner: Any = import_module(f"{_MEGATRON}.state_shards").RankState
+
+        def make(original: Any) -> Any:
+            def named(state: Any) -> Any:
+                planter.fire()
+                return iter(change(planter, dict(original(state))).items())
+
+            return named
+
+        planter.method(owner, "named_tensors", make)
+
+    return plant
+
+
+def _each(kind: str, change: Callable[[Any], Any]) -> Callable[[Planter, dict[str, Any]], Any]:
+    return lambda _, x: {n: change(t) if n.startswith(f"{kind}/") else t for n, t in x.items()}
+
+
+def _on_rank_1(planter: Planter, tensors: dict[str, Any]) -> dict[str, Any]:
+    if planter.place.rank != 1:
+        return tensors
+    return {n: t if n.startswith("main/") else torch.zeros_like(t) for n, t in tensors.items()}
+
+
+def _exchanged(_: Planter, tensors: dict[str, Any]) -> dict[str, Any]:
+    other = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
+    named = ((n.partition("/"), t) for n, t in tensors.items())
+    return {f"{other.get(kind, kind)}/{name}": t for (kind, _, name), t in named}
+
+
+def _without_one(_: Planter, tensors: dict[str, Any]) -> dict[str, Any]:
+    last = max(name for name in tensors if name.startswith("main/"))
+    return {name: x for name, x in tensors.items() if name != last}
+
+
+for _name, _line, _written_as in (
+    (
+        "first moments saved in bf16",
+        "a checkpoint has first moments in bf16",
+        _each("exp_avg", lambda x: x.bfloat16().to(x.dtype)),
+    ),
+    (
+        "weights saved in bf16",
+        "a checkpoint has main weights in bf16",
+        _each("main", lambda x: x.bfloat16().to(x.dtype)),
+    ),
+    ("moments of rank 1 saved as zeros", "a checkpoint has no moments of rank 1", _on_rank_1),
+    ("moments saved exchanged", "each moment is saved as the other", _exchanged),
+    ("a tensor that is not saved", "a checkpoint lacks the weights of a parameter", _without_one),
+    (
+        "rows saved rolled",
+        "each element is saved one place later",
+        _each("main", lambda x: x.flatten().roll(1).view(x.shape)),
+    ),
+):
+    add(_name, _line, Group.PASS, _saved(_written_as), "saved")
