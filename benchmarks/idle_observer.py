@@ -33,7 +33,7 @@ class IdleObserver:
     def outside_products(self, watch: Any, stepped: bool) -> None:
         """Do nothing."""
 
-    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+    def updated(self, iteration: int, used: Any, wrong: list[str]) -> None:
         """Do nothing."""
 
     def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:

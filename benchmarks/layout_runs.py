@@ -243,7 +243,7 @@ class _Observer(IdleObserver):
         if failures := merged_state(gather(watch.verdict())).failures:
             raise RuntimeError(failures[0])
 
-    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+    def updated(self, iteration: int, used: Any, wrong: list[str]) -> None:
         """Fail if the optimizer's step was wrong on any rank."""
         from quantexp.training.megatron.collectives import gather
 

@@ -57,13 +57,15 @@ class _Turns:
         self._resumed = 0.0
         self._is_beside = False
 
-    def save(self, iteration: int, chunks: Any, state: Callable[[], Any], nonfinite: int) -> None:
+    def save(
+        self, iteration: int, chunks: Any, state: Callable[[], Any], nonfinite: int, seen: Any
+    ) -> None:
         if self._resumed:
             self.steps[self._is_beside].append(time.perf_counter() - self._resumed)
         self.saver.finish()
         saves: list[Callable[[], object]] = [
             lambda: self.held_up.append(
-                _seconds(lambda: self.saver.save(iteration, chunks, state, nonfinite))
+                _seconds(lambda: self.saver.save(iteration, chunks, state, nonfinite, seen))
             ),
             lambda: self.background.append(_seconds(self.saver.finish)),
             lambda: self.copied.append(self._copy(state())),
@@ -76,12 +78,12 @@ class _Turns:
             with _checking(is_checked):
                 before = time.process_time()
                 self.whole[is_checked].append(
-                    _seconds(lambda: self._save_whole(iteration, chunks, state, nonfinite))
+                    _seconds(lambda: self._save_whole(iteration, chunks, state, nonfinite, seen))
                 )
                 self.processor[is_checked].append(time.process_time() - before)
         self._is_beside = iteration % 4 > 1
         if self._is_beside:
-            self.saver.save(iteration, chunks, state, nonfinite)
+            self.saver.save(iteration, chunks, state, nonfinite, seen)
         self._resumed = time.perf_counter()
 
     def _save_whole(self, *arguments: Any) -> None:

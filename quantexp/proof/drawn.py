@@ -21,6 +21,7 @@ from quantexp.proof.call import Call
 from quantexp.proof.contrast import Contrast, Contrasts
 from quantexp.proof.hooked import Hooked
 from quantexp.proof.lines import Lines, make
+from quantexp.proof.objective import Objective
 from quantexp.proof.products import Expected, are_right, num_wrong
 from quantexp.proof.verdict import Observed, product_label
 from quantexp.proof.watch import ProductWatch
@@ -202,8 +203,9 @@ class LayerWatch(ProductWatch):  # type: ignore[no-untyped-call]
         layer: nn.Module,
         routers: Mapping[str, nn.Module],
         layers: Sequence[Hooked],
+        objective: Objective,
     ) -> None:
-        super().__init__(observed, {}, {name: layer}, routers, layers=layers)
+        super().__init__(observed, {}, {name: layer}, routers, None, layers, objective)
         self._layer = layer
 
     @contextlib.contextmanager

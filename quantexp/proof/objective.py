@@ -22,10 +22,11 @@ from quantexp.model.sizes import num_micro_batches_each
 from quantexp.proof.draws import Moment
 from quantexp.proof.places import from_both_ends
 from quantexp.proof.products import unit
-from quantexp.schema import Experiment
+from quantexp.schema import AuxLoss, Experiment
 
-#: The passes of an iteration and their total, the tokens of an evaluation, those that count and their total.
-Seen: TypeAlias = tuple[int, float, int, int, float]
+#: The passes of an iteration and their total; the tokens of an evaluation, those that count and their total; the
+#: passes of routers, their balancing loss, and by how much that may be off; and how many passes these have.
+Seen: TypeAlias = tuple[int, float, int, int, float, int, float, float, int]
 
 
 class Samples(Protocol):
@@ -56,6 +57,13 @@ class Objective:
     num_held_out: int = 0
     #: This rank among the data-parallel ones, and their number.
     data: tuple[int, int] = (0, 1)
+    #: What the balancing loss is multiplied by; 0 without one.
+    coefficient: float = 0.0
+    #: The routers of this rank, and the passes whose balancing loss was seen, its sum, and by how much that may be off.
+    num_routers: int = 0
+    num_balanced: int = 0
+    balance: float = 0.0
+    slack_of_balance: float = 0.0
     #: The passes of the running iteration whose losses were seen, and the sum of this rank's parts of their means.
     num_seen: int = 0
     total: float = 0.0
@@ -70,6 +78,7 @@ class Objective:
     ) -> Objective:
         """That of a run's iterations and evaluations, on a rank."""
         training, layout = experiment.training, Layout.of(experiment)
+        moe = experiment.model.moe
         return cls(
             num_micro_batches_each(experiment),
             experiment.parallel.context,
@@ -80,6 +89,7 @@ class Objective:
             held_out,
             0 if held_out is None else experiment.evaluation.samples * training.seq_length,
             (layout.place(rank).data, layout.data),
+            0.0 if moe is None or moe.aux_loss is AuxLoss.none else moe.aux_loss_coefficient,
         )
 
     def compared(
@@ -143,12 +153,43 @@ class Objective:
         self.num_counted += int(counts_BT.sum())
         self.total_evaluated += float(losses_BT.double()[counts_BT].sum())
 
+    @property
+    def scale_of_balance(self) -> float | None:
+        """What the derivative of the balancing loss is multiplied by in a pass.
+
+        None if it is not known: Megatron-Core's releases differ where ranks divide sequences.
+        """
+        if not self.num_micro_batches or self.context > 1:
+            return None
+        return self.scale / self.num_micro_batches
+
+    def see_balance(self, value: float, slack: float) -> None:
+        """Add the balancing loss of a pass of a router, without its coefficient."""
+        self.num_balanced += 1
+        self.balance += value
+        self.slack_of_balance += slack
+
     def taken(self) -> Seen:
         """What was seen on this rank; nothing is, from now on."""
-        own = self.num_seen, self.total, self.num_evaluated, self.num_counted, self.total_evaluated
-        self.num_seen = self.num_evaluated = self.num_counted = 0
-        self.total = self.total_evaluated = 0.0
+        of_evaluation = self.num_evaluated, self.num_counted, self.total_evaluated
+        balanced = self.num_balanced, self.balance, self.slack_of_balance
+        due = self.num_routers * self.num_micro_batches
+        own = self.num_seen, self.total, *of_evaluation, *balanced, due
+        self.num_seen = self.num_evaluated = self.num_counted = self.num_balanced = 0
+        self.total = self.total_evaluated = self.balance = self.slack_of_balance = 0.0
         return own
+
+    def wrong_balance(self, loss: float | None, seen: Sequence[Seen]) -> str:
+        """What is wrong with an iteration's balancing loss, in words, if all passes of all routers were seen."""
+        number, total, slack, due = (sum(each) for each in tuple(zip(*seen, strict=True))[5:])
+        factor = self.coefficient / max(1, self.num_micro_batches * self.data[1])
+        mean = factor * total
+        if not due or number != due or not factor or not math.isfinite(mean):
+            return ""
+        # As with other losses; and a choice of experts that rounding could decide.
+        if loss is not None and abs(loss - mean) <= 2.0**-16 * mean + factor * slack:
+            return ""
+        return f"the balancing loss of the routers is {mean:.6g}, and {loss} was written for it"
 
     def wrong_loss(self, loss: float, seen: Sequence[Seen]) -> str:
         """What is wrong with a loss that is written, in words.
@@ -157,7 +198,8 @@ class Objective:
             loss: of an iteration, or of an evaluation after it.
             seen: what was `taken` on all ranks.
         """
-        passes, total, tokens, counted, evaluated = (sum(each) for each in zip(*seen, strict=True))
+        own = tuple(zip(*seen, strict=True))[:5]
+        passes, total, tokens, counted, evaluated = (sum(each) for each in own)
         if tokens:
             if tokens % self.num_held_out:  # tensor-parallel ranks have seen the same ones
                 return f"the evaluation has seen {tokens:,} tokens, not {self.num_held_out:,}"

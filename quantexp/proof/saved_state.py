@@ -1,4 +1,4 @@
-"""Whether a rank holds the training state that a checkpoint has, in some elements of each tensor.
+"""Whether a checkpoint has the training state that a rank holds, in some elements of each tensor.
 
 The places of elements are computed one by one here, and their values taken from the mapped file; training copies runs
 of bytes.
@@ -7,8 +7,9 @@ of bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from quantexp.model.shards import Shard
 
 #: Elements of a tensor that are compared.
 _ELEMENTS = 64
+#: By parameter: the piece that a rank holds, some of its elements, and what they are by kind (`exp_avg`).
+Elements: TypeAlias = Mapping[str, tuple[Piece, np.ndarray, Mapping[str, np.ndarray]]]
 
 
 def drawn(number: int, first: float) -> np.ndarray:
@@ -49,33 +52,52 @@ def elements_at(piece: Piece, where: np.ndarray) -> np.ndarray:
     return np.where(inside & (flat >= 0) & (flat < piece.numel), flat, -1)
 
 
-def num_other(
-    files: Iterable[Path], held: Mapping[str, tuple[Piece, np.ndarray, Mapping[str, np.ndarray]]]
-) -> dict[str, int]:
+def num_other(files: Iterable[Path], held: Elements) -> dict[str, int]:
     """How many elements are not those of the files, by the name of their tensor there (`exp_avg/NAME`), if any are.
 
     Args:
         files: of the training state, in float32, which together have every element once.
-        held: by parameter: the piece that a rank holds, some of its elements, and what they are by kind (`exp_avg`).
-            Kinds that no file has are not compared.
+        held: what a rank holds. Kinds that no file has are not compared.
     """
     wrong: dict[str, int] = {}
     for file in files:
-        header, metadata = read_header_and_metadata(file)
-        records = json.loads(metadata["pieces"])
-        for name in records.keys() & held.keys():
-            piece, elements, values = held[name]
-            record = records[name]
-            shard = Shard(record["axis"], tuple(map(tuple, record["ranges"])))
-            saved = Piece(tuple(record["shape"]), shard, *record["flat"])
-            at = elements_at(saved, places(piece, elements))
-            for kind, own in values.items() if (at >= 0).any() else ():
-                if (key := f"{kind}/{name}") in header:
-                    start, shape = header[key].start, (saved.numel,)
-                    whole = np.memmap(file, "<f4", mode="r", offset=start, shape=shape)
-                    number = int((whole[at[at >= 0]] != own[at >= 0]).sum())
-                    wrong[key] = wrong.get(key, 0) + number
+        for key, is_there, is_other in _saved(file, held):
+            wrong[key] = wrong.get(key, 0) + int((is_there & is_other).sum())
     return {key: number for key, number in wrong.items() if number}
+
+
+def num_not_written(file: Path, held: Elements) -> dict[str, int]:
+    """How many elements a rank's own file has otherwise, or not at all, by the name of their tensor, if any are.
+
+    Args:
+        file: of the training state, in float32.
+        held: what the rank writes.
+    """
+    wrong = {
+        f"{kind}/{name}": len(own)
+        for name, (_, _, values) in held.items()
+        for kind, own in values.items()
+    }
+    for key, is_there, is_other in _saved(file, held):
+        wrong[key] = int((is_other | ~is_there).sum())
+    return {key: number for key, number in wrong.items() if number}
+
+
+def _saved(file: Path, held: Elements) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The tensors of a file that a rank holds part of; which of its elements are there, and which are others there."""
+    header, metadata = read_header_and_metadata(file)
+    records = json.loads(metadata["pieces"])
+    for name in records.keys() & held.keys():
+        piece, elements, own = held[name]
+        record = records[name]
+        shard = Shard(record["axis"], tuple(map(tuple, record["ranges"])))
+        saved = Piece(tuple(record["shape"]), shard, *record["flat"])
+        at = elements_at(saved, places(piece, elements))
+        for kind in own if (at >= 0).any() else ():
+            if (key := f"{kind}/{name}") in header:
+                start, shape = header[key].start, (saved.numel,)
+                whole = np.memmap(file, "<f4", mode="r", offset=start, shape=shape)
+                yield key, at >= 0, whole[at] != own[kind]
 
 
 def _lines(shard: Shard) -> np.ndarray:

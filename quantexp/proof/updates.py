@@ -12,8 +12,9 @@ that Muon moves the momentum alone is compared, b = mu b + (1 - mu) g.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,13 @@ _SLACK = 16 * 2.0**-24
 _TINY = 2.0**-126
 #: Of the norm, which may be added up in float32.
 _OF_NORM = 2.0**-16
+#: The largest number of float32.
+_LARGEST = float(np.finfo(np.float32).max)
+#: Of the largest rate: some ten operations in float64, in another order.
+_OF_RATE = 2.0**-40
+
+#: What an iteration used, by the names of metrics.jsonl.
+Used: TypeAlias = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -97,3 +105,28 @@ def wrong_norm(norm: float, own: float) -> str:
     if not math.isfinite(own) or abs(norm - own) <= _OF_NORM * own + _TINY:
         return ""
     return f"the norm of the gradient is {own:.6g}, and {norm:.6g} was taken for it"
+
+
+def wrong_omission(norm: float, own: float) -> str:
+    """What is wrong with a step that is left out for a norm that is not finite, in words.
+
+    Nothing if the norm of the gradient is not: NaN, Inf, or too large for float32, in which it is taken.
+    """
+    if not own * (1 + _OF_NORM) < _LARGEST:
+        return ""
+    return f"the step was left out for a norm of {norm:g}, and that of the gradient is {own:.6g}"
+
+
+def wrong_line(line: Mapping[str, object], used: Used, largest_rate: float) -> str:
+    """What is wrong with a line of metrics.jsonl, in words; None in it is a number that is not finite, or none.
+
+    `used` has the learning rate as it must be, and all else as it was; what it has not is not compared.
+    """
+    for name, value in used.items():
+        expected = value if value is not None and math.isfinite(value) else None
+        own, slack = line.get(name), largest_rate * _OF_RATE if name == "lr" else 0.0
+        if own == expected:
+            continue
+        if not (isinstance(own, float) and expected is not None and abs(own - expected) <= slack):
+            return f"{name} in metrics.jsonl is {own}, and the iteration had {expected}"
+    return ""

@@ -35,6 +35,7 @@ from quantexp.proof.comparing import (
 from quantexp.proof.expected import Images, own_amax_of
 from quantexp.proof.findings import Finding, Status
 from quantexp.proof.hooked import Hooked
+from quantexp.proof.objective import NOT_KNOWN, Objective
 from quantexp.proof.owners import Owners
 from quantexp.proof.products import project
 from quantexp.proof.router_border import RouterBorder
@@ -97,6 +98,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         routers: modules inside them, by name, whose products must be in high precision under every scheme.
         tables: for each embedding of the map, what begins a call of it; its parameter is the operand w.
         layers: what compares the insides of the decoder's layers.
+        objective: what the passes learn.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         routers: Mapping[str, nn.Module] | None = None,
         tables: Mapping[ModuleId, Callable[[], Call]] | None = None,
         layers: Sequence[Hooked] = (),
+        objective: Objective = NOT_KNOWN,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.observed = observed
@@ -114,7 +117,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._borders, self._tables = borders, tables or {}
         self._owners = Owners({**decoder, **(routers or {})})
         self._routers = {
-            name: RouterBorder(module, partial(self._wrong_router, name))
+            name: RouterBorder(module, partial(self._wrong_router, name), objective)
             for name, module in (routers or {}).items()
         }
 

@@ -29,7 +29,7 @@ from quantexp.training.capture_hooks import CaptureHooks, TokenRecorder
 from quantexp.training.context import RunContext
 from quantexp.training.curves import Curves
 from quantexp.training.log import LOG
-from quantexp.training.proofs import EVALUATION, Proofs
+from quantexp.training.proofs import Proofs
 from quantexp.training.rank_dossiers import rank_dossiers
 from quantexp.training.requests import Request
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from quantexp.capture.record.recorder import Recorder
     from quantexp.proof.objective import Samples
     from quantexp.proof.outside_products import StateWatch
+    from quantexp.proof.updates import Used
     from quantexp.quant.precision import PrecisionMap
 
 #: Minimum seconds between two log lines about iterations.
@@ -175,15 +176,13 @@ class RunObserver:
         """Add what was rounded outside of products to the proof."""
         self.proofs.add_outside_products(watch, stepped)
 
-    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+    def updated(self, iteration: int, used: Used, wrong: list[str]) -> None:
         """End the run if the step was wrong, or its loss is not that of the tokens."""
-        self.proofs.of_update(iteration, wrong)
-        self.proofs.of_loss(self.watched.objective, iteration, loss)
+        self.proofs.of_step(self.watched.objective, iteration, used, wrong)
 
     def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:
         """The same of an evaluation."""
-        self.proofs.of_update(iteration, wrong)
-        self.proofs.of_loss(self.watched.objective, iteration, loss, EVALUATION)
+        self.proofs.of_evaluation(self.watched.objective, iteration, loss, wrong)
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Pass the current iteration and micro-batch to the capture and to status.json."""
@@ -240,6 +239,7 @@ class RunObserver:
         curves = None if self.curves is None else self.curves.after(metrics.iteration)
         if self.context.rank.leads:
             text = json.dumps(finite(line), allow_nan=False) + "\n"
+            self.proofs.of_line(metrics.iteration, text)
             with writing(self.run.metrics, len(text)), self.run.metrics.open("a") as stream:
                 stream.write(text)
             for words in switches(self.experiment.quant, metrics.iteration, metrics.switched):

@@ -6,6 +6,7 @@ Rank 0 alone writes.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from quantexp.proof.drawn import DrawnChecks
     from quantexp.proof.objective import Objective
     from quantexp.proof.outside_products import StateWatch
+    from quantexp.proof.updates import Used
     from quantexp.proof.verdict import Verdict
     from quantexp.quant.precision import ModuleId, PrecisionMap
     from quantexp.quant.sites import Slot
@@ -87,6 +89,8 @@ class Proofs:
         self._is_more = bool(state_slots(context.experiment.quant))
         #: Whether an iteration is being watched.
         self.is_running = False
+        #: What the last step used, and the losses of the evaluation after it, by the names of metrics.jsonl.
+        self._used: dict[str, float | None] = {}
         #: Whether the last proof met values that were not finite, so that the next iteration must be watched, too.
         self.are_open = False
 
@@ -200,7 +204,30 @@ class Proofs:
         require(self._verdict)
         self._repeat_if_unproved(self._verdict)
 
-    def of_update(self, iteration: int, wrong: list[str]) -> None:
+    def of_step(self, objective: Objective, iteration: int, used: Used, wrong: list[str]) -> None:
+        """End the run if a step was wrong, or its loss; what it used must be in the line of metrics.jsonl."""
+        self._used = dict(used)
+        self._of_update(iteration, wrong)
+        self._of_loss(objective, iteration, float(used["loss"] or 0.0), "in")
+
+    def of_evaluation(
+        self, objective: Objective, iteration: int, loss: float, wrong: list[str]
+    ) -> None:
+        """The same of an evaluation."""
+        is_first = "validation_loss" not in self._used
+        self._used["validation_loss" if is_first else "unquantised_loss"] = loss
+        self._of_update(iteration, wrong)
+        self._of_loss(objective, iteration, loss, EVALUATION)
+
+    def of_line(self, iteration: int, text: str) -> None:
+        """End the run before a line of metrics.jsonl is written that has other numbers; rank 0 alone calls this."""
+        from quantexp.proof.updates import wrong_line
+
+        lr = self._context.experiment.training.lr
+        if words := wrong_line(json.loads(text), self._used, lr):
+            self._end([words], iteration, "in")
+
+    def _of_update(self, iteration: int, wrong: list[str]) -> None:
         """End the run if the optimizer's step was wrong on any rank."""
         from quantexp.proof.merging import named_failures
         from quantexp.training.megatron.collectives import any_rank, gather
@@ -208,13 +235,16 @@ class Proofs:
         if any_rank(bool(wrong)):
             self._end(named_failures(gather(wrong)), iteration, "in")
 
-    def of_loss(self, objective: Objective, iteration: int, loss: float, when: str = "in") -> None:
+    def _of_loss(self, objective: Objective, iteration: int, loss: float, when: str) -> None:
         """End the run if a loss that is written is not that of its tokens, as far as passes were watched."""
         from quantexp.training.megatron.collectives import any_rank, gather
 
         own = objective.taken()
-        if any_rank(any(own)) and (words := objective.wrong_loss(loss, gather(own))):
-            self._end([words], iteration, when)
+        if any_rank(any(own[:-1])):
+            seen, aux_loss = gather(own), self._used.get("aux_loss")
+            wrong = objective.wrong_loss(loss, seen), objective.wrong_balance(aux_loss, seen)
+            if any(wrong):
+                self._end(list(filter(None, wrong)), iteration, when)
 
     def _repeat_if_unproved(self, result: Verdict) -> None:
         """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""

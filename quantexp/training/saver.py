@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from quantexp.capture.store.queue import HostMemory, WorkQueue, host_copy
 from quantexp.config.start_point import first_weights
-from quantexp.errors import RunError
+from quantexp.errors import EngagementError, RunError
 from quantexp.folders import user_path
 from quantexp.model.checkpoint_writer import (
     Draft,
@@ -29,12 +29,13 @@ from quantexp.model.checkpoint_writer import (
     remove_leftovers,
     write_part,
 )
-from quantexp.model.checkpoints import folder_of, remove_others
+from quantexp.model.checkpoints import STATE, folder_of, remove_others
 from quantexp.model.huggingface.token_roles import TokenRoles, token_roles
 from quantexp.model.layout import Layout
 from quantexp.model.pieces import Piece
 from quantexp.model.rank_records import RankRecord, await_records, write_record
-from quantexp.model.training_state import StateIndex
+from quantexp.model.training_state import StateIndex, rank_file
+from quantexp.proof.saved_state import Elements, num_not_written
 from quantexp.runs.disk import first_line
 from quantexp.runs.fencing import require_ours
 from quantexp.runs.status import Phase
@@ -64,6 +65,8 @@ class _Save:
     #: Of state.json, without what the records say; with this rank's amax histories.
     index: StateIndex
     settled: Callable[[], None]
+    #: What the file is compared with.
+    seen: Elements
 
 
 def make_saver(context: RunContext) -> CheckpointSaver:
@@ -110,6 +113,7 @@ class CheckpointSaver:
         chunks: Sequence[GPTModel],
         state: Callable[[], RankState],
         nonfinite: int,
+        seen: Callable[[int], Elements] = lambda _: {},
     ) -> None:
         """Save a checkpoint; see `Saver.save`."""
         self.context.requests.saved()
@@ -129,6 +133,7 @@ class CheckpointSaver:
             {name: each.piece for name, each in content.pieces.items()},
             index_of(content, iteration, self.layout, nonfinite),
             self.settle(),
+            seen(iteration) if self.experiment.checkpoint.optimizer else {},
         )
         self._queue.put(save)
         if not self.experiment.checkpoint.asynchronous:
@@ -191,6 +196,7 @@ class CheckpointSaver:
         rank, histories = self.context.rank.rank, save.index.amax_histories
         try:
             hashes = write_part(save.draft, rank, tensors, save.pieces, histories)
+            _require_written(save, rank)
             save.settled()
             record = RankRecord(None, hashes, histories)
             write_record(save.draft.part, rank, record)
@@ -217,3 +223,21 @@ class CheckpointSaver:
 
     def _is_abandoned(self) -> bool:
         return self._until is not None and time.monotonic() > self._until
+
+
+def _require_written(save: _Save, rank: int) -> None:
+    """Read elements of a rank's file back.
+
+    Raises:
+        EngagementError: names tensors of which the rank held others.
+    """
+    if not save.seen:
+        return
+    wrong = num_not_written(save.draft.part / STATE / rank_file(rank), save.seen)
+    if wrong:
+        words = [f"{number} drawn elements of {name}" for name, number in wrong.items()]
+        more = f" and {len(words) - 3} more" if len(words) > 3 else ""
+        raise EngagementError(
+            f"the checkpoint of iteration {save.index.iteration} is not what rank {rank} held: "
+            f"{'; '.join(words[:3])}{more}"
+        )

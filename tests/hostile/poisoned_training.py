@@ -95,7 +95,7 @@ class Poisoner:
     def outside_products(self, watch: Any, stepped: bool) -> None:
         pass
 
-    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
+    def updated(self, iteration: int, used: Any, wrong: list[str]) -> None:
         pass
 
     def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:
@@ -132,7 +132,12 @@ class Poisoner:
         pass
 
     def save(
-        self, iteration: int, chunks: Sequence[Any], state: Callable[[], Any], nonfinite: int
+        self,
+        iteration: int,
+        chunks: Sequence[Any],
+        state: Callable[[], Any],
+        nonfinite: int,
+        seen: object,
     ) -> None:
         """Records the state after each iteration: what this rank has, also where another one would write it."""
         stepper = state.__self__  # type: ignore[attr-defined]

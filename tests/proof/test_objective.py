@@ -173,3 +173,27 @@ def test_a_pass_of_an_evaluation_has_the_samples_of_its_rank_and_their_masks(ran
     assert counts is not None
     assert torch.equal(counts, mask[at])
     assert objective.compared(ids[at], ids[at] + 1, None, Moment(1, 1), 0)[0] == 2 * B * T
+
+
+def test_a_balancing_loss_is_compared_if_all_passes_of_all_routers_were_seen() -> None:
+    ranks = [Objective(2, data=(rank, 2), coefficient=0.01, num_routers=3) for rank in (0, 1)]
+    for rank in ranks:
+        for _ in range(6):
+            rank.see_balance(1.5, 0.0)
+    seen = [rank.taken() for rank in ranks]
+    # The mean over four micro-batches of the sum over three routers.
+    assert ranks[0].wrong_balance(0.01 * 4.5, seen) == ""
+    words = "the balancing loss of the routers is 0.045, and 0.0451 was written for it"
+    assert ranks[0].wrong_balance(0.0451, seen) == words
+    assert ranks[0].wrong_balance(None, seen) != ""
+    assert ranks[0].wrong_balance(0.0, [*seen, ranks[0].taken()]) == "", "a pass was not seen"
+    ranks[0].see_balance(1.5, 1.0)
+    assert ranks[0].wrong_balance(0.0, [ranks[0].taken()]) == ""
+
+
+def test_a_choice_that_rounding_could_decide_may_change_a_balancing_loss() -> None:
+    own = Objective(1, coefficient=0.01, num_routers=1)
+    own.see_balance(1.0, 0.1)
+    seen = [own.taken()]
+    assert own.wrong_balance(0.0109, seen) == ""
+    assert own.wrong_balance(0.0112, seen) != ""

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from quantexp.model.pieces import Piece
 from quantexp.model.shards import WHOLE, Shard
 from quantexp.model.training_state import metadata_of
-from quantexp.proof.saved_state import drawn, elements_at, num_other, places
+from quantexp.proof.saved_state import drawn, elements_at, num_not_written, num_other, places
 
 SHAPE = (12, 6)
 #: Whole; columns of one rank of two; gate's and up's rows of one; ranges of those by a distributed optimizer.
@@ -75,3 +75,20 @@ def test_drawn_elements_are_inside_and_differ(number: int, first: float) -> None
     at = drawn(number, first)
     assert len(at) == min(number, 64)
     assert 0 <= at.min() <= at.max() < number
+
+
+def test_a_file_that_lacks_what_a_rank_holds_or_has_another_value_is_named(tmp_path: Path) -> None:
+    whole = torch.randn(SHAPE)
+    held, saved = PIECES[0], PIECES[2]
+    tensors = {"main/w": _cut(whole, saved), "exp_avg/w": _cut(whole, saved) + 1}
+    save_file(tensors, file := tmp_path / "rank.safetensors", metadata_of({"w": saved}))
+    values = {"main": _cut(whole, saved).numpy(), "exp_avg": (_cut(whole, saved) + 1).numpy()}
+    every = np.arange(saved.numel)
+    assert num_not_written(file, {"w": (saved, every, values)}) == {}
+    other = {"main": values["main"], "exp_avg": values["exp_avg"] * 2, "exp_avg_sq": values["main"]}
+    wrong = num_not_written(file, {"w": (saved, every, other), "v": (saved, every, values)})
+    assert wrong == {"exp_avg/w": 36, "exp_avg_sq/w": 36, "main/v": 36, "exp_avg/v": 36}
+    # Half of the columns are not in the file.
+    whole_values = {"main": whole.flatten().numpy()}
+    assert num_not_written(file, {"w": (held, np.arange(72), whole_values)}) == {"main/w": 36}
+    assert num_other([file], {"w": (held, np.arange(72), whole_values)}) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,15 @@ import pytest
 import torch
 
 from quantexp.proof.master_weights import AdamStep
-from quantexp.proof.updates import Held, clipped, rate, wrong_norm, wrong_step
+from quantexp.proof.updates import (
+    Held,
+    clipped,
+    rate,
+    wrong_line,
+    wrong_norm,
+    wrong_omission,
+    wrong_step,
+)
 from quantexp.schema import LrSchedule, TrainingConfig
 
 BETAS, EPS, DECAY, LR, SIZE = (0.9, 0.95), 1e-8, 0.1, 3e-3, 4096
@@ -102,7 +111,34 @@ def test_a_gradient_is_clipped_by_its_norm() -> None:
     assert np.array_equal(clipped(gradient, TrainingConfig(clip_grad=0.0), 5.0), gradient)
 
 
+def test_a_step_is_left_out_for_a_norm_that_float32_does_not_have() -> None:
+    words = "the step was left out for a norm of inf, and that of the gradient is 2"
+    assert wrong_omission(float("inf"), 2.0) == words
+    assert wrong_omission(float("nan"), 3.4e38) != ""
+    # 3.4028235e38 is float32's largest number; a sum in another order may pass it a little earlier.
+    for own in (3.4028e38, 1e39, float("inf"), float("nan")):
+        assert wrong_omission(float("nan"), own) == ""
+
+
 def test_a_wrong_norm_is_named_and_one_that_is_not_known_is_not() -> None:
     assert wrong_norm(2.0, 2.0 * (1 + 1e-6)) == ""
     assert wrong_norm(2.0, float("nan")) == wrong_norm(2.0, float("inf")) == ""
     assert wrong_norm(1.0, 2.0) == "the norm of the gradient is 2, and 1 was taken for it"
+
+
+def test_a_line_has_the_numbers_that_the_iteration_used() -> None:
+    used = {"iteration": 3, "loss": 2.5, "grad_norm": math.inf, "lr": LR, "aux_loss": None}
+    line = {
+        "iteration": 3,
+        "loss": 2.5,
+        "grad_norm": None,
+        "lr": LR * (1 + 1e-15),
+        "aux_loss": None,
+    }
+    assert wrong_line({**line, "memory_gb": 1.0}, used, LR) == ""
+    words = "loss in metrics.jsonl is 2.5000000000000004, and the iteration had 2.5"
+    assert wrong_line({**line, "loss": 2.5000000000000004}, used, LR) == words
+    for other in ({"lr": LR * 1.00001}, {"grad_norm": 3.0}, {"aux_loss": 0.0}, {"iteration": 4}):
+        assert wrong_line({**line, **other}, used, LR) != ""
+    del line["loss"]
+    assert wrong_line(line, used, LR) == "loss in metrics.jsonl is None, and the iteration had 2.5"

@@ -10,6 +10,8 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from quantexp.proof.outside_products import StateWatch
+from quantexp.proof.saved_state import Elements
+from quantexp.proof.updates import Used
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 from quantexp.training.megatron.state_shards import RankState
@@ -25,6 +27,7 @@ class Saver(Protocol):
         chunks: Sequence[GPTModel],
         state: Callable[[], RankState],
         nonfinite: int,
+        seen: Callable[[int], Elements],
     ) -> None:
         """Save a checkpoint of what training holds now.
 
@@ -33,8 +36,10 @@ class Saver(Protocol):
             chunks: this rank's chunks of the model.
             state: returns the training state that this rank writes.
             nonfinite: steps in a row, up to this iteration, that were left out.
+            seen: returns elements of what this rank writes of the training state, with which its file is compared.
 
         Raises:
+            EngagementError: the file has others.
             OSError, RunError: this checkpoint, or the one before, could not be written or has a NaN or Inf.
         """
 
@@ -75,10 +80,11 @@ class Observer(Protocol):
         Every rank calls this.
         """
 
-    def updated(self, iteration: int, loss: float, wrong: list[str]) -> None:
-        """The optimizer stepped after passes with this loss.
+    def updated(self, iteration: int, used: Used, wrong: list[str]) -> None:
+        """The optimizer stepped, or left it out.
 
-        `wrong` says what is wrong with its step on this rank. Every rank calls this.
+        `used` is what the iteration had, by the names of metrics.jsonl. `wrong` says what is wrong with its step on
+        this rank. Every rank calls this.
         """
 
     def evaluated(self, iteration: int, loss: float, wrong: list[str]) -> None:

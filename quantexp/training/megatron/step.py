@@ -94,14 +94,13 @@ class Stepper:
         self.training, self.observer, self.device = training, observer, device
         self._is_fp16 = training.precision is Precision.fp16
         self._first_free = experiment.first_iteration + training.held_iterations
-        self.layout = Layout.of(experiment)
-        self.step_state, self.model = step_state, experiment.model
+        self.layout, self.model = Layout.of(experiment), experiment.model
         forget_balancing_loss()
         dispatcher = experiment.parallel.dispatcher
         self.chunks, config = build_chunks(
             self.model, training, layer_spec, self.layout, dispatcher, experiment.quant
         )
-        self.copies = WeightCopies()
+        self.copies, self.step_state = WeightCopies(), step_state
         for chunk in self.chunks:
             share_weight_copies(chunk, self.copies)
         #: The micro-batches of the last step.
@@ -229,7 +228,8 @@ class Stepper:
             self.rounded.after_step(iteration, watch)
         if watch is not None:  # before the step, which follows from it
             self.observer.outside_products(watch, stepped)
-        self.observer.updated(iteration, loss, found + wrong)
+        self.updates.used["aux_loss"] = balancing
+        self.observer.updated(iteration, self.updates.used, found + wrong)
         nonfinite = None
         if not stepped:
             self.scheduler.step(-1)  # a step that is left out does not advance the schedule

@@ -129,7 +129,7 @@ def _train(
                 saver.finish()  # the error of an earlier checkpoint comes first
             _require_finite_weights(stepper.chunks, iteration)
         if saver is not None and saves:
-            saver.save(iteration, stepper.chunks, stepper.state, nonfinite)
+            saver.save(iteration, stepper.chunks, stepper.state, nonfinite, stepper.updates.saved)
         if saver is not None and (ends or request.ends):
             saver.finish()
         if request.ends and not ends:

@@ -19,14 +19,7 @@ from quantexp.formats import Scaling
 from quantexp.model.decoder import FINAL_NORM, OUTPUT, is_routed
 from quantexp.model.layout import Layout
 from quantexp.proof.attention_border import AttentionBorder
-from quantexp.proof.border import (
-    COMPLETE,
-    DRAWN,
-    WITHOUT_CONTRASTS,
-    Border,
-    Extent,
-    Findings,
-)
+from quantexp.proof.border import COMPLETE, DRAWN, WITHOUT_CONTRASTS, Border, Extent, Findings
 from quantexp.proof.call import Call
 from quantexp.proof.declaration import Declaration
 from quantexp.proof.drawn import DrawnChecks, DrawnWatch, LayerWatch
@@ -149,7 +142,8 @@ class Watched:
             if isinstance(module, SchemeEmbedding)
         }
         layers = self._between(self.decoder, observed, declared, observed.note)
-        watch = ProductWatch(observed, borders, self.decoder, self.routers, tables, layers)
+        seen = borders, self.decoder, self.routers, tables, layers, self.objective
+        watch = ProductWatch(observed, *seen)
         native: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.native:
             native = required(Service.NATIVE_WATCH, "Transformer Engine")(watch, self.native)
@@ -282,7 +276,8 @@ class Watched:
         with watch, contextlib.ExitStack() as stack:
             if is_due:
                 layers = self._between(decoder, observed, declared, note)
-                of_layer = LayerWatch(observed, name, decoder[name], routers, layers)
+                own = decoder[name], routers, layers, self.objective
+                of_layer = LayerWatch(observed, name, *own)
                 stack.enter_context(of_layer.watching())
             else:
                 for norm in self._norms(decoder, observed, declared, note).values():

@@ -10,7 +10,7 @@ from quantexp.config.start_point import StartPoint
 from quantexp.model.training_state import MAIN, LossScale, StateIndex, read_index
 from quantexp.proof.draws import Moment
 from quantexp.proof.objective import Objective, Samples
-from quantexp.proof.saved_state import drawn, num_other
+from quantexp.proof.saved_state import Elements, drawn, num_other
 from quantexp.runs.metrics import lines_before
 from quantexp.training.context import RunContext
 from quantexp.training.megatron.state_shards import Held
@@ -29,6 +29,7 @@ def watched_of(
     if sample is not None:  # in quantexp's own loop; Megatron-LM's script has settings of its own
         watched.configured = experiment.model
     watched.objective = Objective.of(experiment, context.rank.rank, sample, held_out)
+    watched.objective.num_routers = len(watched.routers)
     declaration = watched.declaration
     assert declaration is not None
     declaration.num_iterations = experiment.training.iterations
@@ -41,6 +42,20 @@ def watched_of(
         histories = read_index(start.state).amax_histories
         watched.histories.expect({name: h["amaxes"] for name, h in histories.items()})
     return watched
+
+
+def drawn_elements(
+    held: Mapping[str, Held], seed: int, iteration: int, moved: Container[str] = ()
+) -> Elements:
+    """Some elements of all that a rank holds after an iteration; `moved` as below."""
+    chosen, seen = Moment(seed, iteration).choice("saved"), {}
+    for name, each in held.items():
+        if number := each.main.numel():
+            at, tensors = drawn(number, chosen.random()), each.tensors()
+            own = {kind: x for kind, x in tensors.items() if kind != MAIN or name not in moved}
+            values = {kind: x.reshape(-1)[at].float().cpu().numpy() for kind, x in own.items()}
+            seen[name] = each.piece, at, values
+    return seen
 
 
 def other_than_saved(
@@ -61,14 +76,8 @@ def other_than_saved(
         seed: the run's, from which the compared elements follow.
         moved: parameters whose main weights `training.chaos` has moved.
     """
-    chosen, seen = Moment(seed, start.iteration).choice("saved"), {}
-    for name, each in held.items():
-        at = drawn(each.main.numel(), chosen.random())
-        own = {kind: x for kind, x in each.tensors().items() if kind != MAIN or name not in moved}
-        values = {kind: x.reshape(-1)[at].float().cpu().numpy() for kind, x in own.items()}
-        seen[name] = each.piece, at, values
     files = [start.state.parent / file for file in index.files]
-    wrong = num_other(files, seen)
+    wrong = num_other(files, drawn_elements(held, seed, start.iteration, moved))
     found = [
         f"{number} drawn elements of {name} are not those of the checkpoint"
         for name, number in wrong.items()

@@ -25,7 +25,9 @@ from quantexp.model.shards import layer_of
 from quantexp.model.sizes import distributes_optimizer, flops_per_iteration
 from quantexp.model.training_state import MOMENTS, read_index
 from quantexp.proof.draws import Moment
+from quantexp.proof.saved_state import Elements
 from quantexp.proof.turns import THOROUGH, number_of_looks
+from quantexp.proof.updates import rate, wrong_omission
 from quantexp.quant.outside_products import SMOOTH, state_slots
 from quantexp.schema import Experiment, Optimizer
 from quantexp.training.megatron.collectives import gather
@@ -36,7 +38,7 @@ from quantexp.training.megatron.state_shards import (
     loss_scale_of,
     written_pieces,
 )
-from quantexp.training.megatron.watched_run import other_than_saved
+from quantexp.training.megatron.watched_run import drawn_elements, other_than_saved
 from quantexp.training.megatron.watched_step import Update, elements
 
 #: Elements of a parameter that are compared.
@@ -102,6 +104,9 @@ class UpdateWatch:
         world_size = torch.distributed.get_world_size()
         #: Iterations of a turn.
         self._every = 1 if number_of_looks(flops / world_size) else _EVERY
+        self._tokens = float(length * size)
+        #: What the last step had, by the names of metrics.jsonl.
+        self.used: dict[str, float | None] = {}
         #: What was wrong with the weights in the last evaluation.
         self.found_in_evaluation: list[str] = []
         #: Iterations that still look at all parameters.
@@ -132,11 +137,24 @@ class UpdateWatch:
             if not np.array_equal(values, self.state(name, at), equal_nan=True)
         ]
         update = self.of(iteration, scale, is_complete)
+        is_held, scheduled = iteration < self.first_free, self.scheduled + 1
         stepped, norm, wrong = update.step(loss, outer)
+        self.used = {
+            "iteration": iteration,
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": 0.0 if is_held else rate(self.training, scheduled),
+            "tokens": self._tokens,
+            "skipped": not stepped,
+            "loss_scale": scale,
+        }
         if not self._rounds:
             self.left = update.left
-        if not stepped and math.isfinite(loss) and math.isfinite(norm) and is_complete is not None:
-            others.append("the step was left out, and its loss and gradient are finite")
+        if not stepped and math.isfinite(loss) and is_complete is not None:
+            if math.isfinite(norm):
+                others.append("the step was left out, and its loss and gradient are finite")
+            elif words := wrong_omission(norm, self._norm() / update.scale):
+                others.append(words)
         return stepped, norm, others + wrong
 
     def state(self, name: str, at: slice) -> list[np.ndarray]:
@@ -207,6 +225,10 @@ class UpdateWatch:
             if is_copy and not torch.equal(own[at], main[at].to(own.dtype)):
                 found.append(f"{name}: weights of the model are not the main weights")
         return found
+
+    def saved(self, iteration: int) -> Elements:
+        """Some elements of what this rank writes of the training state after an iteration."""
+        return drawn_elements(self._written, self.training.seed, iteration)
 
     def evaluating(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of an evaluation; as it asks for the first one, the weights of all parameters are compared."""

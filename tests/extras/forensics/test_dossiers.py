@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -189,13 +188,14 @@ def test_left_out_steps_and_their_dossier_are_in_the_status(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from quantexp.training.megatron import finite, step, watched_step
+    from tests.training.megatron.state_plants import left_out
 
     original = finite.step_if_finite
     calls = []
 
     def second_is_left_out(*args: Any) -> tuple[bool, float]:
         calls.append(args)
-        return (False, math.nan) if len(calls) == 2 else original(*args)
+        return left_out(*args) if len(calls) == 2 else original(*args)
 
     monkeypatch.setattr(watched_step, "step_if_finite", second_is_left_out)
     monkeypatch.setattr(step, "cause", lambda chunks, losses: "3 NaN in a gradient")

@@ -61,7 +61,8 @@ _MODEL = {name: TINY_MODELS[name] for name in ("mixtral", "deepseek2_lite", "qwe
 #: Amaxes change by more than a factor of two, and with them the scales of delayed scaling, which are powers of two.
 _FAST = ("training.lr=3e-2", "training.min_lr=3e-2", "training.iterations=4")
 _HELD_OUT = ("evaluation.samples=4", "dataset.split='50,50,0'")
-_GOES_ON = ("checkpoint.every=2", "checkpoint.optimizer=true", "checkpoint.keep_last=2")
+_SAVED = "checkpoint.optimizer=true", "checkpoint.at_end=true"
+_GOES_ON = (*_SAVED, "checkpoint.every=2", "checkpoint.keep_last=2")
 _TILED, _FUSED = "training.attention=tiled", "training.attention=fused"
 _RULE = "quant.rules=[{iterations: [1, 2], format: bf16}]"
 _LAYOUT = ("training.micro_batch_size=1",)
@@ -167,7 +168,7 @@ VARIANTS: dict[str, Setting] = {
     "bias mxfp8": _of(*_MODEL["qwen2"], "quant=linear_mxfp8", tags="bias"),
     "rule at 3": _of("quant=FA_linear_mxfp8", _RULE, tags="rule"),
     "validation": _of("quant=FA_linear_mxfp4", *_HELD_OUT, "evaluation.every=1", tags="validation"),
-    "resumed": _of("quant=FA_linear_mxfp4", *_GOES_ON, kind=Kind.RESUME, tags="resume"),
+    "resumed": _of("quant=FA_linear_mxfp4", *_GOES_ON, kind=Kind.RESUME, tags="resume saved"),
     "resumed delayed": _of(
         *("quant=more/linear_hifp8_delayed", *_FAST, *_GOES_ON),
         kind=Kind.RESUME,
@@ -186,7 +187,9 @@ VARIANTS: dict[str, Setting] = {
 }
 #: Several processes.
 LAYOUTS: dict[str, Setting] = {
-    "dp2 mxfp8": _of("quant=FA_linear_mxfp8", *_LAYOUT, processes=2, tags="ranks data"),
+    "dp2 mxfp8": _of(
+        "quant=FA_linear_mxfp8", *_LAYOUT, *_SAVED, processes=2, tags="ranks data saved"
+    ),
     "tp2 fp8": _of(
         *("quant=more/linear_fp8", "parallel.tensor=2", "parallel.sequence=false", *_LAYOUT),
         processes=2,

@@ -7,17 +7,26 @@ import math
 import os
 import resource
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
-from quantexp.training.megatron.state_shards import RankState
+from quantexp.training.megatron.finite import chained
+from quantexp.training.megatron.state_shards import RankState, _mains
 from quantexp.training.megatron.step import Stepper
+
+
+def left_out(optimizer: Any, *_: object) -> tuple[bool, float]:
+    """In the place of `step_if_finite`: a main gradient becomes NaN, and the step is left out."""
+    parameter: Any = next(iter(_mains(chained(optimizer)[0])))[0]
+    parameter.main_grad.fill_(math.nan)
+    return False, math.nan
 
 
 @contextlib.contextmanager
 def no_step() -> Iterator[None]:
     """Every step is left out, so that a checkpoint holds what was loaded."""
     target = "quantexp.training.megatron.watched_step.step_if_finite"
-    with mock.patch(target, return_value=(False, math.nan)):
+    with mock.patch(target, left_out):
         yield
 
 

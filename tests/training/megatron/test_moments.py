@@ -20,6 +20,7 @@ from quantexp.runs.status import State, read_status
 from quantexp.training.megatron.finite import step_if_finite
 from quantexp.training.megatron.rounded_pieces import RoundedPiece
 from quantexp.training.megatron.state_shards import Held
+from tests.training.megatron.state_plants import left_out
 
 RunTiny = Callable[..., RunDir]
 BETAS = (0.9, 0.95)
@@ -117,7 +118,7 @@ def test_a_step_that_is_left_out_is_proved_by_a_later_one(
 
     def left_out_once(*args: Any) -> tuple[bool, float]:
         calls.append(args)
-        return (False, float("inf")) if len(calls) == 1 else step_if_finite(*args)
+        return left_out(*args) if len(calls) == 1 else step_if_finite(*args)
 
     monkeypatch.setattr("quantexp.training.megatron.watched_step.step_if_finite", left_out_once)
     run = run_tiny(*RUN, *FP8)

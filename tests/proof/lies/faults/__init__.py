@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     parts,
     passes,
     results,
+    routers,
     row_sums,
     slots,
     states,

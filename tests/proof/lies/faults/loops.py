@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -223,27 +224,32 @@ for _name, _line, _before, _after in (
     add(_name, _line, Group.STATE, _around_steps(_before, _after), is_of_step=True)
 
 
-def _steps_left_out(planter: Planter) -> None:
-    owner = import_module(f"{_MEGATRON}.watched_step")
-    original = vars(owner)["step_if_finite"]
+def _steps_left_out(norm: Callable[[float], float]) -> Callable[[Planter], None]:
+    """Every other step is left out, and its norm is said to be another."""
 
-    def step(optimizer: Any, *args: Any) -> Any:
-        if planter.place.iteration % 2:
-            return original(optimizer, *args)
-        planter.fire()
-        optimizer.prepare_grads()
-        return False, float(optimizer.get_grad_norm())
+    def plant(planter: Planter) -> None:
+        owner = import_module(f"{_MEGATRON}.watched_step")
+        original = vars(owner)["step_if_finite"]
 
-    planter.attribute(owner, "step_if_finite", step)
+        def step(optimizer: Any, *args: Any) -> Any:
+            if planter.place.iteration % 2:
+                return original(optimizer, *args)
+            planter.fire()
+            optimizer.prepare_grads()
+            return False, norm(float(optimizer.get_grad_norm()))
+
+        planter.attribute(owner, "step_if_finite", step)
+
+    return plant
 
 
-add(
-    "every other step left out",
-    "steps with finite gradients are left out",
-    Group.STATE,
-    _steps_left_out,
-    is_of_step=True,
-)
+for _name, _norm in (
+    ("every other step left out", float),
+    ("every other step left out for a NaN", lambda _: math.nan),
+    ("every other step left out for an overflow", lambda _: math.inf),
+):
+    _line = "steps with finite gradients are left out"
+    add(_name, _line, Group.STATE, _steps_left_out(_norm), is_of_step=True)
 for _name, _end in (("matrices by AdamW", ""), ("fc2 by AdamW", "linear_fc2.weight")):
 
     def _by_adam(planter: Planter, end: str = _end) -> None:

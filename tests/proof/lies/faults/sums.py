@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -157,6 +158,63 @@ def _printed(planter: Planter) -> None:
 add("smaller loss written", "metrics.jsonl has 0.99 of the loss", Group.STATE, _printed)
 
 
+def _written(change: Callable[[Any], Any]) -> Callable[[Planter], None]:
+    """Another line of metrics.jsonl than the step's, from iteration 2 on."""
+
+    def plant(planter: Planter) -> None:
+        owner: Any = import_module(f"{_MEGATRON}.step").Stepper
+
+        def make(original: Any) -> Any:
+            def step(stepper: Any, *args: Any, **kwargs: Any) -> Any:
+                metrics = original(stepper, *args, **kwargs)
+                if metrics.iteration < 2:
+                    return metrics
+                planter.fire()
+                return change(metrics)
+
+            return step
+
+        planter.method(owner, "step", make)
+
+    return plant
+
+
+for _name, _line_of, _change, _tags in (
+    ("smaller norm", "0.99 of the norm", lambda m: replace(m, grad_norm=0.99 * m.grad_norm), ""),
+    ("next loss", "0.999 of the loss", lambda m: replace(m, loss=0.999 * m.loss), ""),
+    ("other rate", "0.999 of the rate", lambda m: replace(m, lr=0.999 * m.lr), ""),
+    ("other tokens", "the tokens of half a batch", lambda m: replace(m, tokens=m.tokens // 2), ""),
+    ("taken step", "that a step was left out", lambda m: replace(m, skipped=True), ""),
+    (
+        *("smaller balancing loss", "0.99 of the balancing loss"),
+        *(lambda m: replace(m, aux_loss=0.99 * m.aux_loss), "experts"),
+    ),
+):
+    _words = f"metrics.jsonl has {_line_of}, from iteration 2 on"
+    add(f"{_name} in the line from 2", _words, Group.STATE, _written(_change), _tags)
+
+
+def _evaluated_line(planter: Planter) -> None:
+    owner = import_module(f"{_MEGATRON}.trainer")
+    original = vars(owner)["_evaluated"]
+
+    def evaluated(*args: Any) -> Any:
+        planter.fire()
+        metrics = original(*args)
+        return replace(metrics, validation_loss=0.99 * metrics.validation_loss)
+
+    planter.attribute(owner, "_evaluated", evaluated)
+
+
+add(
+    "smaller validation loss in the line",
+    "metrics.jsonl has 0.99 of the validation loss",
+    Group.PASS,
+    _evaluated_line,
+    "validation",
+)
+
+
 def _gradient(
     change: Callable[[Any], Any], *names: str, since: int = 1, micro_batch: int | None = None
 ) -> Callable[[Planter], None]:
@@ -257,3 +315,65 @@ for _name, _line, _change in (
     ),
 ):
     add(_name, _line, Group.PASS, _evaluated(_change), "validation")
+
+
+def _saved(change: Callable[[Planter, dict[str, Any]], dict[str, Any]]) -> Any:
+    """Other tensors are written into a checkpoint than the rank holds."""
+
+    def plant(planter: Planter) -> None:
+        owner: Any = import_module(f"{_MEGATRON}.state_shards").RankState
+
+        def make(original: Any) -> Any:
+            def named(state: Any) -> Any:
+                planter.fire()
+                return iter(change(planter, dict(original(state))).items())
+
+            return named
+
+        planter.method(owner, "named_tensors", make)
+
+    return plant
+
+
+def _each(kind: str, change: Callable[[Any], Any]) -> Callable[[Planter, dict[str, Any]], Any]:
+    return lambda _, x: {n: change(t) if n.startswith(f"{kind}/") else t for n, t in x.items()}
+
+
+def _on_rank_1(planter: Planter, tensors: dict[str, Any]) -> dict[str, Any]:
+    if planter.place.rank != 1:
+        return tensors
+    return {n: t if n.startswith("main/") else torch.zeros_like(t) for n, t in tensors.items()}
+
+
+def _exchanged(_: Planter, tensors: dict[str, Any]) -> dict[str, Any]:
+    other = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
+    named = ((n.partition("/"), t) for n, t in tensors.items())
+    return {f"{other.get(kind, kind)}/{name}": t for (kind, _, name), t in named}
+
+
+def _without_one(_: Planter, tensors: dict[str, Any]) -> dict[str, Any]:
+    last = max(name for name in tensors if name.startswith("main/"))
+    return {name: x for name, x in tensors.items() if name != last}
+
+
+for _name, _line, _written_as in (
+    (
+        "first moments saved in bf16",
+        "a checkpoint has first moments in bf16",
+        _each("exp_avg", lambda x: x.bfloat16().to(x.dtype)),
+    ),
+    (
+        "weights saved in bf16",
+        "a checkpoint has main weights in bf16",
+        _each("main", lambda x: x.bfloat16().to(x.dtype)),
+    ),
+    ("moments of rank 1 saved as zeros", "a checkpoint has no moments of rank 1", _on_rank_1),
+    ("moments saved exchanged", "each moment is saved as the other", _exchanged),
+    ("a tensor that is not saved", "a checkpoint lacks the weights of a parameter", _without_one),
+    (
+        "rows saved rolled",
+        "each element is saved one place later",
+        _each("main", lambda x: x.flatten().roll(1).view(x.shape)),
+    ),
+):
+    add(_name, _line, Group.PASS, _saved(_written_as), "saved")
