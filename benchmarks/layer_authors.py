@@ -34,13 +34,13 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from authors import module_of, packages
 from torch import Tensor
 from triton.runtime import interpreter
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.authors import module_of, packages  # noqa: E402
 from quantexp.extras.verify.draws import random_integers  # noqa: E402
 from quantexp.formats import quantise  # noqa: E402
 from quantexp.formats.definitions.definition import declared_format  # noqa: E402
