@@ -139,7 +139,7 @@ class Stepper:
         if reduced is not None:
             self.reduction = GradientRounding(reduced, added, self.parts, training.seed)
             finalize, added = self.reduction.finalize, []
-        self.sums = SumWatch(experiment, added, self.parts, self.optimizer)
+        self.sums = SumWatch(experiment, added, self.parts, self.optimizer, self.chunks)
         config.finalize_model_grads_func = partial(self.sums.finalize, finalize)
         config.grad_scale_func = self.optimizer.scale_loss
         let_schedules_overlap(config, self.models)

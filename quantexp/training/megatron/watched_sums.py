@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from quantexp.model.layout import Layout, Place
@@ -33,6 +34,7 @@ from quantexp.schema import Experiment
 from quantexp.training.megatron.collectives import gather
 from quantexp.training.megatron.parameters import Part
 from quantexp.training.megatron.state_shards import held_pieces
+from quantexp.training.megatron.watched_sends import SendWatch
 
 #: Short iterations (`number_of_looks`) of which one looks at a parameter.
 _EVERY = 6
@@ -58,6 +60,7 @@ class SumWatch:
         models: the wrapped chunks.
         parts: this rank's parts of the parameters.
         optimizer: Megatron's, of which a distributed one gets the sums of its range of a part alone.
+        chunks: this rank's chunks, of which a pipeline's send something.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class SumWatch:
         models: Sequence[DistributedDataParallel],
         parts: Mapping[str, Part],
         optimizer: Any,
+        chunks: Sequence[GPTModel],
     ) -> None:
         self._seed, self._parts = experiment.training.seed, parts
         self._layout, self._model = Layout.of(experiment), experiment.model
@@ -81,6 +85,7 @@ class SumWatch:
         length, size = training.seq_length, training.global_batch_size
         flops = flops_per_iteration(experiment.model, length, size)
         self._is_short = not number_of_looks(flops / self._layout.num_processes)
+        self._sends = SendWatch(chunks, self._layout)
         #: Iterations that still look at a parameter each.
         self._thorough = 0
         #: Whether the running iteration compares, and by parameter which elements.
@@ -109,14 +114,15 @@ class SumWatch:
         """An iteration begins that is proved completely, in drawn parts or (None) not at all."""
         self._is_due, self._due, self._before, self._passed, self.found = False, {}, {}, {}, []
         self._after = {}
-        if is_complete is None or not self._all:
+        if is_complete is None or not (self._all or self._layout.pipeline > 1):
             return
         self._thorough = THOROUGH if is_complete else self._thorough - 1
         chosen = Moment(self._seed, iteration).choice("sums")
         if self._is_short and self._thorough < 0 and chosen.randrange(_EVERY):
             return
         self._is_due = True
-        for name in self._all if is_complete else [chosen.choice(self._all)]:
+        self._sends.begin(chosen.random())
+        for name in self._all if is_complete or not self._all else [chosen.choice(self._all)]:
             first = chosen.random()
             if name in self._names:
                 tensor: Any = self._parts[name].tensor
@@ -131,7 +137,10 @@ class SumWatch:
         if not self._is_due:
             return
         self._is_due = False
-        ranks = [(self._layout.place(n), seen) for n, seen in enumerate(gather(self._before))]
+        own_sends = self._sends.taken()
+        before, sends = zip(*gather((self._before, own_sends)), strict=True)
+        ranks = [(self._layout.place(n), seen) for n, seen in enumerate(before)]
+        self.found += self._sends.wrong(sends, own_sends)
         for name, at in self._due.items():
             own = self._before.get(name)
             if own is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -99,6 +100,49 @@ for _name, _line, _plant, _tags in (
     ),
 ):
     add(_name, _line, Group.LAYOUT, _plant, _tags)
+
+
+def _got_in_e5m2(planter: Planter, since: int = 1) -> None:
+    """A stage gets other activations than the one before it sends."""
+
+    def make(original: Any) -> Any:
+        def set_input_tensor(model: Any, received: Any) -> None:
+            x = received[0] if isinstance(received, list) else received
+            if x is not None and planter.place.iteration >= since:
+                planter.fire()
+                x.data.copy_(x.data.to(_E5M2))
+            original(model, received)
+
+        return set_input_tensor
+
+    owner: Any = import_module("megatron.core.models.gpt.gpt_model").GPTModel
+    planter.method(owner, "set_input_tensor", make)
+
+
+def _gradient_got_halved(planter: Planter) -> None:
+    """A stage gets half of the gradient that the next one sends."""
+    owner = import_module("megatron.core.pipeline_parallel.schedules")
+    original = vars(owner)["backward_step"]
+
+    def backward_step(entered: Any, left: Any, gradient: Any, *args: Any, **kwargs: Any) -> Any:
+        g = gradient[0] if isinstance(gradient, list) else gradient
+        if g is not None:
+            planter.fire()
+            g.data.mul_(0.5)
+        return original(entered, left, gradient, *args, **kwargs)
+
+    planter.attribute(owner, "backward_step", backward_step)
+
+
+for _name, _line, _plant in (
+    ("activations sent in e5m2", "a stage gets activations in E5M2", _got_in_e5m2),
+    (
+        *("activations sent in e5m2 from 3", "the same from iteration 3 on"),
+        partial(_got_in_e5m2, since=3),
+    ),
+    ("half gradient sent", "a stage gets half of the next one's gradient", _gradient_got_halved),
+):
+    add(_name, _line, Group.LAYOUT, _plant, "pipeline")
 
 
 def _restored(change: Callable[[Any], object]) -> Callable[[Planter], None]:
