@@ -248,10 +248,7 @@ def resolve(
         raise _unscaled("amax_target")
     rounding = _choice("rounding", rounding or fmt.rounding, Rounding)
     if rounding is Rounding.ZERO and not saturate:
-        raise ValueError(
-            "saturate=false has no meaning with rounding 'zero', which takes no finite number beyond the largest: "
-            "leave it out"
-        )
+        raise ValueError("saturate=false has no meaning with rounding 'zero': nothing overflows")
     return QuantSpec(
         fmt=fmt,
         block=_checked_block(block, fmt) if block is not None else fmt.block or 1,
@@ -300,11 +297,7 @@ def check_draw(spec: QuantSpec, seed: int | None, offset: int | None) -> None:
 
 
 def check_number(name: str, value: int) -> None:
-    """Refuse an invalid seed or offset.
-
-    Raises:
-        ValueError: unless it is an integer in [0, 2^64).
-    """
+    """Raise a ValueError unless a seed or an offset is an integer in [0, 2^64)."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
         raise ValueError(f"{name} must be an integer in [0, 2^64), got {value!r}")
 
