@@ -147,7 +147,7 @@ def _of_format(fmt: Format) -> list[Candidate]:
         scalings = [s for s in _first(Scaling, usual.scaling) if s is not Scaling.DELAYED]
     if fmt.definition:  # says what its scales are
         rules, scalings = rules[:1], scalings[:1]
-    roundings = [r for r in _first(Rounding, usual.rounding) if r is not Rounding.ZERO]
+    roundings = _first((r for r in Rounding if r is not Rounding.ZERO), usual.rounding)
     if fmt.family is Family.PYTHON:  # its class decides
         roundings = roundings[:1]
     candidates = []
