@@ -59,11 +59,13 @@ def _megatron_lm() -> tuple[Any, str]:
         ConfigError: Megatron-LM's arguments are not parsed, or its training package is not there. The wheel of
             Megatron-Core has that package from 0.17 on, without the scripts.
     """
+    from quantexp.training.megatron.without_te import release
+
     try:
         import megatron.core
         from megatron.training import get_args
 
-        return get_args(), str(megatron.core.__version__)
+        return get_args(), release(megatron.core)
     except (ImportError, AssertionError) as error:
         raise ConfigError(
             "quantexp.megatron_lm.SPEC is for Megatron-LM's scripts, which build it after they have parsed their "

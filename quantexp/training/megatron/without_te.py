@@ -23,6 +23,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def require_te(option: str) -> None:
 
 
 def megatron_version() -> str:
-    """Import Megatron-Core's model and return the version.
+    """Import Megatron-Core's model and return the version, see `release`.
 
     Raises:
         ImportError, RuntimeError, OSError: Megatron-Core cannot be imported.
@@ -91,7 +92,15 @@ def megatron_version() -> str:
         warnings.simplefilter("ignore")
         import megatron.core
         import megatron.core.models.gpt.gpt_model
-    return str(megatron.core.__version__)
+    return release(megatron.core)
+
+
+def release(core: ModuleType) -> str:
+    """The release of megatron.core.
+
+    0.19 adds the commit of any git repository that its folder lies in, as that of a project with an environment inside.
+    """
+    return str(core.__version__).partition("+")[0]
 
 
 @contextmanager

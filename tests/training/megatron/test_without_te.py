@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.training.megatron.without_te import compiling_on_first_call, hidden
+from quantexp.training.megatron.without_te import (
+    compiling_on_first_call,
+    hidden,
+    megatron_version,
+)
 
 PROGRAM = """
 import sys, warnings
@@ -115,3 +119,11 @@ def test_a_package_is_hidden_until_the_end_of_the_context(
     with hidden("seldom"):
         assert importlib.import_module("seldom") is imported, "it was imported before"
     monkeypatch.delitem(sys.modules, "seldom")
+
+
+def test_the_commit_of_the_repository_around_an_environment_is_no_part_of_the_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """README's environment lies in a clone of quantexp."""
+    monkeypatch.setattr("megatron.core.__version__", "0.19.2+abc1234")
+    assert megatron_version() == "0.19.2"
