@@ -914,6 +914,8 @@ def _angles(change: Any, since: int = 1) -> Any:
                     return (change(angles[0]), angles[1])
                 return change(angles)
 
+            # Megatron-Core 0.15 caches the whole forward.
+            get_emb.cache_clear = getattr(original, "cache_clear", None)  # type: ignore[attr-defined]
             return get_emb
 
         from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
@@ -921,7 +923,7 @@ def _angles(change: Any, since: int = 1) -> Any:
         )
 
         for owner in (RotaryEmbedding, YarnRotaryEmbedding):
-            planter.method(owner, "get_emb", make)
+            planter.method(owner, "get_emb" if hasattr(owner, "get_emb") else "forward", make)
 
     return plant
 
