@@ -258,8 +258,10 @@ def _held_as(entry: dict[str, object], precision: str) -> str:
     parts += _scaling_words(entry)
     if entry.get("recipe"):
         parts.append(str(entry["recipe"]).partition("(")[0])
-    if entry["rounding"] == "stochastic":
-        parts.append("rounded stochastically")
+    if words := {"stochastic": "stochastically", "zero": "towards zero"}.get(
+        str(entry["rounding"])
+    ):
+        parts.append(f"rounded {words}")
     if source := entry.get("of"):
         is_copy = source == Of.FORWARD
         parts.append("of the forward copy" if is_copy else f"of its copy in {source}")

@@ -191,6 +191,10 @@ def test_unscaled_hifp8_is_marked() -> None:
     ("scheme", "words"),
     [
         ("linear_nvfp4", "nvfp4_e2m1, blocks of 16 along tokens, one scale a tensor (exact)"),
+        (
+            "linear_mxint8 quant.linear.rounding=zero",
+            "rounded towards zero",
+        ),
         ("linear_fp8", "fp8_e5m2, one scale a tensor (exact), amax to 57344"),
         (
             "linear_hifp8_delayed",
@@ -221,7 +225,7 @@ def test_unscaled_hifp8_is_marked() -> None:
     ],
 )
 def test_other_formats_and_options_are_printed_in_full(scheme: str, words: str) -> None:
-    text = text_of(planned(f"quant=more/{scheme}")).replace("│", " ")
+    text = text_of(planned(*f"quant=more/{scheme}".split())).replace("│", " ")
     assert words in " ".join(text.split())
 
 
