@@ -20,6 +20,7 @@ from quantexp.errors import RunError
 from quantexp.model.checkpoints import is_saved
 from quantexp.model.finite import count_words, first_nonfinite
 from quantexp.model.shards import global_name
+from quantexp.proof.draws import Moment
 from quantexp.proof.master_weights import proved_again
 from quantexp.quant.precision import PrecisionMap, precision_map, unquantised
 from quantexp.quant.rules import Conditions, changes
@@ -149,19 +150,22 @@ def _evaluated(
     """The metrics with the loss of held-out samples, and with that of the same weights unquantised if configured."""
     iteration = metrics.iteration
     updates = stepper.updates
-    with observer.proof_of_evaluation(iteration, declared):
+    first = Moment(experiment.training.seed, iteration).choice("sent in an evaluation").random()
+    sends = stepper.sums.sends
+    with observer.proof_of_evaluation(iteration, declared), sends.evaluating(first) as wrong:
         loss = stepper.validation_loss(updates.evaluating(held_out()))
-    observer.evaluated(iteration, loss, updates.found_in_evaluation)
+    observer.evaluated(iteration, loss, updates.found_in_evaluation + wrong)
     perplexity = math.exp(loss) if loss < _MAX_EXP_LOSS else math.inf
     metrics = replace(metrics, validation_loss=loss, perplexity=perplexity)
     if not experiment.evaluation.unquantised:
         return metrics
     high = unquantised(declared)
     stepper.set_precision(high)
-    with observer.proof_of_evaluation(iteration, high, quantised=False):
+    proof = observer.proof_of_evaluation(iteration, high, quantised=False)
+    with proof, sends.evaluating(first) as wrong:
         loss = stepper.validation_loss(updates.evaluating(held_out()))
         metrics = replace(metrics, unquantised_loss=loss)
-    observer.evaluated(iteration, loss, updates.found_in_evaluation)
+    observer.evaluated(iteration, loss, updates.found_in_evaluation + wrong)
     stepper.set_precision(declared)
     return metrics
 

@@ -6,8 +6,9 @@ has both ends, so each keeps what it has at its own, and all are compared when t
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from quantexp.formats.torch_internals import unseen
 from quantexp.model.layout import Layout, Place
 from quantexp.proof.hooked import unseen_hook
 from quantexp.proof.saved_state import drawn
+from quantexp.training.megatron.collectives import gather
 
 
 @dataclass(frozen=True, order=True)
@@ -58,16 +60,26 @@ class SendWatch:
         self._values: dict[End, np.ndarray] = {}
         self._first = 0.0
 
+    @contextlib.contextmanager
+    def evaluating(self, first: float) -> Iterator[list[str]]:
+        """The passes of an evaluation inside; what is wrong, in words, is in the list afterwards."""
+        found: list[str] = []
+        self.begin(first)
+        yield found
+        own = self.taken()
+        if self._chunks:
+            found += self.wrong(gather(own))
+
     def begin(self, first: float) -> None:
         """The passes of an iteration that is looked at begin; `first` of [0, 1) says which elements are compared."""
         self._first, self._values = first, {}
         for stage, chunk in self._chunks.items():
-            entered, left = Counter[str](), Counter[str]()
-            hooks = partial(self._enter, stage - 1, entered), partial(self._leave, stage, left)
             if not chunk.pre_process:
-                self._handles.append(chunk.decoder.register_forward_pre_hook(hooks[0]))
+                enter = partial(self._enter, stage - 1, itertools.count())
+                self._handles.append(chunk.decoder.register_forward_pre_hook(enter))
             if not chunk.post_process:
-                self._handles.append(chunk.decoder.register_forward_hook(hooks[1]))
+                leave = partial(self._leave, stage, itertools.count())
+                self._handles.append(chunk.decoder.register_forward_hook(leave))
 
     def taken(self) -> Seen:
         """What was seen; nothing is, from now on."""
@@ -76,13 +88,8 @@ class SendWatch:
         own, self._values = self._values, {}
         return self._place, own
 
-    def wrong(self, seen: Sequence[Seen], own: Seen) -> list[str]:
-        """What is wrong with what this rank got, in words.
-
-        Args:
-            seen: what was `taken` on all ranks.
-            own: on this one.
-        """
+    def wrong(self, seen: Sequence[Seen]) -> list[str]:
+        """What is wrong with what this rank got, in words; `seen` is what was `taken` on all ranks."""
         if not self._chunks:
             return []
         column = replace(self._place, pipeline=0)
@@ -93,7 +100,7 @@ class SendWatch:
             for end, values in ends.items()
         }
         found: dict[tuple[int, bool], str] = {}
-        for end, values in sorted(own[1].items()):
+        for end, values in sorted(dict(seen)[self._place].items()):
             if end.is_later is end.is_backward:
                 continue  # the end that sends
             sent = others.get(end.other)
@@ -107,18 +114,14 @@ class SendWatch:
                 found.setdefault((end.stage, end.is_backward), words)
         return list(found.values())
 
-    def _enter(self, stage: int, calls: Counter[str], decoder: Any, _: object) -> None:
-        if torch.is_grad_enabled():
-            self._see(stage, calls, decoder.input_tensor, is_later=True)
+    def _enter(self, stage: int, calls: Iterator[int], decoder: Any, _: object) -> None:
+        self._see(stage, next(calls), decoder.input_tensor, is_later=True)
 
-    def _leave(self, stage: int, calls: Counter[str], _: object, __: object, output: Any) -> None:
-        if torch.is_grad_enabled():
-            x = output[0] if isinstance(output, tuple) else output
-            self._see(stage, calls, x, is_later=False)
+    def _leave(self, stage: int, calls: Iterator[int], _: object, __: object, output: Any) -> None:
+        x = output[0] if isinstance(output, tuple) else output
+        self._see(stage, next(calls), x, is_later=False)
 
-    def _see(self, stage: int, calls: Counter[str], x: Tensor, *, is_later: bool) -> None:
-        index = calls["passes"]
-        calls["passes"] += 1
+    def _see(self, stage: int, index: int, x: Tensor, *, is_later: bool) -> None:
         with unseen():
             self._keep(End(stage, index, False, is_later), x.detach())
         if x.requires_grad:

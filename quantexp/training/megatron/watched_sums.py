@@ -85,7 +85,7 @@ class SumWatch:
         length, size = training.seq_length, training.global_batch_size
         flops = flops_per_iteration(experiment.model, length, size)
         self._is_short = not number_of_looks(flops / self._layout.num_processes)
-        self._sends = SendWatch(chunks, self._layout)
+        self.sends = SendWatch(chunks, self._layout)
         #: Iterations that still look at a parameter each.
         self._thorough = 0
         #: Whether the running iteration compares, and by parameter which elements.
@@ -121,7 +121,7 @@ class SumWatch:
         if self._is_short and self._thorough < 0 and chosen.randrange(_EVERY):
             return
         self._is_due = True
-        self._sends.begin(chosen.random())
+        self.sends.begin(chosen.random())
         for name in self._all if is_complete or not self._all else [chosen.choice(self._all)]:
             first = chosen.random()
             if name in self._names:
@@ -137,10 +137,9 @@ class SumWatch:
         if not self._is_due:
             return
         self._is_due = False
-        own_sends = self._sends.taken()
-        before, sends = zip(*gather((self._before, own_sends)), strict=True)
+        before, sends = zip(*gather((self._before, self.sends.taken())), strict=True)
         ranks = [(self._layout.place(n), seen) for n, seen in enumerate(before)]
-        self.found += self._sends.wrong(sends, own_sends)
+        self.found += self.sends.wrong(sends)
         for name, at in self._due.items():
             own = self._before.get(name)
             if own is None:

@@ -257,6 +257,11 @@ LAYOUTS: dict[str, Setting] = {
         processes=2,
         tags="ranks pipeline",
     ),
+    "pp2 validation mxfp8": _of(
+        *("quant=linear_mxfp8", "parallel.pipeline=2", *_HELD_OUT, "evaluation.every=1", *_LAYOUT),
+        processes=2,
+        tags="ranks pipeline validation",
+    ),
     "ep2 mxfp4": _of(
         *(*_MODEL["mixtral"], "quant=linear_mxfp4", "parallel.expert=2", *_LAYOUT),
         processes=2,

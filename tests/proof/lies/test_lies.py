@@ -318,6 +318,7 @@ SLOW: list[tuple[str, str, int, str]] = [
     ("tied embedding not added over stages", "pp2 interleaved mxfp8", 1, "embedding"),
     ("activations sent in e5m2", "pp2 interleaved mxfp8", 1, "sent in micro-batch 0 is not what"),
     ("activations sent in e5m2 from 3", "pp2 interleaved mxfp8", 3, "is not what stage"),
+    ("activations sent in e5m2 in evaluations", "pp2 validation mxfp8", 1, "is not what stage"),
     ("half gradient sent", "pp2 interleaved mxfp8", 1, "the gradient that stage"),
     ("embedding's gradient in fp8", "output fp8", 1, "the embedding are not those of its"),
     ("embedding's gradient halved from 2", "pp2 interleaved mxfp8", 2, "model"),

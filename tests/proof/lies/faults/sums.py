@@ -102,13 +102,14 @@ for _name, _line, _plant, _tags in (
     add(_name, _line, Group.LAYOUT, _plant, _tags)
 
 
-def _got_in_e5m2(planter: Planter, since: int = 1) -> None:
+def _got_in_e5m2(planter: Planter, since: int = 1, *, evaluates: bool = False) -> None:
     """A stage gets other activations than the one before it sends."""
 
     def make(original: Any) -> Any:
         def set_input_tensor(model: Any, received: Any) -> None:
             x = received[0] if isinstance(received, list) else received
-            if x is not None and planter.place.iteration >= since:
+            is_due = planter.place.iteration >= since and torch.is_grad_enabled() is not evaluates
+            if x is not None and is_due:
                 planter.fire()
                 x.data.copy_(x.data.to(_E5M2))
             original(model, received)
@@ -139,6 +140,10 @@ for _name, _line, _plant in (
     (
         *("activations sent in e5m2 from 3", "the same from iteration 3 on"),
         partial(_got_in_e5m2, since=3),
+    ),
+    (
+        *("activations sent in e5m2 in evaluations", "the same in validations alone"),
+        partial(_got_in_e5m2, evaluates=True),
     ),
     ("half gradient sent", "a stage gets half of the next one's gradient", _gradient_got_halved),
 ):
